@@ -27,7 +27,7 @@ from harness.processes.memory import keep_freed_memory
 from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.runtime.errors import Sam3Error
 from harness.targets import HOST, TARGETS
-from harness.verify.runner import libraries_loaded
+from harness.verify.runner import library_template
 
 pytest_plugins = ["conformance.layers", "conformance.skips"]
 
@@ -168,7 +168,7 @@ def chosen_settings(config: pytest.Config) -> Settings:
             from harness.execution.remote.client import describe_remote
 
             remote = Remote(address)
-            processors = processors.otherwise(describe_remote(remote).processors)
+            processors = processors.with_defaults(describe_remote(remote).processors)
     except (HarnessError, Sam3Error) as error:
         raise pytest.UsageError(str(error)) from error
     return Settings(remote=remote, processors=processors)
@@ -183,7 +183,7 @@ def verification_settings(request: pytest.FixtureRequest) -> Settings:
 @pytest.fixture(scope="module")
 def verifying_process() -> Iterator[Template]:
     """What the processes that verify a case are forked off; for as long as it is needed, because of its memory."""
-    with closing(libraries_loaded()) as template:
+    with closing(library_template()) as template:
         yield template
 
 
@@ -244,12 +244,14 @@ def parameter(case: Case, *others: str) -> object:
 
 
 def is_wide(case: Case) -> bool:
-    """Whether a case is for every night: its strategy is held by cheaper tests (`test_rope*.py`) on smaller programs.
+    """Returns whether a case is for every night alone, because cheaper tests see its faults.
 
-    `memory_attention` keeps the control, a strategy that rewrites complex numbers, and one with a kernel of its own.
+    Every output of `vision_backbone` is one of `image_encoder`, computed alike. `test_rope*.py` hold each strategy on
+    smaller programs; `memory_attention` keeps the control, a strategy that rewrites complex numbers, and one with a
+    kernel of its own.
     """
-    kept = ("none", "lowering", "tensorir") if case.component == "memory_attention" else ()
-    return case.strategy not in (DEFAULT_STRATEGY, *kept)
+    strategies = ("none", "lowering", "tensorir") if case.component == "memory_attention" else ()
+    return case.component == "vision_backbone" or case.strategy not in (DEFAULT_STRATEGY, *strategies)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -130,7 +130,7 @@ def one_thread() -> Iterator[None]:
     """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(OPTION_VARIABLE, "1")  # of commands
-        patch.setattr("harness.processes.threads._chosen", 1)  # of this process, and so of those that it starts
+        patch.setattr("harness.processes.threads._thread_count", 1)  # of this process, and so of those that it starts
         yield
 
 

@@ -20,6 +20,7 @@ SKIPS = {
     # What a system has.
     r"this system does not .*": "Linux",
     r"(macOS|Linux|glibc|only Linux|only glibc) .*": "the other system",
+    r"needs the right to mount a small disk": "llvm.yml",
     r"needs (a limit on the size of files|signals|signals and limits|SIGKILL)": "Linux, macOS",
     r"a CPU's name tells no system.*|processes are forked on Linux alone": "Linux",
     # What is installed.

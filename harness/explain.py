@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import files
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.schedules.common.provenance import Operator
 
 ADVICE = "choose another file with --json"
-"""Advice for the user where the file cannot be written."""
+"""Advice for the user if the file cannot be written."""
 
 _SHAPES_SHOWN = 3
 _FUNCTIONS_SHOWN = 3
@@ -36,7 +36,7 @@ class Explanation:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Number of operators by how they were lowered."""
+        """Number of operators by kind of lowering."""
         return dict(Counter(operator.how.value for operator in self.operators))
 
 
@@ -45,55 +45,55 @@ def explain(
     on_stage: Callable[[str], None] = lambda stage: None,
     database: Path | None = None,
     processors: Processors = THIS_MACHINE,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Explanation:
-    """Exports, imports and lowers a component in a worker process and tells what became of each operator.
+    """Exports, imports and lowers a component in a worker process, and returns how each operator was lowered.
 
     Args:
-        case: What to explain.
-        on_stage: Called with the name of each stage, soon after it was entered.
-        database: Folder of a tuning database whose schedules to lower with; None for the default schedules.
+        case: The case.
+        on_stage: Called with the name of each stage, soon after the worker has entered it.
+        database: Folder of the tuning database with the schedules; None for the default schedules.
         processors: The processors to lower for.
-        float32: Groups of products that stay float32 in a half precision.
+        float32: Groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError: The case is about the whole model, or does not get as far as lowering.
+        HarnessError: The case is not a component, or lowering it fails.
     """
     from harness.processes import WorkerEnd, run_isolated
 
-    known = subjects().get(case.component)
-    if known is None or known.whole:
+    subject = subjects().get(case.component)
+    if subject is None or subject.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
     request = (case, database, processors, float32)
-    ended = run_isolated("harness.explain:explain_request", request, breadcrumb=on_stage)
-    if ended.kind is not WorkerEnd.OK:
-        first_line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
+    result = run_isolated("harness.explain:explain_request", request, on_stage=on_stage)
+    if result.kind is not WorkerEnd.OK:
+        first_line = result.error.message.partition("\n")[0] if result.error else result.kind.value
         raise HarnessError(
-            f"cannot explain {case.id}: {ended.stage} {ended.kind.value.replace('_', ' ')}: {first_line}"
+            f"cannot explain {case.id}: {result.stage} {result.kind.value.replace('_', ' ')}: {first_line}"
         )
-    explanation: Explanation = ended.value
+    explanation: Explanation = result.value
     return explanation
 
 
 def explain_request(
-    request: tuple[Case, Path | None, Processors, Groups], announce: Callable[[str], None]
+    request: tuple[Case, Path | None, Processors, Groups], on_stage: Callable[[str], None]
 ) -> Explanation:
-    """Calls `explain` as `harness.processes` calls functions, in this process."""
-    from harness.models.lowered import imported_module
+    """Explains a component in this process, with the signature that `harness.processes` needs."""
+    from harness.models.importing import imported_module
     from harness.schedules.common.provenance import trace
     from harness.tuned.database import schedules_from
 
     case, database, processors, float32 = request
     target = TARGETS[case.target]
-    module = imported_module(case, announce, float32)
-    announce(Stage.COMPILE)
+    module = imported_module(case, on_stage, float32)
+    on_stage(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
     pipeline = target.pipeline(tvm_target, schedules_from(database, case.target, processors))
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 
 def render(explanation: Explanation) -> Any:
-    """Makes a table for the terminal (rich), with operators of one kind that are lowered alike on one line."""
+    """Builds a table for the terminal (rich), with one row for operators of one kind that are lowered alike."""
     from rich.table import Table
     from rich.text import Text
 
@@ -101,40 +101,44 @@ def render(explanation: Explanation) -> Any:
 
     groups: dict[tuple[Any, ...], list[Operator]] = {}
     for operator in explanation.operators:
-        own = operator.functions if operator.how is How.KERNEL else ()
-        groups.setdefault((operator.how, operator.name, *own), []).append(operator)
+        functions = operator.functions if operator.how is How.KERNEL else ()
+        groups.setdefault((operator.how, operator.name, *functions), []).append(operator)
     table = Table("operator", "calls", "shapes", "lowered to", title=explanation.case.id, highlight=False)
-    for how in How:
-        rows = [group for group in groups.values() if group[0].how is how]
-        if not rows:
+    for kind in How:
+        groups_of_kind = [group for group in groups.values() if group[0].how is kind]
+        if not groups_of_kind:
             continue
-        count = sum(map(len, rows))
+        count = sum(map(len, groups_of_kind))
         table.add_section()
-        table.add_row(Text(how.value, style="red" if how is How.UNSCHEDULED else "bold"), str(count), "", MEANINGS[how])
-        for group in sorted(rows, key=lambda group: group[0].name):
-            table.add_row(f"  {group[0].name}", str(len(group)), Text(_shapes(group)), Text(_lowered(group)))
+        table.add_row(
+            Text(kind.value, style="red" if kind is How.UNSCHEDULED else "bold"), str(count), "", MEANINGS[kind]
+        )
+        for group in sorted(groups_of_kind, key=lambda group: group[0].name):
+            table.add_row(f"  {group[0].name}", str(len(group)), Text(_shapes(group)), Text(_lowering_text(group)))
     return table
 
 
 def summary(explanation: Explanation) -> str:
-    """Returns the totals in one line, and what fell to TVM's default, by operator."""
+    """Returns the totals in one line, and the operators that got TVM's default lowering."""
     from harness.schedules.common.provenance import How
 
-    totals = ", ".join(f"{count} {how}" for how, count in sorted(explanation.totals.items(), key=lambda item: -item[1]))
+    totals = ", ".join(
+        f"{count} {kind}" for kind, count in sorted(explanation.totals.items(), key=lambda item: -item[1])
+    )
     at_load = sum(operator.at_load for operator in explanation.operators)
     lines = [f"{len(explanation.operators)} operators: {totals}; {at_load} of them run once, when the model is loaded"]
-    for how, text in ((How.DEFAULT, "no kernel, but scheduled loops"), (How.UNSCHEDULED, "left as TVM has it")):
-        names = Counter(operator.name for operator in explanation.operators if operator.how is how)
+    for kind, text in ((How.DEFAULT, "no kernel, but scheduled loops"), (How.UNSCHEDULED, "left as TVM has it")):
+        names = Counter(operator.name for operator in explanation.operators if operator.how is kind)
         if names:
             lines.append(f"{text}: " + ", ".join(f"{name} {count}" for name, count in names.most_common()))
     return "\n".join(lines)
 
 
 def write_json(explanations: Sequence[Explanation], path: Path) -> None:
-    """Writes everything that is known of every operator, complete or not at all.
+    """Writes everything that is known of every operator, completely or not at all.
 
     Raises:
-        HarnessError: If the file cannot be written.
+        HarnessError: The file cannot be written.
     """
     cases = [
         {
@@ -149,25 +153,25 @@ def write_json(explanations: Sequence[Explanation], path: Path) -> None:
 
 def _shapes(group: Iterable[Operator]) -> str:
     shapes = dict.fromkeys(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
-    more = [f"and {len(shapes) - _SHAPES_SHOWN} more"] if len(shapes) > _SHAPES_SHOWN else []
-    return "\n".join([*list(shapes)[:_SHAPES_SHOWN], *more])
+    suffix = [f"and {len(shapes) - _SHAPES_SHOWN} more"] if len(shapes) > _SHAPES_SHOWN else []
+    return "\n".join([*list(shapes)[:_SHAPES_SHOWN], *suffix])
 
 
-def _lowered(group: Sequence[Operator]) -> str:
-    """Returns what the operators of a group became, on lines of their own where they differ."""
-    lines = list(dict.fromkeys(filter(None, map(_own_words, group))))
-    more = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
-    return "\n".join([*lines[:_FUNCTIONS_SHOWN], *more])
+def _lowering_text(group: Sequence[Operator]) -> str:
+    """Returns how the operators of a group were lowered, one line for each distinct description."""
+    lines = list(dict.fromkeys(filter(None, map(_description, group))))
+    suffix = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
+    return "\n".join([*lines[:_FUNCTIONS_SHOWN], *suffix])
 
 
-def _own_words(operator: Operator) -> str:
+def _description(operator: Operator) -> str:
     from harness.schedules.common.provenance import How
 
-    others = Counter(operator.beside) - Counter([operator.name])
+    companions = Counter(operator.beside) - Counter([operator.name])
     names = dict.fromkeys("fused" if name.startswith("fused_") else name for name in operator.functions)
-    where = " and ".join(names) + (", at load" if operator.at_load else "")
+    functions = " and ".join(names) + (", at load" if operator.at_load else "")
     if operator.how is How.FOLDED:
-        return where
-    named = ", ".join(name if count == 1 else f"{count} {name}" for name, count in others.items())
-    beside = f"with {named}" if named else ""
-    return ": ".join(filter(None, [where, "; ".join(filter(None, [operator.detail, beside]))]))
+        return functions
+    companion_names = ", ".join(name if count == 1 else f"{count} {name}" for name, count in companions.items())
+    companion_text = f"with {companion_names}" if companion_names else ""
+    return ": ".join(filter(None, [functions, "; ".join(filter(None, [operator.detail, companion_text]))]))

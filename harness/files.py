@@ -1,7 +1,7 @@
-"""Files and folders that are there as a whole or not at all, and one sentence for whoever cannot write them.
+"""Writes files and folders completely or not at all, and reports write errors in one sentence.
 
-A file is written under a temporary name beside its own and then renamed, so that no reader sees half of one, and what
-was there before stays if writing fails. Names of temporary files differ by process and thread.
+A file is written under a temporary name next to its own and then renamed. No reader sees half a file, and the previous
+contents stay if writing fails. Names of temporary files differ by process and thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 from harness.core.errors import HarnessError
 
 ADVICE = "free some space or choose another folder"
-"""Advice for the user where a file cannot be written and the caller knows nothing better."""
+"""Default advice for the user if a file cannot be written."""
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_HOME = "this user has no home folder: set {} to a folder that can be written"
 _TEMPORARY = "sam3-tvm-"
 _SCRATCH = re.compile(rf"({_TEMPORARY}[a-z]+-)?[0-9a-f]{{32}}\.lock")
@@ -33,7 +34,7 @@ def cache_root() -> Path:
     """Returns the folder of the cache: `SAM3_TVM_CACHE`, or the user's cache folder of this platform.
 
     Raises:
-        HarnessError: There is none, as the user has no home folder.
+        HarnessError: There is no such folder, because the user has no home folder.
     """
     configured = os.environ.get("SAM3_TVM_CACHE")
     if configured:
@@ -47,14 +48,14 @@ def cache_root() -> Path:
 
 
 def user_folder(find: Callable[[str], str], *variables: str) -> Path:
-    """Returns this project's folder among the user's.
+    """Returns this project's folder among the user's folders.
 
     Args:
-        find: The function of `platformdirs` that knows it.
-        variables: What can be set instead of `HOME`, the home folder.
+        find: The function of `platformdirs` that finds the folder.
+        variables: Variables that the user can set instead of `HOME`.
 
     Raises:
-        HarnessError: The user has no home folder, as one without a name in a container.
+        HarnessError: The user has no home folder, as a user without a name in a container.
     """
     with contextlib.suppress(RuntimeError):
         folder = Path(find("sam3-tvm"))
@@ -68,14 +69,14 @@ def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bo
 
     Args:
         path: The file; its folder must exist.
-        content: All of it.
-        advice: What the user can do if it cannot be written, as the end of a sentence.
-        durable: Whether to wait until the disk has it.
+        content: The whole contents.
+        advice: Advice for the user if the file cannot be written, as the end of a sentence.
+        durable: Whether to wait until the data are on the disk.
 
     Raises:
-        HarnessError: It cannot be written; what was there before still is.
+        HarnessError: The file cannot be written; the previous file is unchanged.
     """
-    with unfinished(path, advice=advice) as temporary, temporary.open("wb") as file:
+    with write_file(path, advice=advice) as temporary, temporary.open("wb") as file:
         file.write(content)
         if durable:
             file.flush()
@@ -83,7 +84,7 @@ def write_bytes(path: Path, content: bytes, *, advice: str = ADVICE, durable: bo
 
 
 def write_text(path: Path, text: str, *, advice: str = ADVICE, durable: bool = False) -> None:
-    """Writes a file in UTF-8, with what has no encoding spelled out; see `write_bytes`."""
+    """Writes a text file in UTF-8, with escapes for characters that cannot be encoded; see `write_bytes`."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"), advice=advice, durable=durable)
 
 
@@ -98,17 +99,17 @@ def json_text(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def append_bytes(path: Path, content: bytes, *, advice: str = ADVICE) -> None:
-    """Adds to the end of a file, all of it or nothing; the file is made if it does not exist.
+    """Appends to a file, completely or not at all; the file is created if it does not exist.
 
     Args:
-        path: The file; its folder must exist, and nobody else may write it.
-        content: What to add.
-        advice: What the user can do if it cannot be written, as the end of a sentence.
+        path: The file; its folder must exist, and no other process may write the file.
+        content: The bytes to append.
+        advice: Advice for the user if the file cannot be written, as the end of a sentence.
 
     Raises:
-        HarnessError: It cannot be written; what was there before still is.
+        HarnessError: The file cannot be written; its previous contents are unchanged.
     """
-    with writing(path, advice):
+    with explain_write_errors(path, advice):
         length = path.stat().st_size if path.exists() else 0
         try:
             with path.open("ab") as file:
@@ -120,43 +121,43 @@ def append_bytes(path: Path, content: bytes, *, advice: str = ADVICE) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVICE) -> None:
-    """Writes several files of a folder, and renames them after the last of them is written.
+    """Writes several files of a folder, and renames them after the last one is written.
 
     Args:
-        folder: Is made if it does not exist.
-        files: Contents by name; a name may have folders in it.
-        advice: What the user can do if they cannot be written, as the end of a sentence.
+        folder: The folder; it is created if it does not exist.
+        files: Contents by name; a name may include folders.
+        advice: Advice for the user if a file cannot be written, as the end of a sentence.
 
     Raises:
-        HarnessError: One of them cannot be written.
+        HarnessError: A file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         for name, content in files.items():
             path = folder / name
-            with writing(path.parent, advice):
+            with explain_write_errors(path.parent, advice):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(unfinished(path, advice=advice)).write_bytes(content)
+            stack.enter_context(write_file(path, advice=advice)).write_bytes(content)
 
 
 @contextmanager
-def unfinished(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
-    """Gives a temporary name to write a file under, which then replaces the file; see `whole`.
+def write_file(path: Path, *, advice: str = ADVICE) -> Iterator[Path]:
+    """Yields a temporary name to write a file under, which then replaces the file; see `replace_file`.
 
     Raises:
-        HarnessError: The file cannot be written; what was there before still is.
+        HarnessError: The file cannot be written; the previous file is unchanged.
     """
-    with writing(path, advice), whole(path) as temporary:
+    with explain_write_errors(path, advice), replace_file(path) as temporary:
         yield temporary
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Gives a temporary name beside a file's; what is written there takes its place when the context ends well.
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary name next to a file's; the new file replaces the old one if the context ends without an error.
 
-    It raises the system's own errors, for processes that have nobody to tell a sentence.
+    Errors of the system are raised as they are, for processes that have no user to address.
 
     Raises:
-        OSError: The file cannot be written; what was there before still is.
+        OSError: The file cannot be written; the previous file is unchanged.
     """
     temporary = temporary_name(path)
     try:
@@ -167,7 +168,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it, as far as it can be, also if it is interrupted meanwhile."""
+    """Removes a file or a folder with its contents as far as possible, even if it is interrupted meanwhile."""
 
     def remove() -> None:
         if path.is_dir():
@@ -184,17 +185,17 @@ def _remove(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """The name beside a file's under which this thread writes it."""
+    """Returns the name next to a file's under which this thread writes it."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
 
 
-def keep_within(limit_bytes: int, paths: Iterable[Path], keep: Path | None = None) -> None:
-    """Deletes the files that were not used for longest until the others are within a limit together.
+def prune_files(limit_bytes: int, paths: Iterable[Path], keep: Path | None = None) -> None:
+    """Deletes the least recently used files until the total size of the others is within a limit.
 
     Args:
-        limit_bytes: The limit.
-        paths: The files; one that another process deletes meanwhile is left out.
-        keep: One that stays in any case.
+        limit_bytes: The limit on the total size.
+        paths: The files; a file that another process deletes meanwhile is skipped.
+        keep: A file that is never deleted.
     """
     files = []
     for path in paths:
@@ -211,24 +212,41 @@ def keep_within(limit_bytes: int, paths: Iterable[Path], keep: Path | None = Non
                 total -= size
 
 
-def remove_unfinished(paths: Iterable[Path]) -> None:
-    """Removes what processes that were killed have left while they wrote files; nobody else may be writing them."""
+def remove_temporary_files(paths: Iterable[Path]) -> None:
+    """Removes the temporary files of killed processes; no other process may be writing these files."""
     names: dict[Path, set[str]] = {}
     for path in paths:
         names.setdefault(path.parent, set()).add(path.name)
-    for folder, written in names.items():
+    for folder, file_names in names.items():
         for leftover in folder.glob(".*.tmp"):
             name, *numbers = leftover.name.removeprefix(".").removesuffix(".tmp").rsplit(".", 2)
-            if name in written and len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            if name in file_names and len(numbers) == 2 and all(number.isdecimal() for number in numbers):
                 leftover.unlink(missing_ok=True)
 
 
+def full_disk(error: BaseException) -> str | None:
+    """Returns the sentence for an error that was raised because a disk is full; None for any other error.
+
+    Libraries and linkers raise errors of their own, which only quote the system's words.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL_DISK:
+            file = cause.filename2 or cause.filename or "a file"
+            return f"cannot write {file}: {os.strerror(cause.errno)}; {ADVICE}"
+        for line in str(cause).splitlines():
+            if os.strerror(errno.ENOSPC) in line:
+                return f"cannot write all files: {line.strip()}; {ADVICE}"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 @contextmanager
-def writing(path: Path, advice: str = ADVICE) -> Iterator[None]:
-    """Makes an error of the system, while a file or folder is written, the sentence that the user reads.
+def explain_write_errors(path: Path, advice: str = ADVICE) -> Iterator[None]:
+    """Converts an error of the system, while a file or folder is written, to a sentence for the user.
 
     Raises:
-        HarnessError: There was one.
+        HarnessError: An error occurred.
     """
     try:
         yield
@@ -237,65 +255,66 @@ def writing(path: Path, advice: str = ADVICE) -> Iterator[None]:
 
 
 def make_folder(folder: Path, *, advice: str = ADVICE) -> None:
-    """Makes a folder, with those above it, and makes sure that it can be written: better before the work than after it.
+    """Creates a folder with its parents, and checks before the work that it can be written.
 
     Raises:
-        HarnessError: It cannot be.
+        HarnessError: The folder cannot be created or written.
     """
-    with writing(folder, advice):
-        probe(folder)
+    with explain_write_errors(folder, advice):
+        check_folder(folder)
 
 
-def probe(folder: Path) -> None:
-    """Makes a folder and a file in it that goes at once.
+def check_folder(folder: Path) -> None:
+    """Creates a folder, and a file in it that is deleted at once.
 
     Raises:
-        OSError: The folder cannot be made or written.
+        OSError: The folder cannot be created or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
 
 
 def check_writable(path: Path, *, advice: str = ADVICE) -> None:
-    """Makes sure that a file can be written into the folder that is there for it, before the work.
+    """Checks before the work that a file can be written into its existing folder.
 
     Raises:
-        HarnessError: It cannot be.
+        HarnessError: The file cannot be written.
     """
-    with writing(path, advice):
+    with explain_write_errors(path, advice):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
 @contextmanager
-def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: str) -> Iterator[Path]:
-    """Gives an empty folder to fill, which takes the place of `folder` when the context ends well.
+def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: str) -> Iterator[Path]:
+    """Yields an empty folder to fill, which replaces `folder` if the context ends without an error.
 
-    The old contents stay until then, and for good if the context ends with an exception.
+    The old contents stay until then, and also if the context ends with an exception.
 
     Args:
-        folder: Must not exist, or be empty, or be replaceable.
-        is_replaceable: Whether a folder that is not empty may be replaced.
-        kind: What such a folder is, with its article.
+        folder: The folder; it must not exist, or be empty, or be replaceable.
+        is_replaceable: Returns whether a folder that is not empty may be replaced.
+        kind: Noun phrase for such a folder, with its article.
 
     Raises:
-        HarnessError: Something else is there, another process is writing it, or there is no room or no permission.
+        HarnessError: The folder holds something else, another process is writing it, or there is no room or no
+            permission.
     """
     folder = folder.resolve()
     filling = folder.with_name(f".{folder.name}.filling")
     previous = folder.with_name(f".{folder.name}.previous")
     if folder.exists() and not folder.is_dir():
         raise HarnessError(f"{folder} is a file: give the name of a folder")
-    with writing(folder.parent):
+    with explain_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with only_writer(folder, folder.with_name(f".{folder.name}.lock")):
-        with writing(folder):
+    with lock_folder(folder, folder.with_name(f".{folder.name}.lock")):
+        with explain_write_errors(folder):
             _recover(folder, filling, previous)
         if folder.is_dir() and any(folder.iterdir()) and not is_replaceable(folder):
             raise HarnessError(f"{folder} holds something else than {kind}: choose another folder")
         try:
-            with writing(folder):
+            with explain_write_errors(folder):
                 filling.mkdir()
                 yield filling
                 if folder.exists():
@@ -309,21 +328,21 @@ def replaced_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: 
 
 
 def _recover(folder: Path, filling: Path, previous: Path) -> None:
-    """Does what a process that was killed in `replaced_folder` had left to do; nobody else holds the lock."""
+    """Finishes the work of a process that was killed in `replace_folder`; this process holds the lock."""
     if previous.exists() and not folder.exists():
-        # It was killed between its renames, when what it had filled was whole.
+        # The process was killed between its renames, when the new folder was complete.
         (filling if filling.exists() else previous).rename(folder)
     _remove(filling)
     _remove(previous)
 
 
 @contextmanager
-def only_writer(folder: Path, lock_file: Path) -> Iterator[None]:
-    """Keeps other processes from writing a folder as long as the context lasts; a killed process holds no lock.
+def lock_folder(folder: Path, lock_file: Path) -> Iterator[None]:
+    """Prevents other processes from writing a folder within the context; a killed process holds no lock.
 
     Args:
         folder: The folder.
-        lock_file: What all who write the folder lock; its own folder exists.
+        lock_file: The file that all writers of the folder lock; the file's folder exists.
 
     Raises:
         HarnessError: Another process is writing the folder, or the lock cannot be written.
@@ -331,7 +350,7 @@ def only_writer(folder: Path, lock_file: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(lock_file, timeout=0)
-    with writing(lock_file):
+    with explain_write_errors(lock_file):
         try:
             lock.acquire()
         except Timeout:
@@ -345,17 +364,17 @@ def only_writer(folder: Path, lock_file: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
-    """Gives an empty folder that is this context's alone, and goes with it; nobody else can read it.
+    """Yields an empty folder for this context alone, which other users cannot read, and removes it at the end.
 
-    What killed processes left in `parent` is removed: a lock, which the system releases when its process ends, stands
-    beside each such folder.
+    Folders that killed processes left in `parent` are removed. A lock stands next to each folder, and the system
+    releases it when its process ends.
 
     Args:
-        parent: Is made if it does not exist; other processes may have such folders in it at the same time.
-        prefix: Of the folder's name; not a path.
+        parent: Folder for scratch folders, created if it does not exist; other processes may use it at the same time.
+        prefix: Prefix of the folder's name, not a path.
 
     Raises:
-        HarnessError: It cannot be written.
+        HarnessError: The folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -378,13 +397,13 @@ def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """Gives a `scratch_folder` among the system's temporary files.
+    """Yields a `scratch_folder` among the system's temporary files.
 
     Args:
-        kind: What it is for; a part of its name.
+        kind: Purpose of the folder, a part of its name.
 
     Raises:
-        HarnessError: It cannot be written.
+        HarnessError: The folder cannot be written.
     """
     with scratch_folder(Path(tempfile.gettempdir()), f"{_TEMPORARY}{kind}-") as folder:
         yield folder

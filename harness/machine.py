@@ -1,6 +1,6 @@
-"""The machine and the installed versions, without which no number in a report can be read.
+"""Describes the machine and the installed versions, without which the numbers of a report are meaningless.
 
-Needs neither torch nor tvm; whatever cannot be found out is None.
+This module needs neither torch nor tvm. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import subprocess
 from typing import Any
 
-from harness.processes.threads import reason, thread_count
+from harness.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cores import cores
 from harness.runtime.cpu import cpu_model
 from harness.runtime.system import ROOT, read_text
@@ -31,15 +31,15 @@ _PACKAGES = (
     "open_clip_torch",
 )
 
-# The features that decide which kernels PyTorch and LLVM choose, as Linux and macOS spell them.
+# Features by which PyTorch and LLVM choose kernels, in the spelling of Linux and macOS.
 _FEATURES = re.compile(r"avx|fma$|f16c$|sse4_2$|amx|asimd|neon|sve|sme\d|sme$|(feat_)?(dotprod|bf16|i8mm)", re.I)
 
 
 def describe_machine() -> dict[str, Any]:
     """Returns CPU, vector features, NVIDIA GPUs, usable cores, memory, system and Python of this process, JSON-able.
 
-    `usable_cpus` is what the process may really use: the smallest of cores, affinity and the container's quota;
-    `threads` is what it does use, and `threads_chosen` why.
+    `usable_cpus` is the smallest of cores, affinity and the container's quota. `threads` is the number of threads that
+    the process uses, and `threads_chosen` the reason.
     """
     memory, memory_limit = _memory_bytes(), _cgroup_memory_bytes()
     cpuset, quota = cgroup_cpuset(), cgroup_quota()
@@ -54,7 +54,7 @@ def describe_machine() -> dict[str, Any]:
         "cgroup_cpus": quota,
         "usable_cpus": usable_cpus(),
         "threads": thread_count(),
-        "threads_chosen": reason(),
+        "threads_chosen": thread_count_reason(),
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
         "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),
@@ -65,25 +65,25 @@ def describe_machine() -> dict[str, Any]:
 
 
 def control_group(cpuset: frozenset[int] | None, quota: float | None) -> str:
-    """Returns what the control groups of this process allow it, in words.
+    """Returns the limits of this process's control groups in words.
 
     Args:
-        cpuset: The CPUs that they allow; None if they say nothing about that.
-        quota: The CPUs' worth of time that they grant; None without a limit.
+        cpuset: The allowed CPUs; None if they are not limited.
+        quota: The granted CPU time, in CPUs; None without a limit.
     """
     time = "no quota of CPU time" if quota is None else f"a quota of {quota:g} CPUs' time"
     return time if cpuset is None else f"{time}, {len(cpuset)} CPUs allowed"
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the installed version of every package that can change a result; None where it is not installed."""
-    found: dict[str, str | None] = {}
+    """Returns the installed version of every package that can change a result; None if it is not installed."""
+    installed: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def _features() -> list[str]:
@@ -99,7 +99,7 @@ def _features() -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """Returns the names of the NVIDIA GPUs, as their driver's tool gives them."""
+    """Returns the names of the NVIDIA GPUs, as nvidia-smi prints them."""
     listing = _run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return listing.splitlines() if listing else []
 
@@ -129,7 +129,7 @@ def _sysctl(name: str) -> str | None:
 
 def _run(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None

@@ -21,7 +21,7 @@ from typing import Any
 
 import tvm
 
-from harness.core.budget import NONE
+from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
@@ -35,7 +35,6 @@ from harness.processes.threads import configure_threads
 from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
 from harness.runtime.executable import Executable
 from harness.schedules import UNTUNED
-from harness.schedules.cpu.bf16x6 import LARGE, SMALL
 from harness.targets import HOST
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.targets.llvm import lacks_matrix_unit_alone
@@ -48,8 +47,6 @@ UNIT = "+amx"
 """What a CPU's name ends in if code for it may use the unit."""
 OPERATIONS_OF_CYCLE = 1024
 """Of a unit: `tdpbf16ps` does 16 × 16 × 32 multiply-adds and begins every 16 cycles (Intel's optimization manual)."""
-PRODUCTS_OF_FP32 = len(SMALL) + len(LARGE)
-"""Of bfloat16 parts, that are one product of fp32 numbers."""
 FP32, BESIDE = "fp32", "bf16 beside the unit"
 LONGEST_NAME = 60
 """Characters of a kernel's name that are printed."""
@@ -158,7 +155,7 @@ def _compiled(case: Case, cpu: str, library: Path) -> Compiled:
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")
         call = call_of(workload, case.component, "")
         program, inputs = workload.programs[call.program], inputs_of(call, case.component)
-        route = Route.of(case, NONE)
+        route = Route.from_case(case, NO_GROUPS)
         imported = route.lower(route.export(program.module, inputs, program.axes), program.module)
     target = HOST.tvm_target(processors)
     lowered = lower_module(imported.module, HOST, target, UNTUNED)
@@ -171,10 +168,8 @@ def _compiled(case: Case, cpu: str, library: Path) -> Compiled:
 
 def _of_unit(name: str, work: dict[str, Work]) -> int:
     """Returns the operations of bfloat16 that a kernel leaves to the unit in one call."""
-    parts = name.rstrip("0123456789").split("_")
-    if UNIT.removeprefix("+") not in parts:
-        return 0
-    return (work[name].flop or 0) * (PRODUCTS_OF_FP32 if "bf16x6" in parts else 1)
+    in_tiles = UNIT.removeprefix("+") in name.rstrip("0123456789").split("_")
+    return (work[name].flop or 0) if in_tiles else 0
 
 
 def _told(seconds: float) -> str:

@@ -13,7 +13,7 @@ import torch
 import tvm
 import tvm_ffi
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import expectation_for
@@ -26,7 +26,7 @@ from harness.lowering.frontends import EXPORTING_PROGRAMS
 from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
-from harness.parity.draws import judged_by_draws
+from harness.parity.monte_carlo import judge_by_draws
 from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
@@ -72,7 +72,7 @@ def prepare(
     database: Path | None,
     processors: Processors = THIS_MACHINE,
     sample: str = "",
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Prepared:
     """Compiles the program of one of a subject's calls, without and with tuned schedules; writes what the sides load.
 
@@ -88,7 +88,7 @@ def prepare(
         HarnessError: The subject is no trace of calls, so that there is no reference of a single call; it has no such
             sample; the program has not all of the groups; or a weight is beyond the range of the precision's dtype.
     """
-    subject, route = subjects()[case.component], Route.of(case, float32)
+    subject, route = subjects()[case.component], Route.from_case(case, float32)
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):
@@ -98,7 +98,7 @@ def prepare(
         start = time.perf_counter()
         exported = route.export(program.module, inputs, program.axes)
         imported = route.lower(exported, program.module)
-        check_known(float32, [imported.float32], case.component)
+        check_groups(float32, [imported.float32], case.component)
         importing = time.perf_counter() - start
         # Operations are counted in a program of torch.export for the shapes of these inputs, whatever is compiled.
         static = route.frontend in EXPORTING_PROGRAMS and not any(program.axes)
@@ -107,7 +107,7 @@ def prepare(
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
         reference = workload.reference()[0]
-        check = judge_of(names, reference, workload.oracle(), case, workload.draws_of_few(reference))
+        check = judge_of(names, reference, workload.oracle(), case, workload.draw_small_outputs(reference))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
     del imported, program, workload, reference
@@ -172,18 +172,20 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
         reference: PyTorch's outputs that the precision is held to, and others.
         oracle: The same in float64.
         case: Says by its precision, its weights and what is expected of it whether outputs may pass by the oracle.
-        draws: What `harness.parity.draws.drawn_errors` returns, of these outputs and others.
+        draws: What `harness.parity.monte_carlo.draw_errors` returns, of these outputs and others.
     """
     expected = {name: reference[name] for name in names}
     exact = {name: oracle[name] for name in names if name in oracle}
     drawn = {name: draws[name] for name in names if name in draws}
     by_oracle = PRECISIONS[case.precision].judged_by_oracle
-    strained = Weights(case.weights).strain_fp32
+    ill_conditioned = Weights(case.weights).ill_conditioned
     expectation = expectation_for(case, expectations())
 
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
-        verdicts = judge(actual, expected, exact, expectation=expectation, by_oracle=by_oracle, strained=strained)
-        return judged(judged_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
+        verdicts = judge(
+            actual, expected, exact, expectation=expectation, by_oracle=by_oracle, ill_conditioned=ill_conditioned
+        )
+        return judged(judge_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
 
     return check

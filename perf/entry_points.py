@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from harness.runtime.artifact import Artifact, Loaded, Tensors
+from harness.runtime.artifact import Artifact, LoadedModel, Tensors
 from harness.runtime.sam3.model import Sam3
 
 
@@ -28,7 +28,7 @@ class EntryCall:
 
 
 class Recorder:
-    """A loaded artifact that notes its calls; as `harness.runtime.artifact.Loaded`.
+    """A loaded artifact that notes its calls; as `harness.runtime.artifact.LoadedModel`.
 
     Attributes:
         folder: The artifact's folder.
@@ -36,7 +36,7 @@ class Recorder:
         calls: The calls so far, in order.
     """
 
-    def __init__(self, artifact: Loaded) -> None:
+    def __init__(self, artifact: LoadedModel) -> None:
         self.folder, self.manifest = artifact.folder, artifact.manifest
         self.calls: list[EntryCall] = []
         self._artifact = artifact

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.budget import NONE, Groups, read_budgets
+from harness.core.budget import NO_GROUPS, Groups, read_budgets
 from harness.core.case import Case
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.models.registry import subjects
@@ -37,7 +37,7 @@ class Options:
         Raises:
             HarnessError: A file is no budget, or is for another precision, scale or target.
         """
-        groups = NONE
+        groups = NO_GROUPS
         for file, budget in read_budgets(self.budgets).items():
             if budget.component == case.component:
                 budget.check_fits(case, subjects()[case.component].model, file)

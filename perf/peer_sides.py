@@ -101,7 +101,7 @@ def _compiled_side(
     # What an earlier run compiled or tuned would make this one look fast.
     with fresh_cache(dir=str(request.folder)), config.patch(freezing=mode is not None), request.context():
         module = read_module(request.folder)
-        with ROUTE.applied(module):
+        with ROUTE.apply_strategy(module):
 
             def load() -> Calls:
                 run = runner(torch.compile(module.to(device), mode=mode), inputs, autocast)

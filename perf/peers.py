@@ -180,17 +180,17 @@ def prepare(peer: Peer, request: Request, run_bytes: int, done: dict[str, float]
     return done[peer.prepare]
 
 
-def export_onnx(request: Request, enter: Callable[[str], None]) -> float:
+def export_onnx(request: Request, on_stage: Callable[[str], None]) -> float:
     """Writes an ONNX file with its weights beside it, and returns the seconds; for `harness.processes.run_isolated`."""
     import torch
 
     with request.context():
-        enter("load")
+        on_stage("load")
         module, inputs = read_module(request.folder), tuple(torch_inputs(request.folder))
         start = time.perf_counter()
-        enter("export")
+        on_stage("export")
         program = ROUTE.export(module, inputs)
-        enter("convert")
+        on_stage("convert")
         converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
         assert converted is not None
         converted.save(request.folder / ONNX, external_data=True)

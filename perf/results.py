@@ -1,4 +1,7 @@
-"""What is kept of a side's rounds, as plain data."""
+"""What is kept of a side's rounds, as plain data, which pytest-benchmark writes into the file of `--benchmark-json`.
+
+`gzip -9n` makes a file for git of it, with all that it holds; the report and `perf.compare` read it as well.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.lowering.rope import Strategy
-from harness.lowering.rotation import Rotation, rotating
+from harness.lowering.rotation import Rotation, use_rotation
 from harness.lowering.route import Route, lower
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.targets import TARGETS
@@ -27,7 +27,7 @@ HEADS, HEAD_SIZE = 16, 64
 UNROTATED = Strategy(
     name="no rotation",
     summary="queries and keys as they are: what a program costs before any rotation",
-    apply=lambda module: rotating(module, Rotation(lambda _: {}, lambda *_: {}, lambda x, _tables, _repeat: x)),
+    apply=lambda module: use_rotation(module, Rotation(lambda _: {}, lambda *_: {}, lambda x, _tables, _repeat: x)),
 )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.files import write_bytes
-from harness.report.performance.palette import EDGE, FAINT
 from harness.report.performance.plots import png
 from perf.scaling import THREADS, Distribution, Machine, Program
 
@@ -37,7 +36,7 @@ def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
         (left, "Programs", programs),
         (right, "Longest kernels", {name[:44]: kernels[name] for name in longest}),
     ):
-        axes.plot(THREADS, THREADS, color=FAINT, linewidth=1, label="as many times as threads")
+        axes.plot(THREADS, THREADS, color="silver", linewidth=1, label="as many times as threads")
         kinds = itertools.cycle((marker, colour) for marker in _MARKERS for colour in _COLOURS)
         for (name, program), (marker, colour) in zip(shown.items(), kinds, strict=False):
             for how, line in _LINES.items():
@@ -48,7 +47,7 @@ def draw(programs: Mapping[str, Program], machine: Machine, path: Path) -> None:
         axes.set_yscale("log", base=2)
         axes.set_xticks(THREADS, [str(threads) for threads in THREADS])
         axes.set_yticks(THREADS, [str(threads) for threads in THREADS])
-        axes.set_xlabel("threads", color=EDGE)
+        axes.set_xlabel("threads")
         axes.set_title(title)
         axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     left.set_ylabel("speed-up")

@@ -9,7 +9,6 @@ is larger than the spread of the rounds of either run: what a run does to its ow
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.report.performance.cases import recorded_case
-from harness.report.performance.sides import recorded_side
+from harness.report.performance.reading import read_json
 from perf.results import OURS, TORCH, UNTUNED
 
 Info = Mapping[str, Any]
@@ -128,25 +127,23 @@ def compare_runs(before: Mapping[str, Info], after: Mapping[str, Info]) -> list[
 
 def _identity(name: str, info: Info) -> object:
     """Returns what tells a benchmark from others: test, case and question, or its name if it is about no case."""
+    if "case" not in info:
+        return name
     try:
-        case = recorded_case(info)
-    except ValueError as error:
-        raise HarnessError(f"{name} is of no known case ({error}): measure it again") from error
-    return name if case is None else (name.partition("[")[0], case, info.get("what"))
+        return name.partition("[")[0], Case.from_json(info["case"]), info.get("what")
+    except TypeError as error:
+        raise HarnessError(f"the case of {name} is not told by its fields: measure it again") from error
 
 
 def read_run(path: Path) -> dict[str, Info]:
-    """The benchmarks of a stored run, by name.
+    """The benchmarks of a stored run, by name; its file may be compressed by gzip.
 
     Raises:
         HarnessError: The file is missing or not of pytest-benchmark.
     """
     try:
-        benchmarks = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
-        return {benchmark["fullname"]: benchmark.get("extra_info", {}) for benchmark in benchmarks}
-    except OSError as error:
-        raise HarnessError(f"{path} cannot be read ({error.strerror}): give a file of --benchmark-json") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {benchmark["fullname"]: benchmark.get("extra_info", {}) for benchmark in read_json(path)["benchmarks"]}
+    except (KeyError, TypeError, AttributeError) as error:
         raise HarnessError(f"{path} is no stored run: give a file of --benchmark-json") from error
 
 
@@ -186,7 +183,7 @@ def rounds_of(info: Info) -> dict[str, Sequence[float]]:
     sides = info.get("sides")
     if not isinstance(sides, Mapping):
         return {}
-    return {recorded_side(name, side): side["seconds"] for name, side in sides.items() if side.get("seconds")}
+    return {name: side["seconds"] for name, side in sides.items() if side.get("seconds")}
 
 
 def _torch(info: Info) -> Any:

@@ -1,4 +1,4 @@
-"""Tests of the suites' own parts: interleaved rounds, comparisons with stored runs, options, and the picture."""
+"""Tests of the suites' own parts: interleaved rounds, comparisons with stored runs, and options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 
 from harness.core.settings import REPOSITORY
 from perf.measuring import LONG_SECONDS, Side, interleave, interleave_sides
-from perf.roofline import main
 
 
 def test_two_sides_are_interleaved_and_swap_places(benchmark: Any) -> None:
@@ -75,27 +74,6 @@ def test_a_warm_up_ends_with_a_call_that_is_as_fast_as_before() -> None:
 def test_a_long_call_has_no_warm_up() -> None:
     side = Side(lambda: pytest.fail("called"), fastest=LONG_SECONDS)
     side.warm_up()
-
-
-def kernel(bound: str, group: str, work: float) -> dict[str, Any]:
-    rates = {"rate": 4e11, "torch_rate": 2e11, "peaks": [5e11, 5.2e11]}
-    return {"bound": bound, "group": group, "work": work, "moved": 1e8, "threads": 2, "machine": {"cpu": "a"}, **rates}
-
-
-def test_a_run_is_drawn(tmp_path: Path) -> None:
-    results = [kernel("compute", "other linear layers", 1e10), kernel("memory", "elementwise", 1e8)]
-    source, picture = tmp_path / "results.json", tmp_path / "roofline.png"
-    source.write_text(json.dumps({"benchmarks": [{"extra_info": result} for result in results]}))
-    assert main([str(source), str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_run_without_kernels_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, picture = tmp_path / "results.json", tmp_path / "roofline.png"
-    source.write_text(json.dumps({"benchmarks": [{"extra_info": kernel("memory", "elementwise", 1e8)}]}))
-    assert main([str(source), str(picture)]) == 1
-    assert "lacks kernels" in capsys.readouterr().err
-    assert not picture.exists()
 
 
 def info(*ours: float) -> dict[str, Any]:

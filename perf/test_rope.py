@@ -84,7 +84,7 @@ def sides(
     for strategy in strategies:
         expected = upstreams
         if strategy is UNROTATED:
-            with Route(strategy=strategy).applied(module):
+            with Route(strategy=strategy).apply_strategy(module):
                 expected = run_torch(module, inputs)
         found[strategy.name] = compiled(strategy, module, inputs, pool, processors)
         for actual, wanted in zip(found[strategy.name].call(), expected, strict=True):

@@ -16,7 +16,7 @@ from harness.models.sam3.video.drift import TENSORS, Drift, drift
 from harness.models.sam3.video.questions import load_questions
 from harness.models.sam3.video.source import VideoSource
 from harness.models.sam3.video.subject import VIDEO
-from harness.parity.saved import load_outputs, saved_folder
+from harness.parity.saved_outputs import load_outputs, saved_folder
 from harness.targets import HOST
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def drawn(found: dict[str, Drift]) -> Figure:
     figure = Figure(figsize=(8, 3.2 * len(found)), layout="constrained")
     for axes, (name, each) in zip(figure.subplots(len(found), squeeze=False)[:, 0], found.items(), strict=True):
         axes.semilogy(each.frames, each.torch, marker="o", markersize=3, label="PyTorch fp32")
-        axes.semilogy(each.frames, each.ours, marker="s", markersize=3, label="compiled")
+        axes.semilogy(each.frames, each.compiled, marker="s", markersize=3, label="compiled")
         axes.set(title=name, xlabel="frames after the prompt", ylabel="rms error against float64")
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
@@ -65,8 +65,8 @@ def main() -> None:
     drawn(found).savefig(given.out, dpi=150, metadata={"Software": None})
     for name, each in found.items():
         print(f"{name}: ratio over the last frames {each.ratio:.3f}")
-        for frame, ours, torch in zip(each.frames, each.ours, each.torch, strict=True):
-            print(f"  frame {frame:3d}: compiled {ours:.3e}, PyTorch {torch:.3e}")
+        for frame, compiled, torch in zip(each.frames, each.compiled, each.torch, strict=True):
+            print(f"  frame {frame:3d}: compiled {compiled:.3e}, PyTorch {torch:.3e}")
 
 
 if __name__ == "__main__":

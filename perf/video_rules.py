@@ -18,15 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import Sam3
-from harness.runtime.sam3.resizing import resized
-from harness.runtime.sam3.video.detections import kept
-from harness.runtime.sam3.video.masks import without_holes_and_sprinkles
+from harness.runtime.sam3.resizing import resize
+from harness.runtime.sam3.video.detector import select_detections
+from harness.runtime.sam3.video.masks import (
+    SUPPRESSED_LOGIT,
+    object_logits,
+    suppress_shrunken,
+    without_holes_and_sprinkles,
+)
 from harness.runtime.sam3.video.objects import VideoState
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, without_shrunken
-from harness.runtime.sam3.video.outputs import frame_output, shown_objects, sigmoid
+from harness.runtime.sam3.video.outputs import frame_output, sigmoid, visible_objects
 from harness.runtime.sam3.video.planner import Observations, plan_frame
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
-from harness.runtime.sam3.video.tracker import GIVEN_MASK
+from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 
 Floats = npt.NDArray[np.float32]
 
@@ -77,20 +81,20 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     present = np.full(len(logits), 5, np.float32)
     before = state
     clock = _Clock()
-    detections = kept(scores, found, DISAMBIGUATED)
+    detections = select_detections(scores, found, DISAMBIGUATED)
     clock.note("detections that count")
     filled = without_holes_and_sprinkles(logits)
     clock.note("holes and sprinkles")
     state, plan = plan_frame(before, Observations(number, filled > 0, present, detections), DISAMBIGUATED)
     filled[plan.suppressed] = SUPPRESSED_LOGIT
     clock.note("planner")
-    enlarged = without_shrunken(resized(filled, GIVEN_MASK, GIVEN_MASK)) if len(filled) else filled
+    enlarged = suppress_shrunken(resize(filled, INPUT_MASK_SIZE, INPUT_MASK_SIZE)) if len(filled) else filled
     object_logits(enlarged)
     clock.note("masks for memories")
     tracked = _at_size(model, filled, pixels)
     new = _at_size(model, found[detections.queries[[birth.detection for birth in plan.births]]], pixels)
     clock.note("masks in the size of the video")
-    shown = shown_objects(before, plan, tracked, sigmoid(present), new)
+    shown = visible_objects(before, plan, tracked, sigmoid(present), new)
     bits = {each: np.packbits(one.mask) for each, one in shown.items()}
     clock.note("masks that are held back")
     for packed in bits.values():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.support.examples import examples
-from harness.budget.choice import Contribution, choose, predicted
+from harness.budget.choice import Contribution, choose, predict_errors
 
 OUTPUTS = ("boxes", "logits")
 squares = st.one_of(st.just(0.0), st.floats(1e-9, 1.0))
@@ -68,4 +68,4 @@ def test_a_sum_at_the_limit_is_within_it_and_one_above_is_not() -> None:
 
 
 def test_squared_errors_add() -> None:
-    assert predicted({"x": 3.0}, [Contribution("a", 1.0, {"x": 16.0})]) == {"x": 5.0}
+    assert predict_errors({"x": 3.0}, [Contribution("a", 1.0, {"x": 16.0})]) == {"x": 5.0}

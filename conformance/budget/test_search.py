@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.budget.budgeting import Rates, Search
 from harness.budget.log import Log
-from harness.budget.measuring import Measurement
+from harness.budget.measurement import Measurement
+from harness.budget.search import Rates, Search
 from harness.core.budget import Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -40,7 +40,7 @@ def search(bench: Bench, folder: Path, conditions: str = "here", said: list[str]
 
 
 def test_the_fastest_choice_within_the_limit(tmp_path: Path) -> None:
-    found = search(Bench({"a": 0.3, "b": 0.4, "c": 0.6}, untouched=("d",)), tmp_path).found(CASE, SEEDED, 0.55)
+    found = search(Bench({"a": 0.3, "b": 0.4, "c": 0.6}, untouched=("d",)), tmp_path).find(CASE, SEEDED, 0.55)
     assert found.budget.float32 == ("c",) and found.refused == 0 and found.untouched == ("d",)
     assert found.chosen.measured == pytest.approx(0.5, rel=1e-5) == found.chosen.predicted
     # 3, 1 and 2 times 10⁹ operations, at 100 and at 200 times 10⁹ a second.
@@ -49,20 +49,20 @@ def test_the_fastest_choice_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_limit_above_all_keeps_nothing(tmp_path: Path) -> None:
-    assert search(Bench({"a": 0.3, "b": 0.4}), tmp_path).found(CASE, SEEDED, 0.6).budget.float32 == ()
+    assert search(Bench({"a": 0.3, "b": 0.4}), tmp_path).find(CASE, SEEDED, 0.6).budget.float32 == ()
 
 
 @pytest.mark.parametrize("correlated", [1.05, 1.5, 10.0])
 def test_what_was_predicted_too_low_goes_back_to_float32(tmp_path: Path, correlated: float) -> None:
     errors = {"a": 0.3, "b": 0.4, "c": 0.41, "d": 0.42}
-    found = search(Bench(errors, correlated), tmp_path).found(CASE, SEEDED, 0.6)
+    found = search(Bench(errors, correlated), tmp_path).find(CASE, SEEDED, 0.6)
     assert found.refused > 0 and found.chosen.measured <= 0.6
     assert found.chosen.half > 0
 
 
 def test_a_limit_below_fp32s_own_error_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"--limit 0\.0005 cannot be held: r_rms 0\.001 in float32 throughout"):
-        search(Bench({"a": 0.3}), tmp_path).found(CASE, SEEDED, 0.0005)
+        search(Bench({"a": 0.3}), tmp_path).find(CASE, SEEDED, 0.0005)
 
 
 def test_an_output_that_fails_in_float32_is_told(tmp_path: Path) -> None:
@@ -71,23 +71,23 @@ def test_an_output_that_fails_in_float32_is_told(tmp_path: Path) -> None:
             return Measurement(tuple(sorted(half)), {"x": 0.1}, "y: 3 of 4 elements are unequal")
 
     with pytest.raises(HarnessError, match="cannot be held: y: 3 of 4 elements are unequal"):
-        search(Failing({"a": 0.3}), tmp_path).found(CASE, SEEDED, 0.5)
+        search(Failing({"a": 0.3}), tmp_path).find(CASE, SEEDED, 0.5)
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     errors = {"a": 0.3, "b": 0.4, "c": 0.6}
     bench, said = Bench(errors), []
-    first = search(bench, tmp_path, said=said).found(CASE, SEEDED, 0.55)
+    first = search(bench, tmp_path, said=said).find(CASE, SEEDED, 0.55)
     assert said[:5] == ["float32", "half precision", "group 1 of 3", "group 2 of 3", "group 3 of 3"]
-    assert first.made == bench.measured == len(said) and first.reused == 0
+    assert first.new_count == bench.measured == len(said) and first.reused_count == 0
     lines = (tmp_path / "log.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "log.jsonl").write_text("".join(lines[:3]))
     rest = Bench(errors)
-    again = search(rest, tmp_path).found(CASE, SEEDED, 0.55)
-    assert (again.reused, again.made, rest.measured) == (3, len(lines) - 3, len(lines) - 3)
+    again = search(rest, tmp_path).find(CASE, SEEDED, 0.55)
+    assert (again.reused_count, again.new_count, rest.measured) == (3, len(lines) - 3, len(lines) - 3)
     assert again.to_json() == first.to_json()
     assert (tmp_path / "log.jsonl").read_text() == "".join(lines)
-    assert search(Bench(errors), tmp_path, "elsewhere").found(CASE, SEEDED, 0.55).reused == 0
+    assert search(Bench(errors), tmp_path, "elsewhere").find(CASE, SEEDED, 0.55).reused_count == 0
 
 
 def test_a_damaged_log_is_one_sentence(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _measured(request: Request, count: int) -> None:
         "conformance.calibration.measuring:measure_all",
         request,
         timeout=SECONDS * (1 + len(request.faults)),
-        breadcrumb=announce,
+        on_stage=announce,
     )
     if ended.kind is WorkerEnd.OK:
         return

@@ -21,7 +21,8 @@ from tvm_ffi import StructuralKey
 from conformance.calibration.faults import Fault, picked
 from conformance.calibration.mutation import FACTORS, MUTATIONS, mutated
 from conformance.calibration.preparing import Prepared
-from conformance.calibration.reaching import built_by, functions_of, key_of, new_functions
+from conformance.calibration.reaching import built_by, content, functions_of, key_of, new_functions
+from conformance.calibration.sources import KINDS, PARTS, rewritten
 from harness.core.program import Arrays
 from harness.diagnose.diagnosis import Cause
 from harness.lowering.frontends.torch_export import defects
@@ -51,6 +52,7 @@ class Injected:
         again: What becomes of PyTorch's second run.
         folder: The compiled model to load instead of what is compiled from the component.
         absent: Whether there turned out to be no place for it.
+        file: The source file that it is in, below `harness/`, if it is in one.
     """
 
     where: str = ""
@@ -59,6 +61,7 @@ class Injected:
     again: Callable[[Arrays], Arrays] = lambda arrays: arrays
     folder: Path | None = None
     absent: bool = False
+    file: str = ""
 
 
 Inject = Callable[[Fault, Prepared, Injected, ExitStack], None]
@@ -266,10 +269,6 @@ def _with_wrong_function(lowering: Lowering, fault: Fault) -> Lowering:
     return built_by(lowering, build, lambda other: _with_wrong_function(other, fault))
 
 
-def _content(function: tirx.PrimFunc) -> StructuralKey:
-    return StructuralKey(tirx.PrimFunc(function.params, function.body))
-
-
 def _is_loops(function: tirx.PrimFunc) -> bool:
     info = info_of(function)
     return info is None or info.kind is Kind.LOOPS
@@ -297,9 +296,9 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
         loops = {name: v for name, v in functions_of(module).items() if _is_loops(module[v])}
         if not chosen:  # the program
             name = _mutable(module, list(loops), fault, injected)
-            chosen.append(_content(module[loops[name]]))
+            chosen.append(content(module[loops[name]]))
         for variable in loops.values():
-            if _content(module[variable]) == chosen[0]:
+            if content(module[variable]) == chosen[0]:
                 module[variable] = mutated(module[variable], fault.kind, fault.site)
         return module
 
@@ -456,10 +455,10 @@ class _Repacked:
 
 def _packing(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A weight lies wrongly in memory after it was packed, in the program alone."""
-    from harness.diagnose import comparing
+    from harness.diagnose import comparison
     from harness.runtime import executable
 
-    for module in (comparing, executable):
+    for module in (comparison, executable):
         right = module.load_library
 
         def wrong(library: Any, device: Any, right: Callable[..., Any] = right) -> Any:
@@ -515,6 +514,18 @@ def _folder(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitSta
     injected.where = ", ".join(mixed(fault.place, injected.folder))
 
 
+# Source files
+
+
+def _source(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
+    """An expression or a statement of a function of this project is another one."""
+    able = [place for place in prepared.places if place.part == fault.layer and place.kind == fault.kind]
+    injected.file = _some(sorted({place.file for place in able}), fault.place, "line that can be wrong so")
+    place = picked([place for place in able if place.file == injected.file], fault.site)
+    injected.where = str(place)
+    stack.enter_context(rewritten(place))
+
+
 _MUTATIONS = tuple(MUTATIONS)
 _CODE = (*(kind for kind in _MUTATIONS if kind not in FACTORS), *FACTORS)
 
@@ -538,5 +549,6 @@ LAYERS: dict[str, Layer] = {
     "weights": Layer(1, ("weights of another layer",), frozenset(), _weights),
     "reference": Layer(1, ("differs from itself",), frozenset(), _reference),
     "folder": Layer(0, ("files of another compile",), frozenset(), _folder),
+    **{name: Layer(4, KINDS, part.causes, _source) for name, part in PARTS.items()},
 }
 """Every layer by name, from the import on; one of weight 0 is drawn only if it is asked for."""

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from conformance.calibration.faults import Fault
 from conformance.calibration.folders import run
 from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injected
 from conformance.calibration.mutation import RACE
-from conformance.calibration.preparing import Observed, Prepared, followed, prepared
+from conformance.calibration.preparing import Interrupted, Observed, Prepared, followed, prepared
+from conformance.calibration.sources import PARTS
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.diagnose.diagnosis import Cause, Diagnosis
@@ -27,6 +29,10 @@ UNREACHED, UNDETECTED, OUTPUTS, CRASHED = "not reached", "undetected", "outputs"
 
 _VALUES = ("memory", "packing", "weights")
 """Layers whose faults are no kernel's: a right diagnosis says which values are not what they should be."""
+
+
+_ROTATION = ("rope", "rotary")
+"""A word of each line of a model or of a strategy that rotates."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,21 @@ def measure_all(request: Request, announce: Callable[[str], None]) -> None:
             announce(str(fault.number))
             record = measured(fault, component, right, reproduce=fault.number in request.reproduced)
             add(request.file, record)
+            if fault.layer in PARTS and record["ended"] != UNREACHED and not _is_right_again(component, right):
+                return
+
+
+def _is_right_again(component: Prepared, right: Observed) -> bool:
+    """Returns whether a fault is out of this process: a wrong function may have left something behind."""
+    again = Observed()
+
+    def compiled(*arguments: Any) -> None:
+        again.run(component, *arguments)
+        raise Interrupted
+
+    with suppress(Exception):
+        followed(component, compiled, exported_anew=True)
+    return again.outputs is not None and again.code == right.code and _same(again.outputs, right.outputs)
 
 
 def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: bool = False) -> dict[str, Any]:
@@ -76,7 +97,8 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
                     raise _Unreached
 
             if made.folder is None:
-                found = followed(component, compiled, stages.append, reproduce=reproduce)
+                anew = bool(made.file)
+                found = followed(component, compiled, stages.append, reproduce=reproduce, exported_anew=anew)
             else:
                 stages.append("load")
                 seen.outputs = run(made.folder, component.program.example)
@@ -88,6 +110,9 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
     record |= {"where": made.where, "problem": problem}
     if seen.outputs is None:
         return record | {"ended": stages[-1], "seconds": _since(began)}
+    if made.file:
+        known = set(right.functions.values())
+        made.functions |= {name for name, function in seen.functions.items() if function not in known}
     verdicts = judge(seen.outputs, component.reference, component.oracle, reference_again=made.again(component.again))
     record |= judged(verdicts) | {"changed": not _same(seen.outputs, right.outputs)}
     if found is not None:
@@ -113,12 +138,17 @@ def diagnosed(fault: Fault, made: Injected, found: Diagnosis) -> dict[str, Any]:
     causes = LAYERS[fault.layer].causes | ({Cause.SCHEDULE} if fault.kind == RACE else set())
     first = None if found.first is None else found.first.boundary
     cause = None if found.ablation is None else found.ablation.cause
+    if found.rewriting is not None:
+        cause = found.rewriting.cause
     named = [] if first is None else [first.function, *first.between]
     nodes = set() if first is None else {first.node, *first.inside}
     if first is None and found.misshapen:
         nodes, cause = {wrong.node for wrong in found.misshapen}, Cause.IMPORTER
     located = None
-    if made.functions or made.nodes:
+    if found.rewriting is not None:
+        lines = f"{found.rewriting.source} {found.rewriting.by}"
+        located = made.file in lines or any(word in lines for word in _ROTATION) if made.file else False
+    elif made.functions or made.nodes:
         located = not made.functions.isdisjoint(named) or not made.nodes.isdisjoint(nodes)
     elif fault.layer in _VALUES:
         located = bool(found.changed or found.altered)

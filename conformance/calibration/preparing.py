@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,19 @@ import tvm
 from tvm import ir, relax
 from tvm_ffi import StructuralKey
 
-from conformance.calibration.reaching import Reached, key_of, reached
+from conformance.calibration.reaching import Reached, content, functions_of, key_of, reached
+from conformance.calibration.sources import Place, places, tracing
 from conformance.support import recurrent_segmenter
-from conformance.support.diagnosed import block_program
+from conformance.support.diagnosed import block_program, rotary_program
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays, Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Diagnosis
+from harness.diagnose.runner import diagnose_program
 from harness.lowering.frontends.torch_export import nodes_of
 from harness.lowering.frontends.torch_export.graph import Graph
+from harness.lowering.rope import STRATEGIES
 from harness.lowering.route import Lowered, Route
 from harness.models.registry import models, subjects
 from harness.parity.oracle import oracle, reference
@@ -35,8 +37,8 @@ from harness.targets import HOST
 
 SMALL = ("box_head", "scoring_head", "object_pointers", "prompt_encoder", "mask_pointer", "mask_decoder")
 """Components of SAM 3 that compile in seconds."""
-OWN = ("block", "clip")
-"""Small models of the test suite."""
+OWN = ("block", "clip", *(f"rotary {strategy}" for strategy in STRATEGIES if strategy != "none"))
+"""Small models of the test suite; the last are a rotary attention of SAM 3 with each strategy."""
 COMPONENTS = (*OWN, *SMALL)
 
 
@@ -68,7 +70,8 @@ class Prepared:
         reference: PyTorch's outputs.
         again: Those of a second run.
         oracle: Float64's outputs.
-        reached: The places that the pipeline comes to.
+        reached: The operators that the pipeline comes to.
+        places: The places in the project's source files that lowering and running it come to.
     """
 
     case: Case
@@ -80,6 +83,7 @@ class Prepared:
     again: Arrays
     oracle: Arrays
     reached: Reached = field(default_factory=Reached)
+    places: list[Place] = field(default_factory=list)
 
     @cached_property
     def operators(self) -> list[Operator]:
@@ -105,15 +109,18 @@ class Observed:
 
     Attributes:
         code: The lowered module, to be compared; None until it was compiled.
+        functions: Its functions by name, likewise.
         outputs: Its outputs.
     """
 
     code: StructuralKey | None = None
+    functions: dict[str, StructuralKey] = field(default_factory=dict)
     outputs: Arrays | None = None
 
     def run(self, prepared: Prepared, code: tvm.IRModule, library: Path, weights: Sequence[np.ndarray]) -> None:
         """Runs the library as verify does."""
         self.code = StructuralKey(code)
+        self.functions = {name: content(code[variable]) for name, variable in functions_of(code).items()}
         program = Executable(library, HOST.device(), weights)
         results = program.run([value.numpy() for value in prepared.program.example.values()])
         self.outputs = dict(zip(prepared.program.outputs, (array.copy() for array in results), strict=True))
@@ -126,24 +133,40 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
     Raises:
         RuntimeError: It is not right without a fault, so that nothing can be learned.
     """
-    case = Case(component, "lowering" if component == "clip" else "real", HOST.name)
+    name, _, strategy = component.partition(" ")
+    case = Case(name, strategy or ("lowering" if name == "clip" else "real"), HOST.name)
     with models()["sam3"].context():
         program = _program(case)
         inputs, names = tuple(program.example.values()), program.outputs
-        route = Route.of(case)
-        exported = route.export(program.module, inputs, program.axes)
+        route = Route.from_case(case)
+        with tracing() as lines:
+            exported = route.export(program.module, inputs, program.axes)
         first, again = (reference(program.module, inputs, names) for _ in range(2))
         exact = oracle(program.module, inputs, names)
-        lowered = route.lower(exported, program.module)
+        with tracing() as lines_of_import:
+            lowered = route.lower(exported, program.module)
         made = Prepared(case, program, exported, route.graph(exported), lowered, first, again, exact)
         observed = Observed()
-        with reached([operator.name for operator in made.operators]) as places:
+        with reached([operator.name for operator in made.operators]) as operators:
             found = followed(made, lambda *compiled: observed.run(made, *compiled))
+        with tracing() as rest, suppress(Interrupted):
+            followed(made, interrupt)
+        for file, more in (*lines_of_import.items(), *rest.items()):
+            lines[file] |= more
         verdicts = judge(observed.outputs or {}, first, exact, reference_again=again)
         wrong = [verdict.reason for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
         if wrong or found.faulty:
             raise RuntimeError(f"{component} is not right without a fault: {(wrong or ['a kernel diverges'])[0]}")
-        yield replace(made, reached=places), observed
+        yield replace(made, reached=operators, places=places(lines)), observed
+
+
+class Interrupted(Exception):
+    """A program is compiled, and need not run."""
+
+
+def interrupt(*_compiled: Any) -> None:
+    """Ends a diagnosis where its program is compiled."""
+    raise Interrupted
 
 
 def followed(
@@ -152,22 +175,25 @@ def followed(
     announce: Callable[[str], None] = lambda stage: None,
     *,
     reproduce: bool = False,
+    exported_anew: bool = False,
 ) -> Diagnosis:
-    """Diagnoses a component; see `diagnose_program`."""
+    """Diagnoses a component; see `diagnose_program`. It is exported once for all faults, unless it is to be anew."""
     return diagnose_program(
         component.program,
         component.case,
         SEEDED,
-        announce=announce,
+        on_stage=announce,
         reproduce=reproduce,
-        exported=component.exported,
-        compiled=compiled,
+        exported=None if exported_anew else component.exported,
+        on_compiled=compiled,
     )
 
 
 def _program(case: Case) -> Program:
     if case.component == "block":
         return block_program()
+    if case.component == "rotary":
+        return rotary_program()
     if case.component == "clip":
         workload = recurrent_segmenter.open_clip(case, SEEDED)
         (program,) = workload.programs.values()

@@ -10,6 +10,7 @@ from unittest import mock
 
 import tvm
 from tvm import ir, relax, tirx
+from tvm_ffi import StructuralKey
 
 from harness.schedules.common import folding
 from harness.schedules.common.graph import default
@@ -42,6 +43,11 @@ def key_of(call: ir.Call) -> str:
 def functions_of(module: tvm.IRModule) -> dict[str, ir.GlobalVar]:
     """Returns the variables of the compiled functions of a module, by name."""
     return {v.name_hint: v for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
+
+
+def content(function: tirx.PrimFunc) -> StructuralKey:
+    """Returns what a function computes, to be compared; its name is no part of it."""
+    return StructuralKey(tirx.PrimFunc(function.params, function.body))
 
 
 def new_functions(builder: relax.BlockBuilder, before: set[str]) -> list[ir.GlobalVar]:

@@ -138,7 +138,7 @@ OUTCOMES = {
     ],
 )
 def test_the_exit_code_is_the_same_for_every_target(names: list[str], code: int, required: int, target: str) -> None:
-    results = [Result.of(Case("box_head", "real", target), OUTCOMES[name], None) for name in names]
+    results = [Result.from_outcome(Case("box_head", "real", target), OUTCOMES[name], None) for name in names]
     assert exit_code(results) == code
     assert exit_code(results, [target]) == required
     assert exit_code(results, ["llvm"]) == code

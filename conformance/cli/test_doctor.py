@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from harness.cli.doctor import render
-from harness.doctor.diagnosis import Finding, bf16_products, diagnose, probed
+from harness.doctor.diagnosis import Finding, bf16_products, diagnose, run_probe
 from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
-from harness.processes.threads import reason, thread_count
+from harness.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.threads import usable_cpus
 from harness.targets import TARGETS
@@ -53,7 +53,7 @@ BAD = {
 def test_each_bad_combination_is_named_with_its_fix(versions, fix):
     (entry,) = known_bad(versions)
     assert entry.fix == fix
-    assert entry.what
+    assert entry.problem
 
 
 def test_every_entry_of_the_table_is_covered():
@@ -89,7 +89,7 @@ def test_this_machine():
         assert text[f"target {name}"].startswith(compiles)
         precisions = f"precisions: {', '.join(target.precisions)}"
         assert text[f"target {name}"].strip().endswith(f"{run_problem or ' runs'}; {precisions}")
-    assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {reason()}" in text["threads"]
+    assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {thread_count_reason()}" in text["threads"]
     assert f"really runs on {thread_count()} threads" in text["threads"]
     for name, version in installed_versions().items():
         assert f"{name} {version}" in text["versions"]
@@ -111,7 +111,7 @@ def test_what_multiplies_bf16_is_told_and_why_a_matrix_unit_is_refused():
 
 
 def test_a_probe_that_crashes_is_a_finding():
-    (finding,) = probed("TVM", "conformance.support.misbehaviour:read_through_a_null_pointer", lambda value: [])
+    (finding,) = run_probe("TVM", "conformance.support.misbehaviour:read_through_a_null_pointer", lambda value: [])
     assert finding.problem
     assert finding.topic == "TVM"
     assert "SIGSEGV" in finding.text
@@ -120,7 +120,7 @@ def test_a_probe_that_crashes_is_a_finding():
 
 
 def test_a_probe_that_fails_is_a_finding():
-    (finding,) = probed("TVM", "conformance.support.misbehaviour:fail_without_argument", lambda value: [])
+    (finding,) = run_probe("TVM", "conformance.support.misbehaviour:fail_without_argument", lambda value: [])
     assert finding.problem
     assert "failed in 'looking': no such library" in finding.text
 

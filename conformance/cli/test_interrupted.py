@@ -70,14 +70,19 @@ class Commands:
 
     def run(self, work: str, folder: Path, how: str = "", moment: int = 0) -> int:
         """Returns how many moments the work had; it must end as it was told to, or well."""
+        code, moments, told = self.ended(work, folder, how, moment)
+        assert code in ((CODES[how], 0) if how else (0,)), told
+        return moments
+
+    def ended(self, work: str, folder: Path, how: str = "", moment: int = 0) -> tuple[int, int, str]:
+        """Returns the exit code, how many moments the work had, and what it told."""
         assert self.process.stdin is not None and self.process.stdout is not None
         given = {"work": work, "pictures": str(folder / "pictures"), "out": str(folder / "out")}
         given |= {"how": how, "moment": moment}
         self.process.stdin.write(f"{json.dumps(given)}\n")
         self.process.stdin.flush()
         code, moments, told = json.loads(self.process.stdout.readline())
-        assert code in ((CODES[how], 0) if how else (0,)), told
-        return moments
+        return code, moments, told
 
 
 @pytest.fixture(scope="module")

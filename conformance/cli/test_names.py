@@ -14,13 +14,13 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from conformance.support.known_answers import KnownSegmenter, write_pictures
-from harness.cli import segmenting
+from harness.cli import segment_display
 from harness.cli.console import console, stages
 from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.files import cache_root, user_folder
 from harness.runtime import Prompt
-from harness.segment import Segmented, unique_names
+from harness.segment import SegmentedImage, unique_names
 from harness.segment.job import Job, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("name", ["out[draft]", "[/x]", "[bold]"])
 def test_brackets_in_names_are_printed_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = Segmented(Path(f"{name}.jpg".replace("/", "")), (4, 3), [], (), 1.0)
-    segmenting._tell([result, result], 1.0, Path(name))
-    with stages(f"Packing into {name}") as announce:
-        announce(name)
+    result = SegmentedImage(Path(f"{name}.jpg".replace("/", "")), (4, 3), [], (), 1.0)
+    segment_display._print_results([result, result], 1.0, Path(name))
+    with stages(f"Packing into {name}") as on_stage:
+        on_stage(name)
     console.print(Text(name))
     printed = capsys.readouterr().out
     assert f"results in {name}" in printed
@@ -57,7 +57,7 @@ def test_the_longest_names_of_images_have_results(stem: str, tmp_path: Path) -> 
     names = unique_names(longest)
     assert len({name.casefold() for name in names}) == 2
     results = run(KnownSegmenter(), Job(longest, [Prompt("cat")], tmp_path / "out", 0.5))  # type: ignore[arg-type]
-    assert all(isinstance(result, Segmented) for result in results)
+    assert all(isinstance(result, SegmentedImage) for result in results)
     assert len(list((tmp_path / "out").glob("*_overlay.png"))) == 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.budget import Budget, check_known, read_budget, read_budgets
+from harness.core.budget import Budget, check_groups, read_budget, read_budgets
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
@@ -87,14 +87,14 @@ def test_several_budgets_are_for_several_components_of_one_model(tmp_path: Path)
 
 
 def test_a_group_that_nothing_has_is_one_sentence() -> None:
-    check_known({"a", "b"}, [{"a"}, {"b"}], "box_head")
+    check_groups({"a", "b"}, [{"a"}, {"b"}], "box_head")
     with pytest.raises(HarnessError, match=r"keeps 'b' in float32, and box_head has no such group .*nor 1 others"):
-        check_known({"a", "b", "c"}, [{"a"}], "box_head")
+        check_groups({"a", "b", "c"}, [{"a"}], "box_head")
 
 
 def test_a_whole_model_need_not_have_every_group_of_its_components() -> None:
     """What makes the smallest map of features is not compiled, because nothing reads it there."""
-    check_known({"a", "b", "c"}, [{"a"}, set()], "what is compiled", some=True)
-    check_known((), [set()], "what is compiled", some=True)
+    check_groups({"a", "b", "c"}, [{"a"}, set()], "what is compiled", partial=True)
+    check_groups((), [set()], "what is compiled", partial=True)
     with pytest.raises(HarnessError, match=r"keeps 'b' in float32, and what is compiled has no such group"):
-        check_known({"b", "c"}, [set()], "what is compiled", some=True)
+        check_groups({"b", "c"}, [set()], "what is compiled", partial=True)

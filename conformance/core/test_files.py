@@ -16,11 +16,11 @@ from harness.files import (
     append_bytes,
     check_writable,
     make_folder,
-    remove_unfinished,
-    replaced_folder,
+    remove_temporary_files,
+    replace_folder,
     scratch_folder,
-    unfinished,
     write_bytes,
+    write_file,
     write_files,
     write_json,
     write_text,
@@ -39,7 +39,7 @@ MARK = "mark"
 
 def model(folder: Path):
     """A folder that may be replaced where it holds a mark."""
-    return replaced_folder(folder, lambda there: (there / MARK).is_file(), "a compiled model")
+    return replace_folder(folder, lambda there: (there / MARK).is_file(), "a compiled model")
 
 
 def names(folder: Path) -> list[str]:
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_with_the_advice(tmp_path:
 
 
 def test_what_fails_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="broken"), unfinished(tmp_path / "file") as temporary:
+    with pytest.raises(RuntimeError, match="broken"), write_file(tmp_path / "file") as temporary:
         temporary.write_text("half")
         raise RuntimeError("broken")
     assert names(tmp_path) == []
@@ -110,15 +110,15 @@ def test_what_fails_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from harness.files import unfinished\n"
-        "with unfinished(Path(sys.argv[1])) as temporary: temporary.touch(); os._exit(1)"
+        "import os, sys; from pathlib import Path; from harness.files import write_file\n"
+        "with write_file(Path(sys.argv[1])) as temporary: temporary.touch(); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], check=False)
     others = [".file.1.tmp", ".file.name.1.2.tmp", ".file.x.2.tmp", "other"]
     for name in others:
         (tmp_path / name).touch()
     assert len(names(tmp_path)) == 5
-    remove_unfinished([tmp_path / "file"])
+    remove_temporary_files([tmp_path / "file"])
     assert names(tmp_path) == others
 
 
@@ -180,7 +180,7 @@ def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) 
 REPLACING = """
 import os, signal, sys
 from pathlib import Path
-from harness.files import replaced_folder
+from harness.files import replace_folder
 folder, how, moment, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), []
 def count(event, arguments):
     if event in ("os.rename", "os.mkdir", "os.rmdir", "os.remove"):
@@ -189,7 +189,7 @@ def count(event, arguments):
             if how == "raise":
                 raise KeyboardInterrupt
             os.kill(os.getpid(), signal.SIGKILL)
-with replaced_folder(folder, lambda there: (there / "mark").is_file(), "a compiled model") as filling:
+with replace_folder(folder, lambda there: (there / "mark").is_file(), "a compiled model") as filling:
     (filling / "mark").write_text("second")
     sys.addaudithook(count)
 print(len(left))
@@ -228,7 +228,7 @@ def test_a_folder_that_was_replaced_when_a_process_was_killed_is_the_new_one(tmp
     (tmp_path / "model").rename(tmp_path / ".model.previous")
     with (
         pytest.raises(HarnessError, match="holds something else"),
-        replaced_folder(tmp_path / "model", lambda there: False, "a reproduction"),
+        replace_folder(tmp_path / "model", lambda there: False, "a reproduction"),
     ):
         pass
     assert (tmp_path / "model" / MARK).read_text() == "second"

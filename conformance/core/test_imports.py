@@ -77,7 +77,7 @@ ENVIRONMENT = {
     "processes/threads.py": "the number of threads, for TVM and OpenMP",
     "processes/memory.py": "how the C library keeps freed memory",
     "processes/processes.py": "what a new process starts with",
-    "processes/forking.py": "that a process which is forked sees no GPU",
+    "processes/template.py": "that a process which is forked sees no GPU",
     "processes/child.py": "what a process that was forked takes over from its caller",
     "execution/remote/device.py": "where TVM's RPC server has its temporary files",
     "runtime/threads.py": "the number of threads, where only the runtime is installed",

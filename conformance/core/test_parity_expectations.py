@@ -290,10 +290,10 @@ def test_a_bad_file_ends_in_one_sentence_with_the_place(tmp_path, text, words):
 def test_names_that_no_registry_knows_are_refused(tmp_path):
     known = {"component": ["vit"], "scale": list(Scale)}
     with pytest.raises(HarnessError, match="there is no component 'vision_backbone'"):
-        load(tmp_path, FAILURE, known=known)
+        load(tmp_path, FAILURE, registered_names=known)
     with pytest.raises(HarnessError, match="there is no scale 'huge'"):
-        load(tmp_path, ORACLE.replace('"full"', '"huge"'), known=known)
-    assert len(load(tmp_path, ORACLE, known=known)) == 1
+        load(tmp_path, ORACLE.replace('"full"', '"huge"'), registered_names=known)
+    assert len(load(tmp_path, ORACLE, registered_names=known)) == 1
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\xff"])

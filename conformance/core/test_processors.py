@@ -20,9 +20,9 @@ PROCESSORS = st.builds(
 
 @given(PROCESSORS, PROCESSORS, PROCESSORS)
 def test_what_is_named_first_wins(a: Processors, b: Processors, c: Processors) -> None:
-    assert a.otherwise(THIS_MACHINE) == a == THIS_MACHINE.otherwise(a) == a.otherwise(a)
-    assert a.otherwise(b).otherwise(c) == a.otherwise(b.otherwise(c))
-    assert a.otherwise(b).cpu in ([a.cpu] if a.cpu else [b.cpu])
+    assert a.with_defaults(THIS_MACHINE) == a == THIS_MACHINE.with_defaults(a) == a.with_defaults(a)
+    assert a.with_defaults(b).with_defaults(c) == a.with_defaults(b.with_defaults(c))
+    assert a.with_defaults(b).cpu in ([a.cpu] if a.cpu else [b.cpu])
 
 
 def test_the_environment_has_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,11 @@ def text_features_of(seed: int) -> np.ndarray:
     import torch
 
     from harness.models.sam3.build import build_model
-    from harness.models.sam3.components.text_encoder import build
+    from harness.models.sam3.components import COMPONENTS
 
     with upstream(), torch.no_grad():
         model = shallow_model() if seed == 0 else build_model("shallow", seed)
-        return build(model).eval()(torch.from_numpy(TOKENS))[0].numpy()
+        return COMPONENTS["text_encoder"].build(model).eval()(torch.from_numpy(TOKENS))[0].numpy()
 
 
 def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
@@ -439,7 +439,7 @@ def captured() -> dict[str, np.ndarray]:
     fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
     with upstream(), torch.inference_mode():
         encoding = ImageEncoding(shallow_model()).eval()
-        attended = encoding.attended(torch.from_numpy(arrays["img_feats"])).numpy()
+        attended = encoding.attend_to_image(torch.from_numpy(arrays["img_feats"])).numpy()
         fine, coarse = encoding.filtered(*(torch.from_numpy(arrays[name]) for name in ("fpn_0", "fpn_1")))
     return arrays | {"fpn_2": fpn_2, "attended": attended, "filtered_0": fine.numpy(), "filtered_1": coarse.numpy()}
 

@@ -22,7 +22,7 @@ from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.deployment.compiling import Compiled, compile_into
-from harness.models.sam3.components.text_encoder import build
+from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.grounding import ENCODE_TEXT
 from harness.models.sam3.images import preprocess
@@ -107,7 +107,7 @@ def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
     np.testing.assert_array_equal(found["pixels"], preprocess(Image.fromarray(image)).numpy())
     np.testing.assert_array_equal(found["masks"], upstream(NORMAL, kept.tolist(), 301, 451)[0])
     with upstreams_model(), torch.no_grad():
-        features, mask = build(shallow_model()).eval()(torch.from_numpy(TOKENS))[:2]
+        features, mask = COMPONENTS["text_encoder"].build(shallow_model()).eval()(torch.from_numpy(TOKENS))[:2]
     np.testing.assert_allclose(found["text_features"], features.numpy(), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found["text_mask"], mask.numpy())
 
@@ -119,7 +119,7 @@ def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Comp
     found = called(folder, [("encode_text", {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)})])
     names = ENCODE_TEXT.outputs
     with upstreams_model():
-        module, args = build(shallow_model()).eval(), (torch.from_numpy(TOKENS),)
+        module, args = COMPONENTS["text_encoder"].build(shallow_model()).eval(), (torch.from_numpy(TOKENS),)
         verdicts = judge(
             found, half_reference(module, args, names, precision), oracle(module, args, names), by_oracle=True
         )

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,13 @@ from conformance.support.recurrent_segmenter import CHANNELS, TOKENS, Step
 from harness.core.settings import REPOSITORY
 from harness.models.registry import MODELS_VARIABLE
 from harness.runtime.artifact import Artifact
-from harness.runtime.cpu import architecture
+from harness.runtime.cpu import MATRIX_UNIT, architecture, cpu_features
 from harness.runtime.loading import LoadError
 from harness.runtime.manifest import MANIFEST, VARIANT, VARIANTS, ArtifactError, read_manifest, weights_file
+from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.preparing import prepared
 from harness.runtime.variants import described, read_variants
-from harness.runtime.weights import MappedWeights
+from harness.runtime.weights import MappedWeights, file_digest
 
 FOREIGN, LESS, BEST = {
     "x86_64": ("neoverse-n1", "x86-64-v2", "x86-64-v3"),
@@ -130,6 +132,25 @@ def test_weights_are_packed_once(folder: Path) -> None:
     assert len(told) == 1
     assert (folder / BEST / WEIGHTS).stat().st_ino == before.st_ino
     assert not (folder / LESS / MANIFEST).exists()
+
+
+@pytest.mark.skipif(architecture() != "x86_64", reason="the matrix unit is one of x86-64")
+def test_code_for_a_matrix_unit_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    folder = compiled(tmp_path, "any", *for_cpus(BEST, f"{BEST}+amx"))
+    there = (cpu_features() or set()) >= set(MATRIX_UNIT) and matrix_unit_problem() is None
+    assert Artifact.load(folder).folder == folder / (f"{BEST}+amx" if there else BEST)
+
+
+def test_a_folder_in_which_an_earlier_version_timed_its_variants_loads(folder: Path) -> None:
+    """The library that it timed, and the variant that it found to be the fastest, decide nothing any more."""
+    for name in (LESS, BEST):
+        manifest = json.loads((folder / name / VARIANT).read_text())
+        (folder / name / "probe.so").write_text("a linear layer")
+        manifest["files"]["probe.so"] = asdict(file_digest(folder / name / "probe.so"))
+        (folder / name / VARIANT).write_text(json.dumps(manifest))
+    (folder / "probed.json").write_text(json.dumps({"fastest": LESS}))
+    assert Artifact.load(folder).folder == folder / BEST
+    assert len(answers(Artifact.load(folder))) == 2
 
 
 def test_a_variant_that_is_named_is_loaded_and_then_runs_alone(folder: Path, tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conformance.calibration.__main__ import main
 from conformance.calibration.faults import Fault, drawn
 from conformance.calibration.layers import LAYERS
 from conformance.calibration.measuring import OUTPUTS, UNREACHED, add, measured, records
 from conformance.calibration.preparing import Observed, Prepared, prepared
+from conformance.calibration.sources import KINDS, PARTS, edits, part_of
+from conformance.support.examples import examples
+from harness.core.settings import REPOSITORY
 
 SEED = 0
 
@@ -67,3 +73,27 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "fault 1 of 2" in printed and "fault 0 of 2" not in printed
     assert main([*asked, "--table"]) == 0
     assert capsys.readouterr().out.strip() in printed
+
+
+SOURCES = [path for path in sorted((REPOSITORY / "harness").rglob("*.py")) if list(edits(path.read_bytes()))]
+
+
+@pytest.mark.law
+@given(data=st.data())
+@examples(50)
+def test_a_change_of_a_source_file_is_one_expression_of_code_that_still_parses(data: st.DataObject) -> None:
+    source = data.draw(st.sampled_from(SOURCES)).read_bytes()
+    kind, edit = data.draw(st.sampled_from(list(edits(source))))
+    changed = edit.applied(source)
+    assert kind in KINDS
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+    assert changed.startswith(source[: edit.start]) and changed.endswith(source[edit.end :])
+
+
+@pytest.mark.law
+def test_every_part_has_files_and_a_file_belongs_to_the_part_that_names_it_most_closely() -> None:
+    parts = {part_of(str(path.relative_to(REPOSITORY / "harness"))) for path in SOURCES}
+    assert parts == {*PARTS, None}
+    assert part_of("schedules/cpu/memory.py") == "memory"
+    assert part_of("lowering/rope/real.py") == "strategies"
+    assert part_of("ui/page.py") is None

@@ -35,13 +35,13 @@ from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.core.program import Axis, Program
 from harness.core.settings import SEEDED
-from harness.diagnose import diagnosing
-from harness.diagnose.diagnosing import diagnose, diagnose_program
+from harness.diagnose import runner
 from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
-from harness.diagnose.table import summary
+from harness.diagnose.report import summary
+from harness.diagnose.runner import diagnose, diagnose_program
 from harness.lowering.route import Lowered
-from harness.parity.draws import FEW
-from harness.processes.threads import on_tvm_threads
+from harness.parity.monte_carlo import SMALL_SIZE
+from harness.processes.threads import run_on_tvm_threads
 from harness.schedules.common.kernel import Argument, fp32, prim_func
 from harness.schedules.cpu import elementwise, epilogue, normalization, rewrite
 from harness.schedules.cpu.arena import Value
@@ -169,10 +169,10 @@ def test_a_legalization_that_is_wrong_is_the_cause(monkeypatch: pytest.MonkeyPat
 
 def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     after_softmax(monkeypatch, rows_after_each_other())
-    found = on_tvm_threads(2, block)
+    found = run_on_tvm_threads(2, block)
     assert cause_of(found) is Cause.LEGALIZATION
     assert found.ablation is not None
-    assert found.ablation.mended is Rerun.ONE_THREAD
+    assert found.ablation.fixed_by is Rerun.ONE_THREAD
     assert "right on one thread: tasks of a parallel loop" in found.ablation.reason
 
 
@@ -186,12 +186,12 @@ def test_a_kernel_that_makes_other_bits_each_time_is_told(monkeypatch: pytest.Mo
 
 
 def test_a_fault_of_llvms_optimizations_is_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = diagnosing.TARGETS[HOST.name]
+    host = runner.TARGETS[HOST.name]
 
     def without_nan(processors: Processors) -> tvm.target.Target:
         return tvm.target.Target({**host.tvm_target(processors).export(), "fast-math-nnan": True})
 
-    monkeypatch.setitem(diagnosing.TARGETS, HOST.name, replace(host, tvm_target=without_nan))
+    monkeypatch.setitem(runner.TARGETS, HOST.name, replace(host, tvm_target=without_nan))
     found = diagnose_program(WithoutNaN.program(), CASE, SEEDED, reproduce=True)
     assert found.ablation is not None
     assert found.ablation.cause is Cause.CODE_GENERATION
@@ -497,7 +497,7 @@ def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
     found = diagnose(Case("transformer_decoder", "real", "llvm", precision="bf16"), SEEDED)
     assert not found.faulty
     shapes = {boundary.node: boundary.shape for boundary in found.boundaries}
-    assert all(math.prod(shapes[name]) < FEW for name in found.luck)
+    assert all(math.prod(shapes[name]) < SMALL_SIZE for name in found.luck)
     assert found.coverage.skipped == {}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.core.case import Case
 from harness.diagnose.deviation import deviation
-from harness.diagnose.reference import Reference, needed, region
+from harness.diagnose.reference import Reference, needed_calls, region
 from harness.lowering.frontends.torch_export.graph import Graph
 from harness.lowering.route import Route
 
@@ -30,7 +30,7 @@ class Chain(nn.Module):
 
 def chain() -> tuple[Graph, torch.Tensor]:
     x = torch.linspace(-1, 1, EXTENT)
-    route = Route.of(Case("chain", "real", "llvm"))
+    route = Route.from_case(Case("chain", "real", "llvm"))
     return route.graph(route.export(Chain(), (x,))), x
 
 
@@ -43,28 +43,28 @@ def test_values_are_those_of_pytorch_and_of_float64_and_go_when_they_are_release
     graph, x = chain()
     (output,) = graph.outputs
     before = alive()
-    reference = Reference(graph, (x,), own=[output], exact=[output])
-    assert torch.equal(reference.own(output), Chain()(x))
-    exact = reference.exact(output)
+    reference = Reference(graph, (x,), torch_nodes=[output], exact_nodes=[output])
+    assert torch.equal(reference.torch_value(output), Chain()(x))
+    exact = reference.exact_value(output)
     assert exact.dtype is torch.float64
     assert torch.equal(exact, Chain()(x.double()))
     del exact
     assert alive() - before == 2
-    reference.release(own=[output], exact=[output])
+    reference.release(torch_nodes=[output], exact_nodes=[output])
     assert alive() == before
 
 
 def test_float64_from_sources_begins_with_pytorchs_own_values() -> None:
     graph, x = chain()
     output = graph.nodes[graph.outputs[0]]
-    middle = needed([output])[LENGTH]
-    reference = Reference(graph, (x,), own=[middle.name, output.name], exact=[])
-    rest = needed([output])[LENGTH + 1 :]
+    middle = needed_calls([output])[LENGTH]
+    reference = Reference(graph, (x,), torch_nodes=[middle.name, output.name], exact_nodes=[])
+    rest = needed_calls([output])[LENGTH + 1 :]
     assert region(output, [middle]) == rest
-    value = reference.own(middle.name).double()
+    value = reference.torch_value(middle.name).double()
     for node in rest:
         value = torch.sin(value) if "sin" in node.name else value * 1.5
-    assert torch.equal(reference.locally_exact(output.name, [middle.name]), value)
+    assert torch.equal(reference.locally_exact_value(output.name, [middle.name]), value)
 
 
 @given(st.floats(0.1, 1000), st.integers(-20, 20), st.integers(0, 2**32 - 1))

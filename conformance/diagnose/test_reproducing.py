@@ -26,10 +26,10 @@ from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
+from harness.diagnose.deviation import Fault, Kind
 from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.fault import Fault, Kind
-from harness.diagnose.folder import check_folder, write_folder
+from harness.diagnose.report import check_folder, write_folder
+from harness.diagnose.runner import diagnose_program
 from harness.lowering.frontends.torch_export import defects
 from harness.report import read_report
 from harness.schedules.cpu import epilogue
@@ -65,7 +65,7 @@ def test_a_wrong_import_is_shown_by_tvm_alone_until_it_is_repaired(
     found = block(reproduce=True)
     assert cause_of(found) is Cause.IMPORTER
     assert found.ablation is not None
-    assert found.ablation.whose == "TVM's importer"
+    assert found.ablation.responsible == "TVM's importer"
     texts = written(found, tmp_path / "softmax")
     assert "torch.ops.aten._softmax.default" in texts["reproduce.py"]
     assert "R.nn.softmax" in texts["module.py"]
@@ -92,7 +92,7 @@ def test_a_workaround_that_is_wrong_is_told_from_tvms_importer(monkeypatch: pyte
     found = block()
     assert cause_of(found) is Cause.IMPORTER
     assert found.ablation is not None
-    assert found.ablation.whose == "this project's workarounds"
+    assert found.ablation.responsible == "this project's workarounds"
     assert found.ablation.reason.endswith("the fault is in this project's workarounds")
 
 

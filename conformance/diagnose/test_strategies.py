@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.support.diagnosed import rotary_program
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.table import summary
+from harness.diagnose.report import summary
+from harness.diagnose.runner import diagnose_program
 from harness.lowering.frontends.torch_export.complex import arithmetic
 from harness.lowering.rope import real
 from harness.models.sam3.upstream import upstream
@@ -23,13 +24,7 @@ from harness.models.sam3.upstream import upstream
 def attention(strategy: str) -> Diagnosis:
     """Diagnoses rotary attention of the image encoder."""
     with upstream():
-        from sam3.model.vitdet import Attention
-
-        torch.manual_seed(0)
-        module = Attention(32, 2, use_rope=True, input_size=(4, 4)).eval().requires_grad_(False)
-        x = torch.randn(1, 4, 4, 32, generator=torch.Generator().manual_seed(1))
-        program = Program("attention", module, {"x": x}, ("out",), uses_rope=True)
-        return diagnose_program(program, Case("attention", strategy, "llvm"), SEEDED)
+        return diagnose_program(rotary_program(), Case("attention", strategy, "llvm"), SEEDED)
 
 
 def late(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +61,7 @@ def test_a_strategy_fault_is_named_with_the_line_of_the_model_and_of_the_strateg
     found = attention("real")
     assert found.faulty
     assert found.first is None, "the kernels are right"
-    assert list(found.failed) == found.beyond == ["out"]
+    assert list(found.failed) == found.wrong_outputs == ["out"]
     assert found.rewriting is not None
     assert found.rewriting.cause is Cause.STRATEGY
     assert "sam3/model/vitdet.py" in found.rewriting.source

@@ -20,7 +20,7 @@ from harness.lowering.frontends.torch_export import export_program, import_progr
 from harness.processes import WorkerEnd, run_isolated
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module
-from harness.targets.metal_source import initialized, split_kernels
+from harness.targets.metal_source import initialize_reductions, split_kernels
 
 pytestmark = [
     pytest.mark.metal,
@@ -98,4 +98,4 @@ def test_threads_of_a_reduction_that_have_no_value_are_given_one(tmp_path):
     ((actual,),) = emulated([REDUCTION], "metal", tmp_path, ["run_as_cpp"])
     hold(REDUCTION, actual)
     declared = "kernel void k() {\n  thread float red_buf0_1[1];\n  thread float v[1];\n}\n"
-    assert initialized(declared) == declared.replace("red_buf0_1[1];", "red_buf0_1[1] = {};")
+    assert initialize_reductions(declared) == declared.replace("red_buf0_1[1];", "red_buf0_1[1] = {};")

@@ -39,7 +39,7 @@ from harness.report.verification.document import build_report
 from harness.report.verification.markdown import render_report
 from harness.runtime import Prompt, Sam3
 from harness.runtime.executable import Executable
-from harness.segment import Failed, Job, Segmented, run
+from harness.segment import FailedImage, Job, SegmentedImage, run
 from harness.targets import TARGETS
 from harness.targets.compiling import compile_module
 from harness.targets.llvm import cpu_name
@@ -121,7 +121,7 @@ def test_a_device_says_what_it_is_and_what_it_lacks(served: Served) -> None:
     assert "llvm" in description.hardware
     assert {*description.hardware, *description.problems} == set(TARGETS)
     assert description.processors.cpu == description.mcpu == cpu_name()
-    assert Processors("x86-64-v3").otherwise(description.processors).cpu == "x86-64-v3"
+    assert Processors("x86-64-v3").with_defaults(description.processors).cpu == "x86-64-v3"
     assert description.problem("llvm", description.processors) is None
     for target, problem in description.problems.items():
         assert problem in str(description.problem(target, description.processors))
@@ -238,9 +238,9 @@ def test_segmenting_on_a_device_finds_the_same(served: Served, shallow_artifact:
         (there,) = run(model, jobs[1])
         served.session().kill()
         (lost,) = run(model, jobs[2])
-    assert isinstance(here, Segmented) and isinstance(there, Segmented)
+    assert isinstance(here, SegmentedImage) and isinstance(there, SegmentedImage)
     assert there.annotations == here.annotations
-    assert isinstance(lost, Failed) and "ended before its work was done" in lost.reason
+    assert isinstance(lost, FailedImage) and "ended before its work was done" in lost.reason
     with closing(DeviceSession(served.remote)) as session:
         RemoteArtifact(session, shallow_artifact)
         assert session.sent_bytes == 0

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from conformance.support.operators import module_of
 from harness.core.case import Case
 from harness.lowering.rope import STRATEGIES
-from harness.models.lowered import imported_module
+from harness.models.importing import imported_module
 from harness.models.sam3.components import COMPONENTS
 from harness.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
 from harness.schedules.cpu import cpu_pipeline, elementwise

@@ -458,7 +458,7 @@ def test_a_component_in_half_precision(target, component, precision):
     assert VerdictKind.ORACLE in {verdict.kind for verdict in result.outcome.verdicts}
     assert {verdict.dtype for verdict in result.outcome.verdicts} == {"float32"}
     assert result.outcome.sizes["parameters"] < 0.51 * 530448, "of what they are in fp32"
-    report = build_report([Result.of(case, result.outcome, None)], {}, {})
+    report = build_report([Result.from_outcome(case, result.outcome, None)], {}, {})
     assert report["cases"][0]["precision"] == precision and report["summary"]["elements_outside"] == 0
     page = render_report(report)
     assert f"real · {target} · shallow · {precision}" in page and "judged by the oracle" in page

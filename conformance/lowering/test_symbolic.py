@@ -17,9 +17,9 @@ from conformance.support.kernels import machine_of
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.program import Axis
-from harness.lowering.frontends.torch_export.slices import within_bounds
+from harness.lowering.frontends.torch_export.slices import mark_inbound_slices
 from harness.lowering.route import Lowered, Route
-from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
+from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.schedules.cpu import cpu_pipeline
 from harness.targets import TARGETS
 
@@ -95,7 +95,7 @@ def test_a_slice_that_may_end_outside_is_left_alone() -> None:
             parts = [builder.emit(relax.op.strided_slice(x, [0], [0], [end])) for end in (6, 7)]
             result = builder.emit_output(relax.Tuple(parts))
         builder.emit_func_output(result)
-    inside, outside, *_ = within_bounds(builder.get())["main"].body.blocks[0].bindings
+    inside, outside, *_ = mark_inbound_slices(builder.get())["main"].body.blocks[0].bindings
     assert inside.value.attrs.assume_inbound and not outside.value.attrs.assume_inbound
 
 
@@ -113,7 +113,7 @@ def test_strategies_that_take_none(strategy: str) -> None:
 
 
 def test_what_takes_symbolic_axes_is_what_takes_them() -> None:
-    assert what_takes_symbolic_axes() == "the target llvm, the strategy real and the frontend torch"
+    assert describe_symbolic_support() == "the target llvm, the strategy real and the frontend torch"
     case = Case("memory_attention", "real", "llvm")
     assert takes_symbolic_axes(case)
     for other in ({"target": "cuda"}, {"strategy": "lowering"}, {"frontend": "onnx"}):

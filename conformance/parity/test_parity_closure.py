@@ -12,14 +12,14 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.models.sam3.captures import CLICKS, GROUNDING, PROPAGATION
-from harness.models.sam3.source import BUILT_BY, ORACLE, SHARED
+from harness.models.sam3.source import BUILDER, ORACLE, SHARED
 from harness.parity.closure import closure_digest, import_closure
 
 MADE_BY = (
     CLICKS.module,
     GROUNDING.module,
     PROPAGATION.module,
-    BUILT_BY,
+    BUILDER,
     ORACLE,
     SHARED,
     "harness.models.sam3.end_to_end.upstream",

@@ -49,7 +49,7 @@ def only(name: str, kind: VerdictKind = VerdictKind.FAILED) -> dict[str, Verdict
 
 
 def test_what_upstream_finds_is_strict() -> None:
-    verdicts = judge_detections("", truth().found, truth())
+    verdicts = judge_detections("", truth().first, truth())
     assert [(verdict.kind, verdict.outside, verdict.reason) for verdict in verdicts] == [
         (VerdictKind.STRICT, 0, "")
     ] * 4
@@ -61,7 +61,7 @@ def test_what_upstream_finds_is_strict() -> None:
 def test_a_flipped_pixel_is_seen_where_it_is_decided(query: int, y: int, x: int) -> None:
     expected = truth()
     at = (query, y, x)
-    actual = changed(expected.found, "masks", at, ~expected.found.masks[at])
+    actual = changed(expected.first, "masks", at, ~expected.first.masks[at])
     verdict = judge_detections("", actual, expected)[1]
     if expected.undecided[at]:
         assert kinds(actual, expected) == only("masks", VerdictKind.STRICT)
@@ -76,21 +76,21 @@ def test_a_flipped_pixel_is_seen_where_it_is_decided(query: int, y: int, x: int)
 def test_a_shifted_box_is_seen_beyond_the_limit(query: int, corner: int, limits: float) -> None:
     expected = truth()
     at = (query, corner)
-    actual = changed(expected.found, "boxes", at, expected.found.boxes[at] + limits * BOX_PIXELS)
+    actual = changed(expected.first, "boxes", at, expected.first.boxes[at] + limits * BOX_PIXELS)
     assert kinds(actual, expected) == only("boxes", VerdictKind.FAILED if abs(limits) > 1 else VerdictKind.STRICT)
 
 
 @given(st.integers(0, KEPT - 1), st.sampled_from([0.5, 2.0, -2.0]))
 def test_another_score_is_seen_beyond_the_limit(query: int, limits: float) -> None:
     expected = truth()
-    actual = changed(expected.found, "scores", query, expected.found.scores[query] + limits * SCORE)
+    actual = changed(expected.first, "scores", query, expected.first.scores[query] + limits * SCORE)
     assert kinds(actual, expected) == only("scores", VerdictKind.FAILED if abs(limits) > 1 else VerdictKind.STRICT)
 
 
 @given(st.integers(0, KEPT - 1))
 def test_a_dropped_query_is_seen_everywhere(query: int) -> None:
     expected = truth()
-    found = expected.found
+    found = expected.first
     actual = changed(found, "queries", np.flatnonzero(found.queries)[query], False)
     actual = Detections(
         actual.queries, *(np.delete(getattr(found, name), query, axis=0) for name in ("masks", "boxes", "scores"))
@@ -101,7 +101,7 @@ def test_a_dropped_query_is_seen_everywhere(query: int) -> None:
 @given(st.permutations(range(KEPT)))
 def test_queries_out_of_order_are_seen(order: list[int]) -> None:
     expected = truth()
-    found = expected.found
+    found = expected.first
     actual = replace(found, masks=found.masks[order], boxes=found.boxes[order], scores=found.scores[order])
     wrong = VerdictKind.STRICT if order == list(range(KEPT)) else VerdictKind.FAILED
     assert kinds(actual, expected) == dict.fromkeys(NAMES, wrong) | {"queries": VerdictKind.STRICT}
@@ -109,8 +109,8 @@ def test_queries_out_of_order_are_seen(order: list[int]) -> None:
 
 def test_another_query_instead_is_seen() -> None:
     expected = truth()
-    kept = expected.found.queries
-    actual = changed(expected.found, "queries", np.flatnonzero(kept)[0], False)
+    kept = expected.first.queries
+    actual = changed(expected.first, "queries", np.flatnonzero(kept)[0], False)
     actual = changed(actual, "queries", np.flatnonzero(~kept)[0], True)
     assert kinds(actual, expected) == only("queries")
 
@@ -118,15 +118,15 @@ def test_another_query_instead_is_seen() -> None:
 @pytest.mark.parametrize("name", ["boxes", "scores"])
 def test_nan_and_another_dtype_are_seen(name: str) -> None:
     expected = truth()
-    assert kinds(changed(expected.found, name, 0, np.nan), expected) == only(name)
-    wide = replace(expected.found, **{name: getattr(expected.found, name).astype(np.float64)})
+    assert kinds(changed(expected.first, name, 0, np.nan), expected) == only(name)
+    wide = replace(expected.first, **{name: getattr(expected.first, name).astype(np.float64)})
     assert kinds(wide, expected) == only(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reference_that_cannot_repeat_itself_is_no_reference(name: str) -> None:
     expected = truth()
-    again = getattr(expected.found, name).copy()
+    again = getattr(expected.first, name).copy()
     again.flat[0] = ~again.flat[0] if again.dtype == bool else np.nextafter(again.flat[0], np.float32(1e9))
-    unstable = replace(expected, again=replace(expected.found, **{name: again}))
-    assert kinds(expected.found, unstable) == only(name, VerdictKind.NOT_JUDGEABLE)
+    unstable = replace(expected, second=replace(expected.first, **{name: again}))
+    assert kinds(expected.first, unstable) == only(name, VerdictKind.NOT_JUDGEABLE)

@@ -25,15 +25,15 @@ from harness.execution.run import Run
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.autocast import half_reference
-from harness.parity.draws import (
+from harness.parity.monte_carlo import (
     DRAWS,
-    FEW,
-    FURTHER,
-    drawn_errors,
-    judged_by_draws,
-    judged_by_usual_errors,
-    names_of_doubt,
-    names_of_few,
+    PERTURBATION_SCALE,
+    SMALL_SIZE,
+    ambiguous_outputs,
+    draw_errors,
+    judge_by_draws,
+    judge_by_typical_errors,
+    small_outputs,
 )
 from harness.parity.oracle import oracle, reference
 from harness.parity.trace import independent_calls, run_trace
@@ -65,7 +65,7 @@ def drawn(shapes: dict[str, int], seed: int) -> tuple[Arrays, Arrays, Arrays, Ar
 
 
 def by_draws(actual: Arrays, reference: Arrays, exact: Arrays, further: Arrays) -> tuple[Verdict, ...]:
-    return judged_by_draws(judge(actual, reference, exact, by_oracle=True), actual, reference, exact, further)
+    return judge_by_draws(judge(actual, reference, exact, by_oracle=True), actual, reference, exact, further)
 
 
 def failed(verdicts: tuple[Verdict, ...]) -> set[str]:
@@ -120,13 +120,13 @@ def test_what_is_not_finite_stays_a_failure(value: float) -> None:
 
 def test_few_are_floating_point_numbers_and_some() -> None:
     arrays = {
-        "few": np.zeros((1, FEW - 1), np.float32),
-        "many": np.zeros(FEW, np.float32),
+        "few": np.zeros((1, SMALL_SIZE - 1), np.float32),
+        "many": np.zeros(SMALL_SIZE, np.float32),
         "none": np.zeros(0, np.float32),
         "ids": np.zeros(3, np.int64),
         "there": np.zeros(1, bool),
     }
-    assert names_of_few(arrays) == ["few"]
+    assert small_outputs(arrays) == ["few"]
 
 
 # --- a network, and what goes wrong in one ---
@@ -176,7 +176,7 @@ def measured(precision: str) -> tuple[Arrays, Arrays, Arrays]:
     autocast = partial(half_reference, precision=PRECISIONS[precision])
     run = partial(run_trace, calls()[0], run=autocast)
     reference, exact = run(calls()[1]), run_trace(*calls(), oracle)
-    (further,) = drawn_errors(*calls(), names_of_few(reference), [run], PRECISIONS[precision], seed=0)
+    (further,) = draw_errors(*calls(), small_outputs(reference), [run], PRECISIONS[precision], seed=0)
     return reference, exact, further
 
 
@@ -283,14 +283,14 @@ def grown(seed: int, shift: float = 0.0, size: float = 1e-4) -> tuple[Arrays, Ar
 
 
 def strained(actual: Arrays, reference: Arrays, exact: Arrays, further: Arrays) -> set[str]:
-    verdicts = judge(actual, reference, exact, strained=True)
-    return failed(judged_by_draws(verdicts, actual, reference, exact, further, strained=True))
+    verdicts = judge(actual, reference, exact, ill_conditioned=True)
+    return failed(judge_by_draws(verdicts, actual, reference, exact, further, ill_conditioned=True))
 
 
 def test_an_error_that_grows_is_held_to_those_that_grow_in_pytorch() -> None:
     cases = [grown(seed) for seed in range(1000)]
     assert sum(bool(strained(*case)) for case in cases) <= 6
-    assert sum(bool(failed(judge(*case[:3], strained=True))) for case in cases) > 150
+    assert sum(bool(failed(judge(*case[:3], ill_conditioned=True))) for case in cases) > 150
 
 
 @pytest.mark.parametrize("shift", [7, -7])
@@ -310,7 +310,7 @@ def test_independent_errors_keep_the_limit_of_the_oracle() -> None:
 
 def test_where_pytorch_never_leaves_the_gate_compiled_code_must_not() -> None:
     actual, reference, exact, further = grown(0, size=1e-6)
-    assert not failed(judge(reference, reference, exact, strained=True))
+    assert not failed(judge(reference, reference, exact, ill_conditioned=True))
     actual["feats"][0, 0] += 2.5e-5
     assert strained(actual, reference, exact, further) == {"feats"}
 
@@ -330,12 +330,12 @@ class Both:
     ours: Arrays
 
     def by_draws(self) -> tuple[Verdict, ...]:
-        verdicts = judge(self.actual, self.reference, self.exact, strained=True)
-        return judged_by_draws(verdicts, self.actual, self.reference, self.exact, self.further, strained=True)
+        verdicts = judge(self.actual, self.reference, self.exact, ill_conditioned=True)
+        return judge_by_draws(verdicts, self.actual, self.reference, self.exact, self.further, ill_conditioned=True)
 
     def failed(self) -> bool:
         given = (self.actual, self.reference, self.exact, self.further)
-        return bool(failed(judged_by_usual_errors(self.by_draws(), *given, self.theirs, self.ours)))
+        return bool(failed(judge_by_typical_errors(self.by_draws(), *given, self.theirs, self.ours)))
 
 
 def both(
@@ -396,8 +396,8 @@ def test_luck_excuses_nothing_that_leaves_the_gate_where_pytorch_does_not_nor_on
     for case in (inside, far):
         given = (case.actual, case.reference, case.exact, case.further)
         assert failed(case.by_draws()) == {"feats"}
-        assert names_of_doubt(case.by_draws(), *given) == []
-        assert failed(judged_by_usual_errors(case.by_draws(), *given, case.theirs, right)) == {"feats"}
+        assert ambiguous_outputs(case.by_draws(), *given) == []
+        assert failed(judge_by_typical_errors(case.by_draws(), *given, case.theirs, right)) == {"feats"}
 
 
 class Token(nn.Module):
@@ -429,7 +429,7 @@ def token() -> tuple[dict[str, Program], Trace, Arrays, Arrays, Arrays]:
     programs = {"token": Program("token", Token().eval().requires_grad_(False), inputs, ("feats",))}
     trace = independent_calls({"token": inputs}, {"token": "token"})
     run = partial(run_trace, programs, run=reference)
-    (further,) = drawn_errors(programs, trace, ["feats"], [run], PRECISIONS["fp32"], seed=0, further=FURTHER)
+    (further,) = draw_errors(programs, trace, ["feats"], [run], PRECISIONS["fp32"], seed=0, scale=PERTURBATION_SCALE)
     return programs, trace, run(trace), run_trace(programs, trace, oracle), {"feats": further["feats"] / 4}
 
 
@@ -518,7 +518,7 @@ def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
     precision: str, expected: list[list[str]]
 ) -> None:
     """So does the performance suites' `prepare`, whose outputs in fp32 are judged by the gate alone."""
-    reference = {"few": np.zeros(FEW - 1, np.float32), "many": np.zeros(FEW, np.float32)}
+    reference = {"few": np.zeros(SMALL_SIZE - 1, np.float32), "many": np.zeros(SMALL_SIZE, np.float32)}
     asked: list[list[str]] = []
 
     def draws(names: Sequence[str]) -> Arrays:
@@ -527,7 +527,7 @@ def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
 
     case = Case("box_head", "real", "cuda", precision=precision)
     workload = TracedWorkload({}, (), lambda: (reference, reference), dict, case, draws)
-    assert [[name] for name in workload.draws_of_few(reference)] == expected
+    assert [[name] for name in workload.draw_small_outputs(reference)] == expected
     assert asked == expected
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.models.sam3.source import run_twice
 from harness.parity.cache import ArrayCache
 from harness.parity.oracle import oracle, reference
-from harness.parity.shared import shared
+from harness.parity.part_cache import cache_part
 
 
 class Trunk(nn.Module):
@@ -74,7 +74,7 @@ def test_results_are_bitwise_those_of_the_part_itself(run, trunk, neck, image, c
     plain = run(neck, (image,), NAMES)
     trunk.calls.clear()
     for _ in range(3):
-        with shared(trunk, cache, {}):
+        with cache_part(trunk, cache, {}):
             found = run(neck, (image,), NAMES)
         assert found.keys() == plain.keys()
         for name, array in plain.items():
@@ -83,9 +83,9 @@ def test_results_are_bitwise_those_of_the_part_itself(run, trunk, neck, image, c
 
 
 def test_another_module_with_the_same_part_does_not_compute_it_again(trunk, neck, image, cache):
-    with shared(trunk, cache, {}):
+    with cache_part(trunk, cache, {}):
         neck(image)
-    with shared(trunk, cache, {}):
+    with cache_part(trunk, cache, {}):
         Neck(trunk)(image)
     assert len(trunk.calls) == 1
 
@@ -93,11 +93,11 @@ def test_another_module_with_the_same_part_does_not_compute_it_again(trunk, neck
 def test_what_is_run_twice_stays_two_runs(trunk, neck, image, cache):
     """So that a reference that does not repeat is still found out."""
     trunk.noise = 1e-3
-    with shared(trunk, cache, {}):
+    with cache_part(trunk, cache, {}):
         both = run_twice(lambda: reference(neck, (image,), NAMES))
     assert len(trunk.calls) == 2
     assert "again:out" in both
-    with shared(trunk, cache, {}):
+    with cache_part(trunk, cache, {}):
         later = run_twice(lambda: reference(neck, (image,), NAMES))
     assert len(trunk.calls) == 2
     np.testing.assert_array_equal(later["again:out"], both["again:out"])
@@ -105,19 +105,19 @@ def test_what_is_run_twice_stays_two_runs(trunk, neck, image, cache):
 
 @pytest.mark.parametrize("change", ["input", "dtype", "key"])
 def test_what_it_depends_on_makes_another_entry(change, trunk, neck, image, cache):
-    with shared(trunk, cache, {"weights": "seed 0"}):
+    with cache_part(trunk, cache, {"weights": "seed 0"}):
         reference(neck, (image,), NAMES)
-    with shared(trunk, cache, {"weights": "seed 1" if change == "key" else "seed 0"}):
+    with cache_part(trunk, cache, {"weights": "seed 1" if change == "key" else "seed 0"}):
         run = oracle if change == "dtype" else reference
         run(neck, (image + 1 if change == "input" else image,), NAMES)
     assert len(trunk.calls) == 2
 
 
 def test_the_part_is_itself_again_afterwards(trunk, neck, image, cache):
-    with pytest.raises(RuntimeError), shared(trunk, cache, {}):
+    with pytest.raises(RuntimeError), cache_part(trunk, cache, {}):
         neck(image[..., :3])
     assert type(trunk) is Trunk
-    with shared(trunk, cache, {}):
+    with cache_part(trunk, cache, {}):
         neck(image)
     neck(image)
     assert len(trunk.calls) == 3

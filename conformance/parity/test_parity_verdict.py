@@ -344,17 +344,17 @@ def test_the_oracle_verdict_has_a_limit_on_a_single_element():
 
 
 def test_where_pytorch_itself_leaves_the_gate_strained_weights_let_the_oracle_decide():
-    verdict = judged(LARGE["a"], LARGE["r"], LARGE["o"], strained=True)
+    verdict = judged(LARGE["a"], LARGE["r"], LARGE["o"], ill_conditioned=True)
     assert verdict.kind is VerdictKind.ORACLE
     assert "against float64 PyTorch itself has 4000 outside" in verdict.reason
-    worse = judged(noisy(8e-3 * 2.2, scale=280, seed=1), LARGE["r"], LARGE["o"], strained=True)
+    worse = judged(noisy(8e-3 * 2.2, scale=280, seed=1), LARGE["r"], LARGE["o"], ill_conditioned=True)
     assert worse.kind is VerdictKind.FAILED
     assert "oracle verdict needs" in worse.reason
 
 
 def test_where_pytorch_stays_in_the_gate_strained_weights_permit_nothing():
     o, r, a = noisy(0), noisy(1.9e-5), noisy(1.9e-5, seed=1)  # r_rms 1, and their difference is twice the error
-    verdict = judged(a, r, o, strained=True)
+    verdict = judged(a, r, o, ill_conditioned=True)
     assert verdict.outside > 0
     assert verdict.kind is VerdictKind.FAILED
     assert "PyTorch itself" not in verdict.reason

@@ -13,8 +13,6 @@ from torch._inductor import config
 
 from harness.core.precision import PRECISIONS
 from harness.models.registry import models
-from harness.report.performance.palette import BY_SIDE, MARKER_BY_SIDE
-from harness.report.performance.sides import LABELS
 from harness.targets import TARGETS
 from perf import peer_sides
 from perf.peer_sides import COMPILE, PRECISION
@@ -44,13 +42,12 @@ def expected(request: Request, autocast: torch.dtype | None = None) -> np.ndarra
         return np.array(module(inputs).float())
 
 
-def test_every_peer_is_of_some_case_and_has_its_place_in_the_report() -> None:
+def test_every_peer_is_of_some_case() -> None:
     cases = [(precision, target) for target in TARGETS for precision in PRECISIONS]
     assert {name for case in cases for name in peers_of(*case, PEERS)} == set(PEERS)
     on_cpu, on_gpu = (set(peers_of("bf16", target, PEERS)) for target in ("llvm", "cuda"))
     assert on_cpu - set(peers_of("fp32", "llvm", PEERS)) == {"torch bf16", "torch.compile bf16"}
     assert on_gpu == {"torch cuda", "torch.compile cuda", "torch cuda bf16"} and not on_cpu & on_gpu
-    assert all(set(PEERS) <= known.keys() for known in (LABELS, BY_SIDE, MARKER_BY_SIDE))
     assert all(hasattr(peer_sides, peer.side.partition(":")[2]) for peer in PEERS.values())
 
 

@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.processes.threads import OPTION_VARIABLE, checked, tvm_threads
+from harness.processes.threads import OPTION_VARIABLE, tvm_threads, validate_threads
 from harness.runtime.threads import VARIABLE, default_threads, usable_cpus
 
 COUNT = """
 import sys
-from harness.processes.threads import configure_threads, reason, thread_count, tvm_threads
+from harness.processes.threads import configure_threads, thread_count_reason, thread_count, tvm_threads
 configure_threads(int(sys.argv[1]) if sys.argv[1:] else None)
 import torch
-print(thread_count(), tvm_threads(), torch.get_num_threads(), reason(), sep="|")
+print(thread_count(), tvm_threads(), torch.get_num_threads(), thread_count_reason(), sep="|")
 """
 TOO_MANY = str(usable_cpus() + 1)
 one_cpu = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS has no affinity masks")
@@ -113,7 +113,7 @@ def test_pytest_takes_the_option(pytestconfig: pytest.Config, request: pytest.Fi
 @pytest.mark.parametrize("count", ["0", "-1", TOO_MANY])
 def test_a_number_that_cannot_be_is_one_sentence(count: str) -> None:
     with pytest.raises(HarnessError) as error:
-        checked(int(count))
+        validate_threads(int(count))
     assert str(error.value).startswith(f"cannot run on {count} threads: give 1 to {usable_cpus()}, ")
 
 

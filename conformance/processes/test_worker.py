@@ -25,7 +25,7 @@ import pytest
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.processes import DETAILS_BYTES, OUTPUT_BYTES, Stopped, Template, WorkerEnd, WorkerResult, run_isolated
-from harness.verify.runner import Limits, libraries_loaded, verify_case
+from harness.verify.runner import Limits, library_template, verify_case
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,7 +81,7 @@ def is_gone(pid: int) -> bool:
 def test_a_value_and_every_stage_come_back(call):
     argument = {"numbers": [1, 2.5, None], "bytes": b"\0" * 100}
     seen: list[str] = []
-    result = call("echo", argument, breadcrumb=seen.append)
+    result = call("echo", argument, on_stage=seen.append)
     assert result.kind is WorkerEnd.OK
     assert result.value == argument
     assert result.error is None
@@ -94,7 +94,7 @@ def test_a_value_and_every_stage_come_back(call):
 def test_stages_are_seen_while_the_child_runs(call):
     stages = ["build", "export", "import", "two\nlines"]
     seen: dict[str, float] = {}
-    result = call("import_stages", stages, breadcrumb=lambda stage: seen.setdefault(stage, time.monotonic()))
+    result = call("import_stages", stages, on_stage=lambda stage: seen.setdefault(stage, time.monotonic()))
     assert list(seen) == ["build", "export", "import", "two lines"]
     assert result.stage == "two lines"
     assert seen["import"] - seen["build"] > 0.02  # not all at once, at the end
@@ -345,7 +345,7 @@ def test_an_error_in_the_callback_ends_the_child(call):
         raise RuntimeError(f"no {stage}, please")
 
     with pytest.raises(RuntimeError, match="no hanging, please"):
-        call("hang_in_python", breadcrumb=refuse)
+        call("hang_in_python", on_stage=refuse)
 
 
 def loaded(template: Template) -> tuple[int, list[int]]:
@@ -366,9 +366,9 @@ forks = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked
 
 @forks
 def test_what_calls_need_is_loaded_once(template):
-    assert not template.runs
+    assert not template.is_running
     calls = [loaded(template) for _ in range(3)]
-    assert template.runs
+    assert template.is_running
     assert len({process for process, _ in calls}) == 3
     ((loader,),) = {tuple(by) for _, by in calls}
     assert psutil.Process(loader).ppid() == os.getpid()
@@ -383,10 +383,10 @@ def test_what_verification_loads_leaves_no_thread_that_a_fork_would_miss():
 
 @forks
 def test_a_case_that_may_use_a_gpu_is_not_forked():
-    with closing(libraries_loaded()) as template:
+    with closing(library_template()) as template:
         for target, forked in (("cuda", False), ("metal", False), ("llvm", True)):
             verify_case(Case("box_head", "real", target), limits=Limits(timeout=0.1), template=template)
-            assert template.runs is forked
+            assert template.is_running is forked
 
 
 @forks
@@ -394,7 +394,7 @@ def test_forks_see_no_gpu(template, monkeypatch):
     """PyTorch would ask CUDA for its random state, which a fork cannot."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     result = run_isolated("conformance.support.misbehaviour:visible_gpus", None, timeout=60, template=template)
-    assert template.runs and result.value == ("", 0)
+    assert template.is_running and result.value == ("", 0)
 
 
 @forks
@@ -424,7 +424,7 @@ def test_a_call_is_as_the_caller_is_now(template, tmp_path, monkeypatch):
 def test_a_template_ends_when_it_is_no_longer_needed(template):
     _, (loader,) = loaded(template)
     template.close()
-    assert is_gone(loader) and not template.runs
+    assert is_gone(loader) and not template.is_running
     template.close()
     assert loaded(template)[1] != [loader]
 
@@ -449,7 +449,7 @@ def test_calls_are_stopped_while_their_template_loads(nothing_left_behind):
         function = "conformance.support.misbehaviour:echo"
         calls = [pool.submit(run_isolated, function, None, template=template, stop=stop) for _ in range(2)]
         assert all(isinstance(call.exception(60), Stopped) for call in calls)
-        assert not template.runs
+        assert not template.is_running
     assert time.monotonic() - start < 30
 
 

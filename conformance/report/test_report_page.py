@@ -30,8 +30,8 @@ from harness.core.distribution import EDGES, WITHIN
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
-from harness.diagnose.document import document
+from harness.diagnose.report import document
+from harness.diagnose.runner import diagnose_program
 from harness.models.registry import MODELS_VARIABLE, models, subjects
 from harness.report import Result, read_report, write_report
 from harness.report.verification.charts import timeline
@@ -56,9 +56,9 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
         models.cache_clear()
         subjects.cache_clear()
         try:
-            right = Result.of(CASE, run_case(CASE, SEEDED), None)
+            right = Result.from_outcome(CASE, run_case(CASE, SEEDED), None)
             patch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
-            wrong = Result.of(BROKEN, run_case(BROKEN, SEEDED), None)
+            wrong = Result.from_outcome(BROKEN, run_case(BROKEN, SEEDED), None)
             diagnosis = diagnose_program(small_segmenter.program(BROKEN.seed), BROKEN, SEEDED)
         finally:
             models.cache_clear()
@@ -462,9 +462,9 @@ def changed(report: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_report_is_as_itself(report: dict[str, Any]) -> None:
     found = compare(report, report)
-    assert (found.ended, found.accuracy, found.setting) == ((), (), ())
+    assert (found.outcomes, found.accuracies, found.environment) == ((), (), ())
     assert (found.cases, found.outputs) == (len(report["cases"]), report["summary"]["outputs"])
-    assert all(took.before == took.after or math.isnan(took.before) for took in found.took)
+    assert all(took.before == took.after or math.isnan(took.before) for took in found.durations)
 
 
 def test_what_changed_is_on_the_page(folder: Path, report: dict[str, Any], tmp_path: Path) -> None:
@@ -488,9 +488,9 @@ def test_what_changed_is_on_the_page(folder: Path, report: dict[str, Any], tmp_p
 def test_a_case_of_one_report_alone_is_told(report: dict[str, Any]) -> None:
     less = copy.deepcopy(report)
     gone = less["cases"].pop(0)
-    (ended,) = compare(report, less).ended
+    (ended,) = compare(report, less).outcomes
     assert (ended.before, ended.after) == (mark(gone), "")
-    (come,) = compare(less, report).ended
+    (come,) = compare(less, report).outcomes
     assert (come.before, come.after) == ("", mark(gone))
 
 

@@ -59,31 +59,35 @@ def every_status() -> list[Result]:
     """One result for every status and every verdict."""
     unavailable = CaseError("Unavailable", "this machine has no Metal device")
     return [
-        Result.of(
+        Result.from_outcome(
             Case("neck", "real", "llvm"),
             Outcome(Stage.JUDGE, Status.PASSED, None, TIMES, {"library": 5 << 20}, 3 << 30, (STRICT, MASK, EXACT)),
             None,
         ),
-        Result.of(Case("vit", "real", "llvm"), Outcome(Stage.JUDGE, Status.PASSED, verdicts=(NOISY,)), LARGE),
-        Result.of(
+        Result.from_outcome(Case("vit", "real", "llvm"), Outcome(Stage.JUDGE, Status.PASSED, verdicts=(NOISY,)), LARGE),
+        Result.from_outcome(
             Case("vit", "none", "llvm"),
             Outcome(Stage.IMPORT, Status.FAILED, CaseError("NotImplementedError", "no complex64")),
             CONTROL,
         ),
-        Result.of(Case("vit", "none", "metal"), Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,)), CONTROL),
-        Result.of(
+        Result.from_outcome(
+            Case("vit", "none", "metal"), Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,)), CONTROL
+        ),
+        Result.from_outcome(
             Case("masks", "real", "llvm"),
             Outcome(Stage.JUDGE, Status.FAILED, CaseError("ParityError", "pred_masks"), verdicts=(WRONG, UNSTABLE)),
             None,
         ),
-        Result.of(
+        Result.from_outcome(
             Case("boxes", "real", "llvm"),
             Outcome(Stage.COMPILE, Status.CRASHED, CaseError("SIGSEGV", "died", "Fatal error:\n```\n  frame 0 <a|b>")),
             None,
         ),
-        Result.of(Case("score", "real", "llvm"), Outcome(Stage.RUN, Status.TIMED_OUT, CaseError("Late", "60 s")), None),
-        Result.of(Case("text", "real", "llvm"), Outcome(Stage.RUN, Status.OUT_OF_MEMORY), None),
-        Result.of(Case("neck", "real", "metal"), Outcome(Stage.RUN, Status.UNAVAILABLE, unavailable), None),
+        Result.from_outcome(
+            Case("score", "real", "llvm"), Outcome(Stage.RUN, Status.TIMED_OUT, CaseError("Late", "60 s")), None
+        ),
+        Result.from_outcome(Case("text", "real", "llvm"), Outcome(Stage.RUN, Status.OUT_OF_MEMORY), None),
+        Result.from_outcome(Case("neck", "real", "metal"), Outcome(Stage.RUN, Status.UNAVAILABLE, unavailable), None),
     ]
 
 
@@ -105,7 +109,10 @@ def test_the_kernels_of_a_gpu_target_are_kept_and_told_in_a_line(tmp_path):
     metal = replace(outcome, kernels=(Kernel("copy", "metal", 512, 1024, 3),))
     report, page = written(
         tmp_path,
-        [Result.of(Case("vit", "real", name), each, None) for name, each in (("cuda", outcome), ("metal", metal))],
+        [
+            Result.from_outcome(Case("vit", "real", name), each, None)
+            for name, each in (("cuda", outcome), ("metal", metal))
+        ],
     )
     kept = report["cases"][0]["kernels"]
     assert {name: len(rows) for name, rows in kept.items()} == {"sm_80": 2, "sm_90": 1}
@@ -119,8 +126,8 @@ def test_the_kernels_of_a_gpu_target_are_kept_and_told_in_a_line(tmp_path):
 
 def test_an_emulated_case_is_never_told_as_one_that_a_device_ran(tmp_path):
     ran = Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,))
-    results = [Result.of(Case("vit", "real", "cuda"), replace(ran, emulated=True), None)]
-    results.append(Result.of(Case("vit", "real", "llvm"), ran, None))
+    results = [Result.from_outcome(Case("vit", "real", "cuda"), replace(ran, emulated=True), None)]
+    results.append(Result.from_outcome(Case("vit", "real", "llvm"), ran, None))
     report, page = written(tmp_path, results)
     assert [case.get("emulated", False) for case in report["cases"]] == [True, False]
     assert report["summary"]["emulated"] == 1
@@ -395,7 +402,7 @@ def test_several_seeds_are_told_apart(tmp_path):
 def test_weights_are_told_apart_and_what_judges_them(tmp_path):
     even = every_status()[0]
     uneven = Outcome(Stage.JUDGE, Status.PASSED, verdicts=(NOISY,))
-    outliers = Result.of(replace(even.case, weights="outliers"), uneven, None)
+    outliers = Result.from_outcome(replace(even.case, weights="outliers"), uneven, None)
     report, page = written(tmp_path, [even, outliers])
     assert [case.get("weights") for case in report["cases"]] == [None, "outliers"]
     assert [case["expected"] for case in report["cases"]] == [True, True]

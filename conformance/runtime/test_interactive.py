@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from harness.runtime import ObjectPrompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.interactive import ABSENT, LARGEST_HOLE, PAD, encode_object_prompt, selected, without_holes
+from harness.runtime.sam3.interactive import ABSENT, LARGEST_HOLE, PAD, encode_object_prompt, fill_holes, select_masks
 
 SIZE = (451, 300)
 CAPACITY = Capacity(clicks=4)
@@ -131,7 +131,7 @@ def test_the_masks_that_are_given_are_those_of_upstreams_decoder(
         masks, scores = torch.from_numpy(logits)[None], torch.from_numpy(iou)[None]
         decoder.predict_masks = lambda **_: (masks, scores, torch.zeros(1, 4, 8), torch.zeros(1, 1))
         expected, expected_iou, _, _ = decoder(*[None] * 4, multimask_output=multimask, repeat_image=False)
-    got, got_iou = selected(logits, iou, multimask)
+    got, got_iou = select_masks(logits, iou, multimask)
     np.testing.assert_array_equal(got, expected[0].numpy())
     np.testing.assert_array_equal(got_iou, expected_iou[0].numpy())
 
@@ -151,7 +151,7 @@ def test_holes_are_filled_as_upstream_fills_them(seed: int) -> None:
 
         transforms = SAM2Transforms(1008, 0.0, max_hole_area=float(LARGEST_HOLE))
         expected = transforms.postprocess_masks(torch.from_numpy(logits)[None], (288, 288))[0].numpy()
-    filled = without_holes(logits)
+    filled = fill_holes(logits)
     np.testing.assert_array_equal(filled, expected)
     assert (filled != logits).any(), "some hole is small enough"
     assert (filled <= 0).any(), "and some is not"
@@ -163,4 +163,4 @@ def test_the_largest_hole_that_is_filled(area: int, filled: bool) -> None:
     hole = np.zeros((17, 17), bool)
     hole.reshape(-1)[:area] = True
     mask[0, 100:117, 100:117][hole] = -1
-    assert (without_holes(mask) > 0).all() == filled
+    assert (fill_holes(mask) > 0).all() == filled

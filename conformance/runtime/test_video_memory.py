@@ -30,17 +30,22 @@ from conformance.support.tracker_memory import (
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.consolidation import Answer, consolidated
-from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank, tracked_entry
-from harness.runtime.sam3.video.memory_scores import effective_iou
-from harness.runtime.sam3.video.retention import HOTSTART, Retention
-from harness.runtime.sam3.video.selection import RULES, MemoryRules, closest_conditioning_frames, plan_attention
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
+from harness.runtime.sam3.video.memory_selection import (
+    HOTSTART,
+    RULES,
+    MemoryRules,
+    Retention,
+    closest_conditioning_frames,
+    effective_iou,
+    plan_attention,
+)
 
 SEEN = np.float32(0.5)
 WITHOUT_SELECTION = MemoryRules(use_memory_selection=False)
 
 
-def entry(number: float, objects: int = 1, encoded: bool = True) -> Entry:
+def entry(number: float, objects: int = 1, encoded: bool = True) -> MemoryEntry:
     """A tracked frame with every object in it, whose arrays are a number."""
     memory = np.full((objects, 1), number, np.uint16) if encoded else None
     pointer = np.full((objects, 2), number, np.float32)
@@ -247,12 +252,14 @@ def test_an_object_that_is_not_in_the_bucket_is_one_sentence() -> None:
 
 def test_an_object_without_answer_keeps_what_was_known_of_it_or_counts_as_an_empty_mask() -> None:
     """The second half is repaired: upstream fails there."""
-    answer = Answer(np.ones((1, 2), np.float32), np.full((1, 1), 3, np.float32), np.array([[0.25, 0.5]], np.float32))
+    answer = PromptOutput(
+        np.ones((1, 2), np.float32), np.full((1, 1), 3, np.float32), np.array([[0.25, 0.5]], np.float32)
+    )
     empty = np.full((1, 2), -1, np.float32)
-    known = consolidated([4, 5], {5: answer}, entry(8, 2), empty)
+    known = consolidate([4, 5], {5: answer}, entry(8, 2), empty)
     assert known.pointer.tolist() == [[8, 8], [1, 1]]
     assert known.object_logits.tolist() == [[20], [3]] and known.iou.tolist() == [[1], [0.5]]
-    unknown = consolidated([4, 5], {5: answer}, None, empty)
+    unknown = consolidate([4, 5], {5: answer}, None, empty)
     assert unknown.pointer.tolist() == [[-1, -1], [1, 1]]
     assert unknown.object_logits.tolist() == [[10], [3]] and unknown.iou.tolist() == [[0], [0.5]]
     assert unknown.memory is None and unknown.score is None
@@ -362,7 +369,7 @@ def test_upstream_clears_the_memories_around_a_correction() -> None:
     with scripted():
         state = tracker.init_state(video_height=SIZE, video_width=SIZE, num_frames=20, cached_features={})
         number = np.ones((1, 2), np.float32)
-        networks.answer = Answer(number, number[:, :1], number[:, :1])
+        networks.answer = PromptOutput(number, number[:, :1], number[:, :1])
         tracker.add_new_mask(state, 0, 1, torch.ones(SIZE, SIZE))
         tracker.propagate_in_video_preflight(state)
         list(tracker.propagate_in_video(state, 0, 10, reverse=False, tqdm_disable=True))
@@ -377,12 +384,12 @@ def test_upstream_makes_the_pointer_of_an_empty_mask() -> None:
     tracker, networks = scripted_tracker()
     with scripted():
         state = tracker.init_state(video_height=SIZE, video_width=SIZE, num_frames=2, cached_features={})
-        networks.answer = Answer(*(np.ones((1, n), np.float32) for n in (2, 1, 1)))
+        networks.answer = PromptOutput(*(np.ones((1, n), np.float32) for n in (2, 1, 1)))
         type(tracker)._get_empty_mask_ptr(tracker, state, 0)
 
 
 def test_the_pointer_of_an_empty_mask_is_a_weight() -> None:
-    """`_use_mask_as_output` gives `no_obj_ptr` where a mask is empty, so `consolidated` is given that."""
+    """`_use_mask_as_output` gives `no_obj_ptr` where a mask is empty, so `consolidate` is given that."""
     with upstream(), torch.no_grad():
         from sam3.model_builder import build_tracker
 

@@ -16,14 +16,12 @@ from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.detector import EncodedFrame
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.kept import KeptFrame
 from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
-from harness.runtime.sam3.video.objects import VideoState, with_clicked
-from harness.runtime.sam3.video.outputs import ShownObject
-from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Progress, Underway
-from harness.runtime.sam3.video.propagation import Action, Propagation
-from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.memory_selection import Retention
+from harness.runtime.sam3.video.objects import VideoState, state_after_click
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
+from harness.runtime.sam3.video.processor import Progress, Propagation, VideoProcessor
+from harness.runtime.sam3.video.propagation import Action, PropagationScope
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from harness.runtime.sam3.video.session import Session
 
@@ -47,51 +45,54 @@ class Video:
         yield np.ones((2, 3, 3), np.uint8)
 
 
-def fetching(video: Video) -> tuple[VideoProcessor, Underway]:
+def fetching(video: Video) -> tuple[VideoProcessor, Propagation]:
     """A session of two texts that fetches an object, which hotstart removed from one and a user added to the other."""
     processor = VideoProcessor(NOTHING, NOTHING, video.frames, DISAMBIGUATED, keeps=True)
-    progress = processor.progress = processor.begun([Prompt("dog"), Prompt("cup")], 0)
+    progress = processor.progress = processor.new_progress([Prompt("dog"), Prompt("cup")], 0)
     one, other = progress.groups
-    one.state, other.state = VideoState(removed=frozenset({OBJECT})), with_clicked(VideoState(), OBJECT, 0)
-    shown = {OBJECT: ShownObject(np.ones((2, 3), bool), 1.0)}
-    progress.kept = {0: KeptFrame.of(0, SIZE, shown, whole=True), 1: KeptFrame.of(1, SIZE, {}, whole=True)}
-    progress.underway = Underway((None, None, False), Propagation("fetch"), range(2))
-    return processor, progress.underway
+    one.state, other.state = VideoState(removed=frozenset({OBJECT})), state_after_click(VideoState(), OBJECT, 0)
+    shown = {OBJECT: VisibleObject(np.ones((2, 3), bool), 1.0)}
+    progress.frame_results = {
+        0: FrameResult.pack(0, SIZE, shown, is_complete=True),
+        1: FrameResult.pack(1, SIZE, {}, is_complete=True),
+    }
+    progress.propagation = Propagation((None, None, False), PropagationScope("fetch"), range(2))
+    return processor, progress.propagation
 
 
 def test_an_object_that_is_tracked_again_under_the_id_of_one_that_was_removed_is_kept() -> None:
-    processor, underway = fetching(Video())
-    processor.advance(underway)
-    ((output, _),) = underway.ready
-    assert set(output.bits) == set(processor.progress.kept[0].bits) == {OBJECT}
+    processor, propagation = fetching(Video())
+    processor.advance(propagation)
+    ((output, _),) = propagation.outputs
+    assert set(output.bits) == set(processor.progress.frame_results[0].bits) == {OBJECT}
     other = processor.progress.groups[1]
     other.state = replace(other.state, objects=())
-    underway.order = range(2)
-    processor.advance(underway)
-    assert set(processor.progress.kept[0].bits) == set()
+    propagation.order = range(2)
+    processor.advance(propagation)
+    assert set(processor.progress.frame_results[0].bits) == set()
 
 
 def test_an_interrupted_frame_is_still_to_be_processed() -> None:
     video = Video(KeyboardInterrupt())
-    processor, underway = fetching(video)
+    processor, propagation = fetching(video)
     with pytest.raises(KeyboardInterrupt):
-        processor.advance(underway)
-    assert (underway.order, underway.ready) == (range(2), ())
+        processor.advance(propagation)
+    assert (propagation.order, propagation.outputs) == (range(2), ())
     video.failure = None
     for index in range(2):
-        processor.advance(underway)
-        ((output, pixels),) = underway.ready
+        processor.advance(propagation)
+        ((output, pixels),) = propagation.outputs
         assert output.index == index
         assert (pixels == index).all()
-    assert not underway.order
+    assert not propagation.order
 
 
 def test_whatever_is_wrong_with_the_next_frame_this_one_is_given_out() -> None:
     failure = OSError("the camera is gone")
-    processor, underway = fetching(Video(failure))
-    processor.advance(underway)
-    assert [output.index for output, _ in underway.ready] == [0]
-    assert underway.failure is failure
+    processor, propagation = fetching(Video(failure))
+    processor.advance(propagation)
+    assert [output.index for output, _ in propagation.outputs] == [0]
+    assert propagation.failure is failure
 
 
 class Computing(VideoProcessor):
@@ -102,29 +103,29 @@ class Computing(VideoProcessor):
         self.detected: list[int] = []
         self.tracked: list[tuple[int, set[int]]] = []
 
-    def begun(self, prompts: Sequence[Prompt], frame: int) -> Progress:
-        progress = super().begun(prompts, frame)
+    def new_progress(self, prompts: Sequence[Prompt], frame: int) -> Progress:
+        progress = super().new_progress(prompts, frame)
         progress.groups[0].refine = self.refined  # type: ignore[method-assign]
-        progress.groups[0].state = with_clicked(with_clicked(VideoState(), OBJECT, frame), OBJECT + 1, frame)
+        progress.groups[0].state = state_after_click(state_after_click(VideoState(), OBJECT, frame), OBJECT + 1, frame)
         return progress
 
-    def encoded(self, index: int) -> EncodedFrame:
+    def encode_frame(self, index: int) -> EncodedFrame:
         return EncodedFrame(index, EncodedImage(NOTHING, self.pixels(index), {}), {})
 
-    def process(self, index: int, reverse: bool) -> KeptFrame:
+    def process(self, index: int, reverse: bool) -> FrameResult:
         self.detected.append(index)
-        return self._keep(KeptFrame.of(index, SIZE, {}, whole=True))
+        return self._keep(FrameResult.pack(index, SIZE, {}, is_complete=True))
 
-    def refined(self, frame: EncodedFrame, ids: frozenset[int], *_: Any) -> dict[int, ShownObject]:
+    def refined(self, frame: EncodedFrame, ids: frozenset[int], *_: Any) -> dict[int, VisibleObject]:
         self.tracked.append((frame.index, set(ids)))
-        return {each: ShownObject(np.ones((2, 3), bool), 1.0) for each in ids}
+        return {each: VisibleObject(np.ones((2, 3), bool), 1.0) for each in ids}
 
 
 def computing(length: int, *prompts: Prompt) -> tuple[Session, Computing]:
     """A session of two objects, which were found by a prompt or clicked on, on the first frame."""
     session = Session(NOTHING, NOTHING, [np.zeros((2, 3, 3), np.uint8)] * length, keep=True)
     processor = session.processor = Computing(session.frames)
-    progress = processor.progress = processor.begun(prompts, 0)
+    progress = processor.progress = processor.new_progress(prompts, 0)
     if not prompts:
         progress.history = (Action("add", frozenset({OBJECT, OBJECT + 1})),)
     return session, processor
@@ -156,7 +157,7 @@ def test_after_a_click_the_others_are_tracked_in_frames_that_were_never_computed
     session, processor = computing(6)
     assert len(list(session.propagate(limit=2))) == 3
     progress = processor.progress
-    processor.keep_refined(processor.encoded(4), {OBJECT: ShownObject(np.ones((2, 3), bool), 1.0)})
+    processor.add_refined(processor.encode_frame(4), {OBJECT: VisibleObject(np.ones((2, 3), bool), 1.0)})
     progress.history += (Action("refine", frozenset({OBJECT})),)
     processor.tracked.clear()
     assert [each.ids.tolist() for each in session.propagate(start=1)] == [[OBJECT, OBJECT + 1]] * 5
@@ -183,15 +184,15 @@ def test_an_older_propagation_ends_where_something_else_was_asked() -> None:
 
 def test_a_frame_that_is_held_back_and_kept_is_counted_once() -> None:
     session = Session(NOTHING, NOTHING, Video().frames, keep=True)
-    session.processor, underway = fetching(Video())
+    session.processor, propagation = fetching(Video())
     one = session.nbytes
     assert one > 0
     progress = session.processor.progress
-    bits = dict.fromkeys((OBJECT, OBJECT + 1), progress.kept[0].bits[OBJECT])
-    progress.kept[0] = replace(progress.kept[0], bits=bits)
-    underway.held = ((progress.kept[0], np.zeros((2, 3, 3), np.uint8)),)
+    bits = dict.fromkeys((OBJECT, OBJECT + 1), progress.frame_results[0].bits[OBJECT])
+    progress.frame_results[0] = replace(progress.frame_results[0], bits=bits)
+    propagation.hotstart_buffer = ((progress.frame_results[0], np.zeros((2, 3, 3), np.uint8)),)
     group = progress.groups[1]
-    group.state = with_clicked(group.state, OBJECT + 1, 0)
+    group.state = state_after_click(group.state, OBJECT + 1, 0)
     assert session.nbytes == 2 * one
     session.remove_object(OBJECT + 1)
     assert session.nbytes == one
@@ -205,5 +206,5 @@ def test_only_masks_that_are_remembered_are_cleared(retention: Retention) -> Non
     for frame in (1, 2):
         bank = bank.track(frame, entry)
     masks = {frame: np.zeros((1, 288, 288), np.float32) for frame in (2, 3)}
-    bucket, _, _ = Bucket(bank.condition(3, entry, [OBJECT]), masks).seen(NOTHING, {}, 3, None, reverse=False)
-    assert bucket.cleared == {2}
+    bucket, _, _ = Bucket(bank.condition(3, entry, [OBJECT]), masks).track_frame(NOTHING, {}, 3, None, reverse=False)
+    assert bucket.cleared_frames == {2}

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.reading import PIECE, Reader
+from harness.runtime.sam3.video.frames import CHUNK, FrameReader, Frames, open_frames
 
-LENGTH = 3 * PIECE + 5
+LENGTH = 3 * CHUNK + 5
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,7 +37,7 @@ class Counted:
 
 @given(order=st.lists(st.integers(0, LENGTH + 2), max_size=12))
 def test_any_order_is_as_a_list_gives_it(order: list[int]) -> None:
-    reader = Reader(Counted().frames)
+    reader = FrameReader(Counted().frames)
     for index in order:
         found = reader.frame(index)
         if index < LENGTH:
@@ -49,7 +48,7 @@ def test_any_order_is_as_a_list_gives_it(order: list[int]) -> None:
 
 def test_forwards_each_frame_is_read_once_and_backwards_in_pieces() -> None:
     source = Counted()
-    reader = Reader(source.frames)
+    reader = FrameReader(source.frames)
     for index in range(LENGTH):
         for _ in range(2):
             np.testing.assert_array_equal(reader.frame(index), picture(index))
@@ -60,7 +59,7 @@ def test_forwards_each_frame_is_read_once_and_backwards_in_pieces() -> None:
 
 
 def test_a_stream_goes_on_and_not_back() -> None:
-    reader = Reader(open_frames(iter([picture(index) for index in range(4)])))
+    reader = FrameReader(open_frames(iter([picture(index) for index in range(4)])))
     for index in (1, 1, 3):
         np.testing.assert_array_equal(reader.frame(index), picture(index))
     with pytest.raises(Sam3Error, match="Frame 1 of the stream is gone"):
@@ -70,7 +69,7 @@ def test_a_stream_goes_on_and_not_back() -> None:
 
 
 def test_a_broken_frame_is_told_each_time_and_those_before_it_can_be_read() -> None:
-    reader = Reader(open_frames([picture(0), np.zeros((4, 4, 3), np.uint8), picture(2)]))
+    reader = FrameReader(open_frames([picture(0), np.zeros((4, 4, 3), np.uint8), picture(2)]))
     for _ in range(2):
         np.testing.assert_array_equal(reader.frame(0), picture(0))
         with pytest.raises(Sam3Error, match="Frame 1 of the list of frames has 4 x 4 pixels"):
@@ -93,11 +92,11 @@ class Interrupted:
 
 def test_an_interrupted_read_is_not_the_end_of_the_video() -> None:
     source = Interrupted()
-    reader = Reader(Frames("the list", lambda: (each for each in source), 4))
+    reader = FrameReader(Frames("the list", lambda: (each for each in source), 4))
     with pytest.raises(KeyboardInterrupt):
         reader.frame(3)
     np.testing.assert_array_equal(reader.frame(3), picture(3))
-    stream = Reader(open_frames(iter(Interrupted())))
+    stream = FrameReader(open_frames(iter(Interrupted())))
     np.testing.assert_array_equal(stream.frame(1), picture(1))
     with pytest.raises(KeyboardInterrupt):
         stream.frame(3)
@@ -109,7 +108,7 @@ def test_an_interrupted_read_is_not_the_end_of_the_video() -> None:
 
 def test_a_video_file_is_read_backwards() -> None:
     source = open_frames(ROOT / "fixtures" / "videos" / "bigbuckbunny.mp4")
-    reader, expected = Reader(source), []
+    reader, expected = FrameReader(source), []
     for index, pixels in enumerate(source):
         if index == 40:
             break

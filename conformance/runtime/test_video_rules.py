@@ -20,23 +20,29 @@ from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
 from conformance.support.video_fuzz import configurations
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.association import associate, limited
-from harness.runtime.sam3.video.detections import Detections, kept, video_scores
-from harness.runtime.sam3.video.hotstart import is_young, released, removed, shared_detections
-from harness.runtime.sam3.video.masks import mask_iou, nms
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, with_clicked, without_chosen
-from harness.runtime.sam3.video.occlusion import suppressed, without_overlaps, without_shrunken
-from harness.runtime.sam3.video.outputs import ShownObject, frame_output, sigmoid, with_refined
+from harness.runtime.sam3.video.detector import Detections, select_detections, update_box_frames, video_scores
+from harness.runtime.sam3.video.masks import mask_iou, nms, remove_mask_overlaps, suppress_shrunken, suppressed_objects
+from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
+from harness.runtime.sam3.video.outputs import VisibleObject, frame_output, merge_refined, sigmoid
 from harness.runtime.sam3.video.planner import Observations, plan_frame
 from harness.runtime.sam3.video.propagation import (
     Action,
-    Propagation,
+    PropagationScope,
     next_propagation,
     processing_order,
-    prompts_of_detections,
 )
-from harness.runtime.sam3.video.reconditioning import reconditioned
-from harness.runtime.sam3.video.rules import DISAMBIGUATED, UNDISAMBIGUATED, Rules
+from harness.runtime.sam3.video.rules import (
+    DISAMBIGUATED,
+    UNDISAMBIGUATED,
+    Rules,
+    associate,
+    count_shared_detections,
+    is_young,
+    limit_new_objects,
+    release_outputs,
+    removed_objects,
+    select_reconditionings,
+)
 
 MASKS = arrays(np.bool_, st.tuples(st.integers(0, 5), st.just(6), st.just(5)))
 LOGITS = st.sampled_from([-12, -10, -4, -0.5, 0, 0.5, 2, 4]).map(np.float32)
@@ -104,7 +110,7 @@ def test_detections_are_kept_as_upstream_keeps_them(data: Any, masks: np.ndarray
     scores = np.array(data.draw(st.lists(SCORES, min_size=len(masks), max_size=len(masks))), np.float32)
     logits = np.where(masks, 1, -1).astype(np.float32)
     theirs = nms_masks(torch.from_numpy(scores), torch.from_numpy(logits), 0.5, 0.1)
-    ours = kept(scores, logits, DISAMBIGUATED)
+    ours = select_detections(scores, logits, DISAMBIGUATED)
     np.testing.assert_array_equal(ours.queries, np.flatnonzero(theirs.numpy()))
     np.testing.assert_array_equal(ours.scores, scores[ours.queries])
     np.testing.assert_array_equal(ours.masks, masks[ours.queries])
@@ -155,10 +161,10 @@ def test_an_object_is_confirmed_by_the_last_detection_that_confirms_it() -> None
 
 def test_places_go_to_the_best_scores_and_never_to_more_than_there_are() -> None:
     scores = np.float32([0.7, 0.9, 0.8])
-    assert limited([0, 1, 2], scores, 3) == (0, 1, 2)
-    assert limited([0, 1, 2], scores, 2) == (1, 2)
-    assert limited([0, 1, 2], scores, 0) == ()
-    assert limited([0, 1, 2], scores, -1) == ()
+    assert limit_new_objects([0, 1, 2], scores, 3) == (0, 1, 2)
+    assert limit_new_objects([0, 1, 2], scores, 2) == (1, 2)
+    assert limit_new_objects([0, 1, 2], scores, 0) == ()
+    assert limit_new_objects([0, 1, 2], scores, -1) == ()
 
 
 # Hotstart
@@ -174,23 +180,23 @@ def test_an_object_is_young_for_15_frames(reverse: bool) -> None:
 def test_eight_frames_without_a_detection_remove_a_young_object(born: int, times: int, age: int, reverse: bool) -> None:
     frame = born + 100 + (-age if reverse else age)
     unseen = TrackedObject(3, 0, born + 100, 0.9, unmatched=times)
-    gone = removed([unseen], {}, frame, DISAMBIGUATED, reverse)
+    gone = removed_objects([unseen], {}, frame, DISAMBIGUATED, reverse)
     assert gone == (frozenset({3}) if times >= 8 and age < 15 else frozenset())
     twin = replace(unseen, unmatched=0)
-    assert removed([twin], {(1, 3): times}, frame, DISAMBIGUATED, reverse) == gone
+    assert removed_objects([twin], {(1, 3): times}, frame, DISAMBIGUATED, reverse) == gone
 
 
 def test_the_first_found_is_the_original_of_those_that_share_a_detection() -> None:
     first_frames = {4: 9, 5: 2, 6: 2}
-    forwards = shared_detections({(5, 4): 3}, [(4, 5, 6), (4,), (4, 5)], first_frames, reverse=False)
+    forwards = count_shared_detections({(5, 4): 3}, [(4, 5, 6), (4,), (4, 5)], first_frames, reverse=False)
     assert forwards == {(5, 4): 5, (5, 6): 1}
-    assert shared_detections({}, [(4, 5, 6)], first_frames, reverse=True) == {(4, 5): 1, (4, 6): 1}
+    assert count_shared_detections({}, [(4, 5, 6)], first_frames, reverse=True) == {(4, 5): 1, (4, 6): 1}
 
 
 def test_without_disambiguation_nothing_is_removed_forwards() -> None:
     unseen = TrackedObject(0, 0, 5, 0.9, unmatched=30)
     for frame in range(5, 40):
-        assert not removed([unseen], {(1, 0): 30}, frame, UNDISAMBIGUATED, reverse=False)
+        assert not removed_objects([unseen], {(1, 0): 30}, frame, UNDISAMBIGUATED, reverse=False)
 
 
 @given(frames=st.integers(1, 40), hotstart=st.sampled_from([0, 8, 15]))
@@ -199,7 +205,7 @@ def test_outputs_come_in_order_each_once_and_hotstart_frames_late(frames: int, h
     held: tuple[int, ...] = ()
     given_out = []
     for frame in range(frames):
-        held, out = released(held, frame, frame == frames - 1, rules)
+        held, out = release_outputs(held, frame, frame == frames - 1, rules)
         given_out += [(each, frame) for each in out]
     assert [frame for frame, _ in given_out] == list(range(frames))
     for frame, when in given_out:
@@ -241,9 +247,9 @@ def test_hotstart_ends_with_the_14th_frame_after_a_birth(age: int, survivor: int
 def test_every_16th_frame_confident_detections_correct_objects_that_are_there() -> None:
     logits = {4: np.float32(0.8), 5: np.nextafter(np.float32(0.8), np.float32(1)), 6: np.float32(9)}
     for frame in range(50):
-        corrected = reconditioned({6: 0, 4: 1, 5: 2}, logits, frame, DISAMBIGUATED)
+        corrected = select_reconditionings({6: 0, 4: 1, 5: 2}, logits, frame, DISAMBIGUATED)
         assert [(each.object_id, each.detection) for each in corrected] == ([] if frame % 16 else [(6, 0), (5, 2)])
-    assert reconditioned({6: 0}, logits, 16, UNDISAMBIGUATED) == ()
+    assert select_reconditionings({6: 0}, logits, 16, UNDISAMBIGUATED) == ()
 
 
 def test_the_memory_of_a_corrected_frame_is_of_the_trackers_mask() -> None:
@@ -270,22 +276,22 @@ def test_overlaps_are_suppressed_as_upstream_suppresses_them(masks: np.ndarray, 
     theirs = UpstreamVideo._get_objects_to_suppress_based_on_most_recently_occluded(
         model, torch.from_numpy(masks), torch.from_numpy(occluded), list(range(len(masks))), 5, reverse
     )
-    ours = suppressed(mask_iou(masks, masks), occluded, DISAMBIGUATED, reverse)
+    ours = suppressed_objects(mask_iou(masks, masks), occluded, DISAMBIGUATED, reverse)
     np.testing.assert_array_equal(ours, theirs.numpy())
 
 
 def test_two_masks_overlap_from_an_iou_of_0_7_on() -> None:
     for length, overlap in ((13, False), (14, True)):
         masks = np.array([run(0, 20), run(0, length)])
-        hidden = suppressed(mask_iou(masks, masks), np.array([3, 8]), DISAMBIGUATED, reverse=False)
+        hidden = suppressed_objects(mask_iou(masks, masks), np.array([3, 8]), DISAMBIGUATED, reverse=False)
         assert hidden.tolist() == [False, overlap]
 
 
 def test_backwards_an_object_that_never_was_occluded_gives_way() -> None:
     """Followed: upstream takes -1, which says never, for the smallest frame (VB:1046)."""
     iou = np.ones((2, 2), np.float32)
-    assert suppressed(iou, np.array([-1, 8]), DISAMBIGUATED, reverse=False).tolist() == [False, False]
-    assert suppressed(iou, np.array([-1, 8]), DISAMBIGUATED, reverse=True).tolist() == [True, False]
+    assert suppressed_objects(iou, np.array([-1, 8]), DISAMBIGUATED, reverse=False).tolist() == [False, False]
+    assert suppressed_objects(iou, np.array([-1, 8]), DISAMBIGUATED, reverse=True).tolist() == [True, False]
 
 
 def tracker() -> ScriptedTracker:
@@ -296,20 +302,20 @@ def tracker() -> ScriptedTracker:
 @given(arrays(np.float32, st.tuples(st.integers(1, 4), st.just(5), st.just(4)), elements=LOGITS))
 def test_masks_shrink_as_upstreams_do(logits: np.ndarray) -> None:
     theirs = tracker()._suppress_object_pw_area_shrinkage(torch.from_numpy(logits)[:, None])
-    np.testing.assert_array_equal(without_shrunken(logits), theirs[:, 0].numpy())
+    np.testing.assert_array_equal(suppress_shrunken(logits), theirs[:, 0].numpy())
 
 
 def test_an_object_that_keeps_three_tenths_of_its_pixels_stays() -> None:
     for lost, stays in ((7, True), (8, False)):
         logits = np.where([run(0, 10), run(0, lost)], np.float32([1, 2])[:, None, None], -1).astype(np.float32)
-        assert (without_shrunken(logits)[0] > 0).any() == stays
+        assert (suppress_shrunken(logits)[0] > 0).any() == stays
 
 
 @examples(150)
 @given(masks=MASKS, data=st.data())
 def test_pixels_go_to_the_highest_tracker_score_as_upstreams_do(masks: np.ndarray, data: Any) -> None:
     scores = np.array(data.draw(st.lists(LOGITS, min_size=len(masks), max_size=len(masks))), np.float32)
-    ours = without_overlaps(masks, scores)
+    ours = remove_mask_overlaps(masks, scores)
     assert (ours.sum(axis=0) <= 1).all() or len(masks) == 1
     if len(masks) > 1:
         theirs = tracker()._apply_object_wise_non_overlapping_constraints(
@@ -389,11 +395,11 @@ def test_points_before_any_propagation_add_an_object() -> None:
     with upstream(), pytest.raises(AssertionError, match="No cached outputs found"):
         upstream_video(script).click(0, 1)
 
-    state = with_clicked(VideoState(), 0, 1)
+    state = state_after_click(VideoState(), 0, 1)
     assert state.objects == (TrackedObject(0, 0, 1, 1.0),)
     assert state.next_id == 1
-    assert next_propagation([Action("add", frozenset({0}))], 3) == Propagation("partial", frozenset({0}))
-    output = frame_output(with_refined(None, {0: ShownObject(run(0, 20), 1.0)}), state.scores, (SIZE, SIZE))
+    assert next_propagation([Action("add", frozenset({0}))], 3) == PropagationScope("partial", frozenset({0}))
+    output = frame_output(merge_refined(None, {0: VisibleObject(run(0, 20), 1.0)}), state.scores, (SIZE, SIZE))
     assert output.ids.tolist() == [0]
     assert output.scores.tolist() == [1.0]
 
@@ -414,25 +420,25 @@ def test_a_refinement_may_go_further_than_the_propagation_went() -> None:
 
 def test_a_click_brings_a_removed_object_back_and_ids_are_never_given_twice() -> None:
     state = VideoState(next_id=5, removed=frozenset({3}))
-    back = with_clicked(state, 3, 9)
+    back = state_after_click(state, 3, 9)
     assert (back.removed, back.ids, back.next_id) == (frozenset(), (3,), 5)
-    assert with_clicked(back, 8, 9).next_id == 9
-    assert without_chosen(back, 3).next_id == 5
+    assert state_after_click(back, 8, 9).next_id == 9
+    assert state_after_removal(back, 3).next_id == 5
     with pytest.raises(Sam3Error, match=r"Object 4 is not tracked; tracked are: 3\."):
-        without_chosen(back, 4)
+        state_after_removal(back, 4)
     with pytest.raises(Sam3Error, match=r"Object 4 is not tracked; tracked are: none\."):
-        without_chosen(state, 4)
+        state_after_removal(state, 4)
     with pytest.raises(Sam3Error, match=r"The object id is -1; give 0 or a larger number\."):
-        with_clicked(state, -1, 9)
-    assert with_clicked(state, 2**62, 9).next_id < 2**63
+        state_after_click(state, -1, 9)
+    assert state_after_click(state, 2**62, 9).next_id < 2**63
     for too_large in (2**62 + 1, 2**64, 10**30):
         with pytest.raises(Sam3Error, match=rf"The object id is {too_large}; give at most 4611686018427387904\."):
-            with_clicked(state, too_large, 9)
+            state_after_click(state, too_large, 9)
 
 
 def test_an_object_that_is_removed_going_backwards_may_be_hidden_where_it_was_seen_before() -> None:
     """Upstream shows it again when outputs are fetched, with a score of -10000; here it has none, and is left out."""
-    objects = {0: ShownObject(run(0, 20), 0.9), 1: ShownObject(run(0, 9), 0.95)}
+    objects = {0: VisibleObject(run(0, 20), 0.9), 1: VisibleObject(run(0, 9), 0.95)}
     both = frame_output(objects, {0: 0.8, 1: -1e4}, (SIZE, SIZE))
     assert both.ids.tolist() == [0, 1]
     one = frame_output(objects, {0: 0.8}, (SIZE, SIZE))
@@ -523,7 +529,7 @@ def test_the_detector_looks_one_frame_ahead_with_the_boxes_of_the_frame_before(a
                 multigpu_buffer=buffer,
                 track_in_reverse=reverse,
             )
-            known = prompts_of_detections(known, frame, FRAMES, reverse)
+            known = update_box_frames(known, frame, FRAMES, reverse)
             assert set(known) == set(buffer)
             new = {each: prompt for each, prompt in known.items() if each not in before}
             assert new.items() <= dict(video.detector.asked).items()

@@ -21,22 +21,22 @@ from rich.console import Console
 
 from conformance.support.examples import examples
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
-from harness.cli.segmenting import images_table, objects_table
+from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import SegmentationHead, SomeMasks
-from harness.segment import Segmented, find_images, unique_names
+from harness.runtime.sam3.segmentation import MaskBatch, SegmentationHead
+from harness.segment import SegmentedImage, find_images, unique_names
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import write_png
 from harness.segment.journal import JOURNAL, Journal
-from harness.segment.objects import Objects, joined, objects_of, run_lengths
+from harness.segment.objects import Objects, concatenate_objects, encode_objects, run_lengths
 from harness.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 NOTHING = np.zeros((0,), np.float32)
 
 
-def no_masks(_embedded: Any, _queries: Any) -> Iterator[SomeMasks]:
+def no_masks(_embedded: Any, _queries: Any) -> Iterator[MaskBatch]:
     """Predicts nothing."""
     yield from ()
 
@@ -53,7 +53,7 @@ def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Ob
         Outputs(*[NOTHING] * 5, SegmentationHead(dict, no_masks, np.asarray)),
         (width, height),
     )
-    return objects_of(found, category)
+    return encode_objects(found, category)
 
 
 def two_squares() -> tuple[np.ndarray, Objects]:
@@ -162,12 +162,12 @@ def test_objects_of_several_prompts() -> None:
     _, cats = two_squares()
     dogs = objects_in(cats.masks[:1], cats.boxes[:1], [0.7], "dog")
     none = objects_in(np.zeros((0, 300, 400)), [], [], "bird")
-    both = joined([cats, none, dogs])
+    both = concatenate_objects([cats, none, dogs])
     assert both.categories == ("cat", "cat", "dog")
     assert both.scores.tolist() == [*cats.scores.tolist(), *dogs.scores.tolist()]
     np.testing.assert_array_equal(both.masks[2], cats.masks[0])
     assert both.size == (400, 300)
-    assert len(joined([none]).masks) == 0
+    assert len(concatenate_objects([none]).masks) == 0
 
 
 def test_the_data_set_is_cocos(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_data_set_is_cocos(tmp_path: Path) -> None:
     _, found = two_squares()
     other = objects_in(found.masks[1:], found.boxes[1:], [0.5], "собака")
     images = [
-        AnnotatedImage("a/photo.jpg", (400, 300), coco_annotations(joined([found, other]))),
+        AnnotatedImage("a/photo.jpg", (400, 300), coco_annotations(concatenate_objects([found, other]))),
         AnnotatedImage("b/empty.jpg", (20, 10), []),
     ]
     written = data_set(images, ["cat", "собака", "cat"])
@@ -223,7 +223,7 @@ def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None
     kept = list(Journal(tmp_path, question))
     assert kept == list(again)
     assert [entry["seconds"] for entry in kept] == [*range(expected), 9]
-    assert not list(Journal(tmp_path, question, is_kept=lambda entry: entry["seconds"] > 9))
+    assert not list(Journal(tmp_path, question, keeps=lambda entry: entry["seconds"] > 9))
     assert not list(Journal(tmp_path, question | {"threshold": 0.4}))
 
 
@@ -258,7 +258,7 @@ def test_of_many_masks_few_are_in_memory_at_once() -> None:
     boxes, scores = np.zeros((count, 4), np.float32), np.linspace(1, 0, count, dtype=np.float32)
     found = Found(predict, boxes, scores, np.arange(count), outputs, (width, height))
     tracemalloc.start()
-    both = joined([objects_of(found, "cat"), objects_of(found, "dog")])
+    both = concatenate_objects([encode_objects(found, "cat"), encode_objects(found, "dog")])
     entries = coco_annotations(both)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -339,7 +339,7 @@ def printed(table: Any) -> str:
 def test_tables() -> None:
     _, found = two_squares()
     entries = coco_annotations(objects_in(found.masks, found.boxes, found.scores, "[red]cat"))
-    result = Segmented(Path("photo.jpg"), (400, 300), entries, (), 1.25)
+    result = SegmentedImage(Path("photo.jpg"), (400, 300), entries, (), 1.25)
     one = printed(objects_table(result))
     assert "photo.jpg, 400 x 300: 2 objects" in one
     assert "[red]cat" in one

@@ -8,7 +8,6 @@ import tvm
 from conformance.support.bf16 import rounded
 from harness.runtime.cpu import MATRIX_UNIT
 from harness.schedules.cpu.amx import PAIRS
-from harness.schedules.cpu.bf16x6 import LARGE, PARTS, SMALL
 
 
 def target_with_tiles(cpu: str) -> tvm.target.Target:
@@ -24,31 +23,6 @@ def product_in_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     for step in range(0, x.shape[1] // 2, PAIRS):
         sums = sums + _in_tile(left, right, step)
     return sums
-
-
-def product_of_parts(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """What the unit makes of fp32 matrices [m, k] and [n, k] in six products of parts, none of which is denormal."""
-    lefts, rights = ([part.astype(np.float64) for part in parts_of(array)] for array in (x, weight))
-    pairs = x.shape[1] // 2
-    chunk = PAIRS * next(steps for steps in (4, 3, 2, 1) if pairs % (PAIRS * steps) == 0)
-    totals = np.zeros((len(x), len(weight)), np.float32)
-    for first in range(0, pairs, chunk):
-        sums = np.zeros_like(totals)
-        for products in (SMALL, LARGE):
-            for step in range(first, first + chunk, PAIRS):
-                for left, right in products:
-                    sums = sums + _in_tile(lefts[left], rights[right], step)
-        totals = totals + sums
-    return totals
-
-
-def parts_of(array: np.ndarray) -> list[np.ndarray]:
-    """The parts of fp32 numbers, in bfloat16, the largest first."""
-    found = []
-    for _ in range(PARTS):
-        found.append(rounded(array))
-        array = array - found[-1].astype(np.float32)
-    return found
 
 
 def _in_tile(left: np.ndarray, right: np.ndarray, first: int) -> np.ndarray:

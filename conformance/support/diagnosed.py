@@ -13,8 +13,9 @@ from tvm.script.ir_builder import tirx as T
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosing import diagnose_program
 from harness.diagnose.diagnosis import Cause, Diagnosis
+from harness.diagnose.runner import diagnose_program
+from harness.models.sam3.upstream import upstream
 from harness.schedules.common.kernel import Argument, prim_func
 from harness.schedules.cpu.pipeline import LEGALIZE
 
@@ -42,6 +43,17 @@ class Block(nn.Module):
 def block_program() -> Program:
     x = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
     return Program("block", Block().eval(), {"x": x}, ("mixed", "weights"))
+
+
+def rotary_program() -> Program:
+    """Returns an attention of the image encoder with rotary position encoding, 4 x 4 tokens of 32 channels."""
+    with upstream():
+        from sam3.model.vitdet import Attention
+
+        torch.manual_seed(0)
+        module = Attention(32, 2, use_rope=True, input_size=(4, 4)).eval().requires_grad_(False)
+    x = torch.randn(1, 4, 4, 32, generator=torch.Generator().manual_seed(1))
+    return Program("attention", module, {"x": x}, ("out",), uses_rope=True)
 
 
 def block(output: str | None = None, *, reproduce: bool = False) -> Diagnosis:

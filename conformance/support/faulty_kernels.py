@@ -45,7 +45,7 @@ HEALTHY = Fault("no fault", "", "")
 
 
 def judged(
-    request: tuple[Case, Sequence[Fault]], _announce: Callable[[str], None]
+    request: tuple[Case, Sequence[Fault]], _on_stage: Callable[[str], None]
 ) -> tuple[DeviceModule, Mapping[str, tuple[Verdict, ...] | str]]:
     """Compiles a component of one program once, and runs it with each fault.
 
@@ -56,7 +56,7 @@ def judged(
     with models()[subject.model].context(), TemporaryDirectory() as folder:
         workload = subject.open(case, SEEDED)
         (program,) = workload.programs.values()
-        route, library = Route.of(case), Path(folder) / "model.so"
+        route, library = Route.from_case(case), Path(folder) / "model.so"
         lowered = route.lower(
             route.export(program.module, tuple(program.example.values()), program.axes), program.module
         )

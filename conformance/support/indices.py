@@ -19,7 +19,7 @@ CALLS: dict[tuple[str, str], tuple[tuple[int, ...], Callable[[np.ndarray], np.nd
 }
 
 
-def outside(folder: str, enter: Callable[[str], None]) -> list[str]:
+def outside(folder: str, on_stage: Callable[[str], None]) -> list[str]:
     """The calls whose outputs are not finite, or others than those of the nearest index."""
     artifact = Artifact.load(folder, check=False)
     entries = {
@@ -34,7 +34,7 @@ def outside(folder: str, enter: Callable[[str], None]) -> list[str]:
             for spec in entries[entry].inputs
         }
         for value in values:
-            enter(f"{entry} {name} {value}")
+            on_stage(f"{entry} {name} {value}")
             given = np.full_like(inputs[name], value)
             found, expected = (artifact.call(entry, **{**inputs, name: indices}) for indices in (given, nearest(given)))
             for output, tensor in found.items():

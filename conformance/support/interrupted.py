@@ -24,7 +24,7 @@ import PIL.ImageDraw  # noqa: F401
 
 from conformance.support.known_answers import KnownSegmenter, KnownTracker
 from harness.cli.main import exit_code
-from harness.files import replaced_folder, temporary_folder
+from harness.files import replace_folder, temporary_folder
 from harness.runtime import Prompt
 from harness.segment import job as segmenting
 from harness.track import job as tracking
@@ -49,7 +49,7 @@ def replace(pictures: Path, out: Path) -> None:
     """Replaces a folder by one with the pictures, as `compile` and `pack` do, with temporary files besides."""
     with (
         temporary_folder("interrupted") as temporary,
-        replaced_folder(out, lambda folder: (folder / "0.png").is_file(), "pictures") as filling,
+        replace_folder(out, lambda folder: (folder / "0.png").is_file(), "pictures") as filling,
     ):
         for path in sorted(pictures.glob("*.png")):
             (temporary / path.name).write_bytes(path.read_bytes())

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from harness.files import unfinished
+from harness.files import write_file
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.found import SegmentationHead
+from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.frames import open_frames
-from harness.runtime.sam3.video.tracked_frame import TrackedFrame
+from harness.runtime.sam3.video.session import TrackedFrame
 
 SIZE = (24, 18)
 NOTHING = np.zeros((0,), np.float32)
@@ -95,7 +95,7 @@ class KnownSession:
 
     def save(self, path: Path) -> None:
         """Saves how far it is."""
-        with unfinished(path) as temporary:
+        with write_file(path) as temporary:
             temporary.write_text(json.dumps([self.position, self.text]))
 
 

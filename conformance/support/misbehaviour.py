@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError
 
-Enter = Callable[[str], None]
+OnStage = Callable[[str], None]
 
 traces: list[int] = []
 """Ids of the processes that have loaded."""
@@ -35,9 +35,9 @@ time.sleep(600)
 """
 
 
-def echo(argument: object, enter: Enter) -> object:
-    enter("first")
-    enter("second")
+def echo(argument: object, on_stage: OnStage) -> object:
+    on_stage("first")
+    on_stage("second")
     return argument
 
 
@@ -58,18 +58,18 @@ def load_and_die() -> None:
     os.abort()
 
 
-def what_was_loaded(_: object, enter: Enter) -> tuple[int, list[int]]:
+def what_was_loaded(_: object, on_stage: OnStage) -> tuple[int, list[int]]:
     """This process, and those in which `load` ran before it was forked."""
-    enter("looking")
+    on_stage("looking")
     return os.getpid(), traces
 
 
-def collects_garbage(_: object, enter: Enter) -> bool:
-    enter("looking")
+def collects_garbage(_: object, on_stage: OnStage) -> bool:
+    on_stage("looking")
     return gc.isenabled()
 
 
-def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
+def load_libraries(_: object, on_stage: OnStage) -> tuple[set[str], list[str]]:
     """Large modules that are there after `harness.verify.stages.load_libraries`, and the threads."""
     from harness.verify import stages
 
@@ -77,16 +77,16 @@ def load_libraries(_: object, enter: Enter) -> tuple[set[str], list[str]]:
     return {"torch", "tvm", "sam3"} & set(sys.modules), [thread.name for thread in threading.enumerate()]
 
 
-def where_it_is(variable: str, enter: Enter) -> tuple[str, str | None]:
+def where_it_is(variable: str, on_stage: OnStage) -> tuple[str, str | None]:
     return str(Path.cwd()), os.environ.get(variable)
 
 
-def leave_files(how: str, enter: Enter) -> str:
+def leave_files(how: str, on_stage: OnStage) -> str:
     """Files in the folder for temporary ones, this process's and a program's; then it returns, waits or dies."""
     folder = Path(tempfile.mkdtemp())
     (folder / "large").write_bytes(bytes(1000))
     subprocess.run([sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"], check=True)
-    enter("left")
+    on_stage("left")
     if how == "waits":
         time.sleep(600)
     if how == "dies":
@@ -94,44 +94,44 @@ def leave_files(how: str, enter: Enter) -> str:
     return str(folder)
 
 
-def tell_pid_and_wait(path: Path, enter: Enter) -> None:
-    enter("waiting")
+def tell_pid_and_wait(path: Path, on_stage: OnStage) -> None:
+    on_stage("waiting")
     path.with_suffix(".tmp").write_text(str(os.getpid()))
     path.with_suffix(".tmp").replace(path)
     time.sleep(600)
 
 
-def read_through_a_null_pointer(_: object, enter: Enter) -> None:
-    enter("before the crash")
+def read_through_a_null_pointer(_: object, on_stage: OnStage) -> None:
+    on_stage("before the crash")
     print("printed before the crash", file=sys.stderr)
     ctypes.string_at(0)
 
 
-def abort(_: object, enter: Enter) -> None:
+def abort(_: object, on_stage: OnStage) -> None:
     os.abort()
 
 
-def leave(code: int, enter: Enter) -> None:
+def leave(code: int, on_stage: OnStage) -> None:
     os._exit(code)
 
 
-def hang_in_python(_: object, enter: Enter) -> None:
-    enter("hanging")
+def hang_in_python(_: object, on_stage: OnStage) -> None:
+    on_stage("hanging")
     while True:
         time.sleep(1)
 
 
-def hang_in_native_code(_: object, enter: Enter) -> None:
+def hang_in_native_code(_: object, on_stage: OnStage) -> None:
     """Holds the interpreter lock forever and ignores what can be ignored."""
-    enter("hanging")
+    on_stage("hanging")
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, signal.SIG_IGN)
     ctypes.PyDLL(None).sleep(600)
 
 
-def allocate(size: int, enter: Enter) -> None:
+def allocate(size: int, on_stage: OnStage) -> None:
     """Takes memory bit by bit and touches it, so that it is resident."""
-    enter("allocating")
+    on_stage("allocating")
     kept = []
     for _ in range(size // 2**24):
         kept.append(bytearray(b"x") * 2**24)
@@ -139,35 +139,35 @@ def allocate(size: int, enter: Enter) -> None:
     time.sleep(600)
 
 
-def allocate_in_a_grandchild(size: int, enter: Enter) -> None:
-    enter("allocating")
+def allocate_in_a_grandchild(size: int, on_stage: OnStage) -> None:
+    on_stage("allocating")
     code = f"import time; kept = bytearray(b'x') * {size}; time.sleep(600)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def ask_for_more_than_there_is(_: object, enter: Enter) -> object:
+def ask_for_more_than_there_is(_: object, on_stage: OnStage) -> object:
     return bytearray(2**62)
 
 
-def take_and_give_back(size: int, enter: Enter) -> None:
+def take_and_give_back(size: int, on_stage: OnStage) -> None:
     kept = bytearray(b"x") * size
     del kept
 
 
-def fail(message: str, enter: Enter) -> None:
-    enter("failing")
+def fail(message: str, on_stage: OnStage) -> None:
+    on_stage("failing")
     raise LookupError(message)
 
 
-def blame_the_user(message: str, enter: Enter) -> None:
+def blame_the_user(message: str, on_stage: OnStage) -> None:
     raise HarnessError(message)
 
 
-def return_a_lambda(_: object, enter: Enter) -> object:
+def return_a_lambda(_: object, on_stage: OnStage) -> object:
     return lambda: None
 
 
-def shout(megabytes: int, enter: Enter) -> str:
+def shout(megabytes: int, on_stage: OnStage) -> str:
     line = "x" * 999 + "\n"
     for _ in range(megabytes * 1000):
         sys.stderr.write(line)
@@ -176,33 +176,33 @@ def shout(megabytes: int, enter: Enter) -> str:
     os.abort()
 
 
-def read_stdin(_: object, enter: Enter) -> str:
+def read_stdin(_: object, on_stage: OnStage) -> str:
     return sys.stdin.read()
 
 
-def spawn_a_stubborn_grandchild(argument: tuple[Path, str, bool], enter: Enter) -> None:
+def spawn_a_stubborn_grandchild(argument: tuple[Path, str, bool], on_stage: OnStage) -> None:
     path, leaves, waits = argument
     grandchild = subprocess.Popen([sys.executable, "-c", _STUBBORN, str(path), leaves])
     while not path.exists():
         time.sleep(0.01)
-    enter("spawned")
+    on_stage("spawned")
     if waits:
         grandchild.wait()
     time.sleep(0.3)  # so that the parent sees a grandchild that has left the group
 
 
-def import_stages(stages: list[str], enter: Enter) -> None:
+def import_stages(stages: list[str], on_stage: OnStage) -> None:
     for stage in stages:
-        enter(stage)
+        on_stage(stage)
         time.sleep(0.05)
 
 
-def fail_without_argument(_: object, enter: Enter) -> None:
-    enter("looking")
+def fail_without_argument(_: object, on_stage: OnStage) -> None:
+    on_stage("looking")
     raise OSError("no such library")
 
 
-def visible_gpus(_: object, enter: Enter) -> tuple[str | None, int]:
+def visible_gpus(_: object, on_stage: OnStage) -> tuple[str | None, int]:
     import torch
 
     return os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()

@@ -10,22 +10,20 @@ import numpy as np
 import torch
 
 from conformance.support.scripted_video import SIZE, Script
-from harness.runtime.sam3.video.detections import Detections, kept
-from harness.runtime.sam3.video.hotstart import released
-from harness.runtime.sam3.video.objects import VideoState, with_clicked, without_chosen
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT, object_logits, without_shrunken
+from harness.runtime.sam3.video.detector import Detections, select_detections
+from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
+from harness.runtime.sam3.video.objects import VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import (
     FrameOutput,
-    ShownObject,
+    VisibleObject,
     frame_output,
+    merge_refined,
     refined_object,
-    shown_objects,
-    with_refined,
+    visible_objects,
 )
-from harness.runtime.sam3.video.planner import Observations, Plan, plan_frame
+from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
 from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
-from harness.runtime.sam3.video.reconditioning import cleared_by_click
-from harness.runtime.sam3.video.rules import Rules
+from harness.runtime.sam3.video.rules import Rules, cleared_by_click, release_outputs
 
 _MANY = 1_000_000
 """How many objects may be in a single image: upstream does not limit them there (VB:561)."""
@@ -44,7 +42,7 @@ class PlannedVideo:
     def _reset(self) -> None:
         self.state = VideoState()
         self.history: list[Action] = []
-        self.kept: dict[int, dict[int, ShownObject]] = {}
+        self.kept: dict[int, dict[int, VisibleObject]] = {}
         self.processed: set[int] = set()
         self.masked: dict[int, dict[int, None]] = {}
         self.clicked: dict[int, set[int]] = {}
@@ -69,7 +67,7 @@ class PlannedVideo:
             for each in what.objects & set(self.state.ids):
                 mask, logit = self.script.tracked(frame, each)
                 refined[each] = refined_object(mask > 0, logit)
-            self.kept[frame] = with_refined(self.kept.get(frame), refined)
+            self.kept[frame] = merge_refined(self.kept.get(frame), refined)
             outputs.append(self._shown(frame, self.kept[frame], self._scores()))
         return outputs
 
@@ -78,7 +76,7 @@ class PlannedVideo:
         outputs = []
         for frame in order:
             objects = self._process(frame, reverse)
-            held, out = released(held, (frame, objects, self._scores()), frame == order[-1], self.rules)
+            held, out = release_outputs(held, (frame, objects, self._scores()), frame == order[-1], self.rules)
             for held_frame, held_objects, scores in out:
                 removed = self.state.removed if self.rules.hotstart_frames else frozenset()  # VI:294
                 self.kept[held_frame] = {i: each for i, each in held_objects.items() if i not in removed}
@@ -90,7 +88,7 @@ class PlannedVideo:
         self.history.append(Action("refine" if object_id in self.state.ids else "add", frozenset({object_id})))
         if object_id not in self.state.ids:
             self.masked[object_id], self.clicked[object_id] = {}, set()
-        self.state = with_clicked(self.state, object_id, frame)
+        self.state = state_after_click(self.state, object_id, frame)
         self.masked[object_id].pop(frame, None)
         self.clicked[object_id].add(frame)
         (bucket,) = (ids for ids in self.state.buckets.values() if object_id in ids)
@@ -100,22 +98,22 @@ class PlannedVideo:
                 self.masked[each].pop(conditioning, None)
                 self.clicked[each].discard(conditioning)
         mask, _ = self.script.tracked(frame, object_id)
-        self.kept[frame] = with_refined(self.kept.get(frame), {object_id: ShownObject(mask > 0, 1.0)})
+        self.kept[frame] = merge_refined(self.kept.get(frame), {object_id: VisibleObject(mask > 0, 1.0)})
         output = self._shown(frame, self.kept[frame], self._scores())
         return [output, sorted((each, conditioning) for each in bucket for conditioning in cleared)]
 
     def remove(self, object_id: int) -> list[Any]:
-        self.state = without_chosen(self.state, object_id)
+        self.state = state_after_removal(self.state, object_id)
         self.history.append(Action("remove", frozenset({object_id})))
         for objects in self.kept.values():
             objects.pop(object_id, None)
         return []
 
-    def _process(self, frame: int, reverse: bool) -> dict[int, ShownObject]:
+    def _process(self, frame: int, reverse: bool) -> dict[int, VisibleObject]:
         before = self.state
         logits, masks = self.script.detections(frame)
         scores = torch.from_numpy(logits)[None, :, None].sigmoid().numpy()[0, :, 0]
-        detections = kept(scores if frame in self.asked else np.zeros_like(scores), masks, self.rules)
+        detections = select_detections(scores if frame in self.asked else np.zeros_like(scores), masks, self.rules)
         said = [self.script.tracked(frame, each) for each in before.ids]
         tracked = np.array([mask for mask, _ in said], np.float32).reshape(-1, SIZE, SIZE)
         present = np.array([logit for _, logit in said], np.float32)
@@ -132,7 +130,7 @@ class PlannedVideo:
         self.recorded.append(facts(frame, plan, before, self.state, detections, tracked))
         found = detections.masks[[birth.detection for birth in plan.births]]
         probabilities = torch.from_numpy(present).sigmoid().numpy()  # two of them may differ by one rounding of PyTorch
-        self.kept[frame] = shown_objects(before, plan, tracked > 0, probabilities, found)
+        self.kept[frame] = visible_objects(before, plan, tracked > 0, probabilities, found)
         self.processed.add(frame)
         return self.kept[frame]
 
@@ -142,17 +140,17 @@ class PlannedVideo:
     def _shown(
         self,
         frame: int,
-        objects: Mapping[int, ShownObject],
+        objects: Mapping[int, VisibleObject],
         scores: Mapping[int, float],
     ) -> tuple[Any, ...]:
         return shown(frame, frame_output(objects, scores, self.script.size))
 
 
 def facts(
-    frame: int, plan: Plan, before: VideoState, after: VideoState, detections: Detections, tracked: np.ndarray
+    frame: int, plan: FramePlan, before: VideoState, after: VideoState, detections: Detections, tracked: np.ndarray
 ) -> dict[str, Any]:
     """As upstream's: what was decided on a frame and is remembered after it."""
-    masks = without_shrunken(tracked)
+    masks = suppress_shrunken(tracked)
     logits = object_logits(masks)
     order = {each: index for index, each in enumerate(before.ids)}
     members = [[order[each] for each in bucket] for bucket in before.buckets.values()]

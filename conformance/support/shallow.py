@@ -56,7 +56,7 @@ class _Shallow:
 
         if capture not in self._captured:
             with upstream():
-                self._captured[capture] = source.captured(capture, self._case, SEEDED, self.interactive)
+                self._captured[capture] = source.captured_activations(capture, self._case, SEEDED, self.interactive)
         return self._captured[capture]
 
 

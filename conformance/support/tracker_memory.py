@@ -27,10 +27,8 @@ from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.consolidation import Answer, consolidated
-from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank, tracked_entry
-from harness.runtime.sam3.video.retention import HOTSTART, Retention
-from harness.runtime.sam3.video.selection import MemoryRules, plan_attention
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
+from harness.runtime.sam3.video.memory_selection import HOTSTART, MemoryRules, Retention, plan_attention
 
 THRESHOLD = np.float32(0.01)
 NEAR_THE_THRESHOLD = [THRESHOLD, np.nextafter(THRESHOLD, np.float32(1)), np.nextafter(THRESHOLD, np.float32(0))]
@@ -58,7 +56,7 @@ class Networks:
 
     count: int = 0
     frame: int = -1
-    answer: Answer | None = None
+    answer: PromptOutput | None = None
     encoded: list[tuple[int, np.ndarray]] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
 
@@ -223,17 +221,17 @@ class Session:
         objects = random.sample(range(10), random.choice([1, 1, 2, 3]))
         rules = MemoryRules(use_memory_selection=memory_selection)
         self.bank = MemoryBank(tuple(objects), Retention.EVERYTHING, rules)
-        self.asked: dict[int, dict[int, Answer]] = {}
+        self.asked: dict[int, dict[int, PromptOutput]] = {}
         self.done: Counter[str] = Counter()
         # Sums of these are exact in any order; a single object is seen as barely as a score can tell.
         barely = [*NEAR_THE_THRESHOLD, np.float32(0), np.float32(0.5)]
         self.ious = barely if len(objects) == 1 else [np.float32(2.0**-each) for each in (0, 1, 6, 8)]
 
-    def answer(self, objects: int, masks: int) -> Answer:
+    def answer(self, objects: int, masks: int) -> PromptOutput:
         logits = [self.random.choice([20.0, 20.0, 20.0, 1.5, 0.0, -0.5, -3.0]) for _ in range(objects)]
         best = np.array([self.random.choice(self.ious) for _ in range(objects)], np.float32)
         shares = np.array([0.5] * (masks - 1) + [1], np.float32)
-        return Answer(
+        return PromptOutput(
             self.networks.numbers(objects, POINTER), np.array(logits, np.float32)[:, None], best[:, None] * shares
         )
 
@@ -252,7 +250,7 @@ class Session:
         self.tracker.propagate_in_video_preflight(self.state)
         assert sorted(frame for frame, _ in self.networks.encoded) == sorted(self.asked)
         for frame, memory in self.networks.encoded:
-            entry = consolidated(self.bank.objects, self.asked[frame], self.bank.entry(frame), EMPTY_POINTER)
+            entry = consolidate(self.bank.objects, self.asked[frame], self.bank.entry(frame), EMPTY_POINTER)
             self.bank = self.bank.condition(frame, entry, list(self.asked[frame]))
             self.bank = self.bank.with_memory(frame, to_bfloat16(memory))
         self.asked = {}
@@ -317,7 +315,7 @@ class Session:
             assert {*points, *masks} == {frame for frame, ids in self.bank.inputs.items() if each in ids}
 
 
-def assert_same_entry(ours: Entry, theirs: dict[str, Any]) -> None:
+def assert_same_entry(ours: MemoryEntry, theirs: dict[str, Any]) -> None:
     assert ours.memory is not None and ours.pointer is not None
     assert np.array_equal(from_bfloat16(ours.memory), theirs["maskmem_features"].float().numpy())
     assert np.array_equal(ours.pointer, theirs["obj_ptr"].numpy())
@@ -417,7 +415,7 @@ def compare_forgetting(random: Random, memory_selection: bool) -> Counter[str]:
     often = random.choice([0.02, 0.06, 0.5])
     frame, count, compared = random.choice([0, 0, 7]), 0, 0
 
-    def drawn() -> Entry:
+    def drawn() -> MemoryEntry:
         nonlocal count
         count += 1
         numbers = np.arange(len(objects)) + 10 * count
@@ -432,7 +430,7 @@ def compare_forgetting(random: Random, memory_selection: bool) -> Counter[str]:
     def asked(answered: tuple[int, ...]) -> None:
         at, new = frame, drawn()
         iou, asked_for = new.iou[:, None], answered or objects[:1]
-        apply(lambda bank: bank.condition(at, Entry(new.memory, new.pointer, new.object_logits, iou), asked_for))
+        apply(lambda bank: bank.condition(at, MemoryEntry(new.memory, new.pointer, new.object_logits, iou), asked_for))
 
     asked(objects)
     born = frame

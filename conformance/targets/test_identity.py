@@ -121,7 +121,7 @@ def test_kernels_with_one_hash_keep_their_identity_in_one_library_and_through_th
         assert not tvm_ffi.structural_equal(one, other)
     for number, part in enumerate((cases[::2], cases, cases[::-1])):  # half of them, the others beside them, all known
         module = named({f"kernel{n}": kernel for n, (kernel, *_) in enumerate(part)})
-        assert with_objects(module, TARGET, tmp_path).made == (len(cases) // 2 if number < 2 else 0)
+        assert with_objects(module, TARGET, tmp_path).compiled_count == (len(cases) // 2 if number < 2 else 0)
         build_library(module, TARGET, tmp_path / f"{number}.so")
         library = tvm_ffi.load_module(str(tmp_path / f"{number}.so"))
         for n, (_, inputs, expected) in enumerate(part):

@@ -54,7 +54,7 @@ def scaled(factor: float, rows: int = 6, name: str = "main") -> tvm.IRModule:
 
 
 def made(module: tvm.IRModule, folder: Path, target: tvm.target.Target = TARGET) -> int:
-    return with_objects(lowered(module), target, folder).made
+    return with_objects(lowered(module), target, folder).compiled_count
 
 
 def run(module: tvm.IRModule, folder: Path, x: npt.NDArray[np.float32] = X) -> npt.NDArray[np.float32]:
@@ -115,7 +115,7 @@ def test_equal_kernels_of_a_module_are_one_object_under_two_names(tmp_path: Path
                     b[j] = a[j] + T.float32(1)
 
     found = with_objects(Twins, TARGET, tmp_path)
-    assert found.made == 1
+    assert found.compiled_count == 1
     assert found.symbols["first"] == found.symbols["second"]
     assert found.source().count("return") == 2
 

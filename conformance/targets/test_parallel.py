@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.processes.threads import on_tvm_threads
+from harness.processes.threads import run_on_tvm_threads
 from harness.runtime.loading import HAND_OUT_PARTS, open_library
 from harness.runtime.threads import BINDING_VARIABLE, affinity, affinity_mask
 from harness.schedules.common.kernel import Argument, prim_func
@@ -213,7 +213,7 @@ def test_the_calling_thread_may_go_where_it_could_before_when_a_long_loop_ends(t
             found.append(affinity_mask())
         return found
 
-    first, *later = on_tvm_threads(affinity(), masks)
+    first, *later = run_on_tvm_threads(affinity(), masks)
     assert later == [first, first]
     assert first is None or len(first) == affinity()
 

@@ -34,9 +34,9 @@ from harness.schedules.common.kernel_info import LostSchedule, info_of, lost_sch
 from harness.schedules.gpu.rules import schedule_kernel, schedule_kernels
 from harness.targets import TARGETS, cuda, linking, llvm
 from harness.targets.compiling import compile_module, required_cpu
-from harness.targets.kernels import examined
+from harness.targets.kernels import examine_kernels
 from harness.targets.metal_constants import exact_constants, survives
-from harness.targets.metal_source import check_metal, completed
+from harness.targets.metal_source import check_metal, complete_source
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -270,7 +270,7 @@ def test_llvm_runs_what_it_compiled(name, tmp_path):
 def test_cuda_kernels_are_compiled_by_nvcc(nvcc, name):
     processors = Processors(cuda="sm_90")
     before = cuda.compile_source.cache_info().misses
-    with TARGETS["cuda"].tvm_target(processors) as target, examined(target) as kernels:
+    with TARGETS["cuda"].tvm_target(processors) as target, examine_kernels(target) as kernels:
         executable = compile_for("cuda", *MODULES[name], processors)
     assert cuda.compile_source.cache_info().misses == before + 1  # nvcc ran while it was built, not here
     source = device_source(executable, "cuda")
@@ -379,7 +379,7 @@ def test_metal_source_is_generated_and_checked(name):
     problem = TARGETS["metal"].compile_problem()
     if problem:
         pytest.skip(problem)
-    with TARGETS["metal"].tvm_target() as target, examined(target) as kernels:
+    with TARGETS["metal"].tvm_target() as target, examine_kernels(target) as kernels:
         executable = compile_for("metal", *MODULES[name])
     source = device_source(executable, "metal")
     assert [kernel.name for kernel in kernels] == re.findall(r"kernel void (\w+)\(", source)
@@ -432,7 +432,7 @@ METAL_VIOLATIONS = {
 @pytest.mark.metal
 @pytest.mark.parametrize(("source", "threads"), METAL_ALLOWED.values(), ids=METAL_ALLOWED)
 def test_metal_that_every_apple_gpu_takes(source, threads):
-    (kernel,) = check_metal(completed(source), {"k": threads})
+    (kernel,) = check_metal(complete_source(source), {"k": threads})
     assert (kernel.name, kernel.threads) == ("k", threads)
 
 
@@ -440,7 +440,7 @@ def test_metal_that_every_apple_gpu_takes(source, threads):
 @pytest.mark.parametrize(("source", "threads", "told"), METAL_VIOLATIONS.values(), ids=METAL_VIOLATIONS)
 def test_metal_that_an_apple_gpu_would_not_take_is_refused(source, threads, told):
     with pytest.raises(RuntimeError, match=f"Metal kernel {told}"):
-        check_metal(completed(source), {"k": threads})
+        check_metal(complete_source(source), {"k": threads})
 
 
 @given(st.floats(width=32, allow_nan=False))
@@ -482,7 +482,7 @@ def test_maxima_are_spread_over_threads_in_metal():
         passes = tvm.transform.Sequential([schedule_kernels(), exact_constants()])
         source = tvm.tirx.build(passes(tvm.IRModule({"softmax": softmax})), target).imports[0].inspect_source("metal")
     assert "max(red_buf" in source and "-3.402823e+38f" in source
-    check_metal(completed(source), {})
+    check_metal(complete_source(source), {})
 
 
 @pytest.mark.metal
@@ -610,7 +610,7 @@ def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
     """TVM starts one pool per calling thread, so a new thread sees a new setting."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr("harness.processes.threads._chosen", None)
+    monkeypatch.setattr("harness.processes.threads._thread_count", None)
     before = torch.get_num_threads()
     counts = {1, usable_cpus()}
     seen = {}

@@ -264,7 +264,7 @@ def test_a_video_is_continued(tmp_path: Path, encoder: str, monkeypatch: pytest.
     assert frames_in(path) >= 5, "it can be played while it is written"
     writer.close()
     assert frames_in(path) == 6
-    writer = VideoWriter(path, SCENE.size, rate, kept=4)
+    writer = VideoWriter(path, SCENE.size, rate, frame_count=4)
     assert frames_in(path) >= 3, "what is kept is there at once"
     for pixels in pictures[4:]:
         writer.write(pixels)

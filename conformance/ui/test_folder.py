@@ -31,7 +31,7 @@ def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monke
     while folder.unchecked and time.monotonic() < deadline:
         time.sleep(0.01)
     assert folder.unchecked == 0
-    assert {listed.name: listed.problem and listed.problem.partition(" (")[0] for listed in folder.listed} == {
+    assert {listed.name: listed.problem and listed.problem.partition(" (")[0] for listed in folder.images} == {
         "a.png": None,
         "b.png": "The image b.png cannot be read",
         "c.png": None,

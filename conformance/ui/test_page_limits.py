@@ -20,7 +20,7 @@ from PIL import Image
 from conformance.support.mutations import mutated
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
-from harness.runtime.sam3.coordinates import boxes_of, numbers_of
+from harness.runtime.sam3.coordinates import parse_boxes, parse_numbers
 from harness.segment.objects import run_lengths
 from harness.ui import photographs, sessions
 from harness.ui.app import make_app
@@ -48,11 +48,11 @@ class CoordinatesAlone:
         return pixels
 
     def encode_object_prompt(self, prompt: ObjectPrompt, _size: tuple[int, int]) -> None:
-        numbers_of(prompt.points, "point", "points", "x, y")
+        parse_numbers(prompt.points, "point", "points", "x, y")
         raise HarnessError("Nothing is predicted.")
 
     def encode_prompt(self, prompt: Prompt, _size: tuple[int, int]) -> None:
-        boxes_of(prompt.boxes)
+        parse_boxes(prompt.boxes)
         raise HarnessError("Nothing is found.")
 
 
@@ -193,9 +193,9 @@ def test_masks_are_kept_up_to_a_number_all_of_a_request_or_none(
     session.keep(answer.number, [0, 1, 2], None)
     with pytest.raises(HarnessError, match=r"A tab keeps at most 5 masks; download annotations\.json"):
         session.keep(answer.number, [0, 1, 2], None)
-    assert [kept.number for kept in session.kept] == [1, 2, 3]
+    assert [kept.number for kept in session.kept_objects] == [1, 2, 3]
     session.keep(answer.number, [1, 2], "dog")
-    assert [(kept.number, kept.annotation["category"], kept.color) for kept in session.kept[3:]] == [
+    assert [(kept.number, kept.annotation["category"], kept.color) for kept in session.kept_objects[3:]] == [
         (4, "dog", 1),
         (5, "dog", 2),
     ]

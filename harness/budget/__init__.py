@@ -1,1 +1,1 @@
-"""The error budget of half precision: what each group of products costs in accuracy, and which stay float32."""
+"""Finds an error budget of half precision: the error that each group of products adds, and which stay float32."""

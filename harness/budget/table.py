@@ -1,17 +1,17 @@
-"""What `sam3-tvm budget` prints: the groups, the curve of error over time, and the choice in a sentence."""
+"""Formats the result of `sam3-tvm budget`: the groups, the curve of error over time, and the choice."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from harness.budget.budgeting import Result
+from harness.budget.search import Result
 
-_SHOWN = 40
-"""Groups of the table; the file has all of them."""
+_TABLE_ROWS = 40
+"""Number of groups in the table; the file has all of them."""
 
 
 def groups_table(result: Result) -> Any:
-    """Makes a table of the groups for the terminal (rich), the one with the largest error first."""
+    """Builds a table of the groups for the terminal (rich), largest error first."""
     from rich.table import Table
     from rich.text import Text
 
@@ -23,7 +23,7 @@ def groups_table(result: Result) -> Any:
     table.add_column("saves, µs", justify="right")
     table.add_column("adds r_rms", justify="right")
     table.add_column("stays")
-    for group in sorted(result.groups, key=lambda group: -max(group.r_rms.values(), default=0.0))[:_SHOWN]:
+    for group in sorted(result.groups, key=lambda group: -max(group.r_rms.values(), default=0.0))[:_TABLE_ROWS]:
         saved = rates.seconds(group.operations, half=False) - rates.seconds(group.operations, half=True)
         table.add_row(
             Text(group.name),
@@ -32,13 +32,13 @@ def groups_table(result: Result) -> Any:
             f"{max(group.r_rms.values(), default=0.0):.4f}",
             "float32" if group.float32 else "",
         )
-    if len(result.groups) > _SHOWN:
-        table.add_row(f"and {len(result.groups) - _SHOWN} more, in the file", "", "", "", "")
+    if len(result.groups) > _TABLE_ROWS:
+        table.add_row(f"and {len(result.groups) - _TABLE_ROWS} more, in the file", "", "", "", "")
     return table
 
 
 def front_table(result: Result) -> Any:
-    """Makes a table of the curve of error over time for the terminal (rich)."""
+    """Builds a table of the curve of error over time for the terminal (rich)."""
     from rich.table import Table
 
     table = Table("groups in half precision", title="error over time, from float32 to half precision throughout")
@@ -72,5 +72,5 @@ def summary(result: Result) -> str:
         lines.append(f"{len(result.untouched)} groups are float32 on {budget.target} in any case.")
     if result.refused:
         lines.append(f"{result.refused} faster choices exceeded the limit when they were measured.")
-    lines.append(f"{result.made} measurements were made, {result.reused} are from an earlier run.")
+    lines.append(f"{result.new_count} measurements were made, {result.reused_count} are from an earlier run.")
     return "\n".join(lines)

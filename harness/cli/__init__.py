@@ -1,1 +1,1 @@
-"""The `sam3-tvm` command."""
+"""Defines the `sam3-tvm` command."""

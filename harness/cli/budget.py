@@ -1,4 +1,4 @@
-"""`sam3-tvm budget`: what each group of products costs in accuracy, and which stay float32 for a limit to hold."""
+"""Defines `sam3-tvm budget`: measures the error that each group of products adds, and chooses which stay float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.cli.options import (
     ThreadsOption,
     UntunedOption,
     WeightsOption,
-    a_number,
+    check_number,
     chosen_database,
     chosen_weights,
 )
@@ -47,10 +47,10 @@ def budget_command(
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
     fp32_rate: Annotated[
-        float, typer.Option(callback=a_number, help="GFLOP/s of products in fp32, to count time with.")
+        float, typer.Option(callback=check_number, help="GFLOP/s of products in fp32, to count time with.")
     ] = FP32_RATE,
     half_rate: Annotated[
-        float, typer.Option(callback=a_number, help="GFLOP/s of products in half precision.")
+        float, typer.Option(callback=check_number, help="GFLOP/s of products in half precision.")
     ] = HALF_RATE,
     out: Annotated[
         Path | None,
@@ -65,27 +65,27 @@ def budget_command(
     cpu: CpuOption = None,
     threads: ThreadsOption = None,
 ) -> None:
-    """Measure what each group of products costs in accuracy, and choose which stay float32 for the least time.
+    """Measure the error that each group of products adds, and choose which stay float32 for the least time.
 
-    The file says which, and compile, verify and tune take it with --budget. Ctrl-C stops it; the same command goes on
-    where it was stopped, and with another limit it uses what was measured.
+    Compile, verify and tune read the file with --budget. Ctrl-C stops the command; the same command continues, and with
+    another limit it reuses the measurements.
     """
     require_compiler()
-    from harness.budget.budgeting import Rates, find_budget
     from harness.budget.log import ADVICE
+    from harness.budget.search import Rates, find_budget
     from harness.budget.table import front_table, groups_table, summary
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    drawn = chosen_weights((weights,) if weights else (), checkpoint)
-    (case,) = select((component,), (strategy,), (target,), (scale,), seed, (precision,), weights=drawn)
+    distributions = chosen_weights((weights,) if weights else (), checkpoint)
+    (case,) = select((component,), (strategy,), (target,), (scale,), seed, (precision,), weights=distributions)
     file = out or Path("reports/budget") / f"{component}-{scale}-{target}-{precision}.json"
     if out is None:
         make_folder(file.parent, advice=ADVICE)
     check_writable(file, advice=ADVICE)
     processors = Processors(cpu)
-    chosen = chosen_database(db, untuned, {target}, processors)
-    settings = Settings(checkpoint, allow_partial, database=chosen, processors=processors)
+    database = chosen_database(db, untuned, {target}, processors)
+    settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     log = file.with_suffix(".measurements.jsonl")
     with console.status(case.id) as status:
         result = find_budget(

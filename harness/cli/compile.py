@@ -1,4 +1,4 @@
-"""`sam3-tvm compile`: the whole model, in a folder."""
+"""Defines `sam3-tvm compile`: compiles the whole model into a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, stages, tell_artifact
+from harness.cli.console import console, print_artifact, stages
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
@@ -24,16 +24,16 @@ from harness.cli.options import (
     chosen_deployable,
     chosen_weights,
 )
-from harness.core.budget import NONE, read_budgets
+from harness.core.budget import NO_GROUPS, read_budgets
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
+from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
 from harness.schedules import ChosenSchedules
@@ -78,48 +78,48 @@ def compile_(
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    for kind, name, known in (
+    for kind, name, known_names in (
         ("target", target, TARGETS),
         ("scale", scale, [entry.value for entry in Scale]),
         ("strategy", strategy, STRATEGIES),
         ("precision", precision, PRECISIONS),
         ("frontend", frontend, FRONTENDS),
     ):
-        checked(kind, (name,), tuple(known))
+        select_names(kind, (name,), tuple(known_names))
     cpus = tuple(cpu or ())
     if len(cpus) > 1:
         check_variants(target, cpus)
     tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
     deployable = chosen_deployable(model)
-    (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    (distribution,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     if clicks and not deployable.knows_clicks(checkpoint):
         if checkpoint is not None:
             console.print(f"Note: {checkpoint} has no weights for clicks; they are left out.", soft_wrap=True)
         clicks = 0
     if no_grounding and not clicks:
         raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
-    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, drawn)
+    case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, distribution)
     budgets = read_budgets(budget or ())
-    for file, read in budgets.items():
-        read.check_fits(case, deployable.model, file)
+    for file, item in budgets.items():
+        item.check_fits(case, deployable.model, file)
     if video and not clicks:
         raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
     if video and not takes_symbolic_axes(case):
         raise HarnessError(
-            f"Tracking attends to any number of memories, which takes {what_takes_symbolic_axes()}; "
+            f"Tracking attends to any number of memories, which takes {describe_symbolic_support()}; "
             "leave out --video, or the others."
         )
-    first, schedules = next(iter(tuned.items()))
-    variants = {name: found for name, found in tuned.items() if name is not None} if len(cpus) > 1 else None
-    processors = Processors(first, cuda_arch)
+    first_cpu, schedules = next(iter(tuned.items()))
+    variants = {name: chosen for name, chosen in tuned.items() if name is not None} if len(cpus) > 1 else None
+    processors = Processors(first_cpu, cuda_arch)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
-    with stages(f"Compiling for {target}") as announce:
+    with stages(f"Compiling for {target}") as on_stage:
         capacity = Capacity(points, boxes, clicks, video)
-        without = deployable.grounding if no_grounding else ()
-        kept = NONE.union(*(read.float32 for read in budgets.values()))
+        omitted = deployable.grounding if no_grounding else ()
+        float32 = NO_GROUPS.union(*(item.float32 for item in budgets.values()))
         request = (deployable, case, out, settings, capacity, schedules)
-        manifest = compile_model(*request, announce, without, kept, variants)
-    tell_artifact(out, manifest)
+        manifest = compile_model(*request, on_stage, omitted, float32, variants)
+    print_artifact(out, manifest)
 
 
 def _schedules(target: str, processors: Processors, db: Path | None, untuned: bool) -> ChosenSchedules:

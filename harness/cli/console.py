@@ -1,4 +1,4 @@
-"""Where the commands print, and what several of them print in the same way."""
+"""Prints to the terminal, in the formats that several commands share."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from harness.runtime.manifest import Manifest
 from harness.runtime.variants import is_for_several, read_variants
 
 console = Console(markup=False)
-"""Prints text as it is: names of files may have brackets."""
+"""Prints text without markup, because names of files may have brackets."""
 
 
-def complain(sentence: str) -> None:
-    """Prints a sentence as it is, on stderr."""
+def print_error(sentence: str) -> None:
+    """Prints a sentence on stderr, without markup."""
     Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def untrained(manifest: Manifest) -> str:
-    """The line that says that nothing found by this model means anything."""
+def untrained_warning(manifest: Manifest) -> str:
+    """Returns the warning that the results of a model without trained weights are meaningless."""
     return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
 
 
-def tell_untrained(manifest: Manifest) -> None:
-    """Prints `untrained` where it is so."""
+def warn_if_untrained(manifest: Manifest) -> None:
+    """Prints the warning `untrained_warning` if the weights are untrained."""
     if not manifest.trained:
-        console.print(untrained(manifest), style="yellow", highlight=False, soft_wrap=True)
+        console.print(untrained_warning(manifest), style="yellow", highlight=False, soft_wrap=True)
 
 
 def progress(unit: str) -> Progress:
-    """Makes a bar that counts done work and tells its speed; it is removed at the end, and shown on terminals only.
+    """Returns a progress bar with counts and speed, which only terminals show and which is removed at the end.
 
     Args:
-        unit: What is counted, in the plural.
+        unit: The counted things, in the plural.
     """
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -66,24 +66,24 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def stages(title: str) -> Iterator[Callable[[str], None]]:
-    """Shows the stage that runs, and the time of each that has ended."""
-    start, running = time.perf_counter(), ""
+    """Shows the running stage, and prints the duration of each finished one."""
+    start, current_stage = time.perf_counter(), ""
 
-    def announce(stage: str) -> None:
-        nonlocal start, running
+    def on_stage(stage: str) -> None:
+        nonlocal start, current_stage
         now = time.perf_counter()
-        if running:
-            console.print(f"{running:<22} {now - start:6.1f} s", highlight=False)
-        start, running = now, stage
+        if current_stage:
+            console.print(f"{current_stage:<22} {now - start:6.1f} s", highlight=False)
+        start, current_stage = now, stage
         status.update(Text(f"{title}: {stage}"))
 
     with console.status(Text(title)) as status:
-        yield announce
-        announce("")
+        yield on_stage
+        on_stage("")
 
 
-def tell_artifact(folder: Path, manifest: Manifest) -> None:
-    """Prints what a compiled model is."""
+def print_artifact(folder: Path, manifest: Manifest) -> None:
+    """Prints a description of a compiled model."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     cpus = ", ".join(read_variants(folder).names) if is_for_several(folder) else manifest.cpu

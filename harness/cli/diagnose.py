@@ -1,4 +1,4 @@
-"""`sam3-tvm diagnose`: which kernel is wrong, or where a right one's errors are made."""
+"""Defines `sam3-tvm diagnose`: finds the kernel that is wrong, or the kernels that make most of the error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from harness.diagnose.diagnosis import Diagnosis
 
 NOT_REPRODUCED = 3
-"""Exit code where a kernel diverges, and nothing smaller shows it in the same way."""
+"""Exit code if a kernel diverges, and no smaller program reproduces that."""
 
 
 def diagnose(
@@ -49,7 +49,9 @@ def diagnose(
     precision: Annotated[str, typer.Option(help="Precision; causes are looked for in fp32.")] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help="Frontend; its nodes must be torch.export's.")] = DEFAULT_FRONTEND,
     output: Annotated[str | None, typer.Option(help="Follow this output alone. Default: all of them.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show every boundary, not only those that matter most.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for everything that was found.")] = None,
     reproduce: Annotated[
         Path | None, typer.Option(help="New folder that shows the first divergent kernel with TVM alone.")
@@ -66,30 +68,28 @@ def diagnose(
 ) -> None:
     """Compare every kernel with PyTorch and float64, and name the first that diverges.
 
-    Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output is beyond the limits, or memory is given
-    away too early. 2: wrong usage or environment. 3: a kernel diverges, and no folder with --reproduce shows it alike.
+    Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output exceeds the limits, or memory is reused too
+    early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
     require_compiler()
-    from harness.diagnose.document import ADVICE, write_json
-    from harness.diagnose.folder import check_folder, write_folder
-    from harness.diagnose.table import render, summary
+    from harness.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    drawn = chosen_weights((weights,) if weights else (), checkpoint)
-    cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), drawn)
+    distributions = chosen_weights((weights,) if weights else (), checkpoint)
+    cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), distributions)
     float32 = chosen_groups(budget or (), cases)
     if reproduce is not None:
         check_folder(reproduce, len(cases))
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu)
-    chosen = chosen_database(db, untuned, {target}, processors)
-    settings = Settings(checkpoint, allow_partial, database=chosen, processors=processors)
+    database = chosen_database(db, untuned, {target}, processors)
+    settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     diagnoses = []
     for case in cases:
-        diagnoses.append(_diagnosed(case, settings, output, reproduce is not None, float32))
-        console.print(render(diagnoses[-1], every))
+        diagnoses.append(_diagnose(case, settings, output, reproduce is not None, float32))
+        console.print(render(diagnoses[-1], show_all))
         console.print(summary(diagnoses[-1]), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(diagnoses, json_file)
@@ -102,11 +102,11 @@ def diagnose(
         raise typer.Exit(1)
 
 
-def _diagnosed(
+def _diagnose(
     case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
 ) -> Diagnosis:
     from harness.core.expectations import expectation_for
-    from harness.diagnose.diagnosing import diagnose as diagnose_case
+    from harness.diagnose.runner import diagnose as diagnose_case
     from harness.verify.runner import expectations
 
     settings = replace(settings, expectation=expectation_for(case, expectations()))
@@ -117,5 +117,5 @@ def _diagnosed(
             output,
             lambda stage: status.update(f"{case.id} {stage}"),
             reproduce=reproduce,
-            float32=float32.get(case.component, NONE),
+            float32=float32.get(case.component, NO_GROUPS),
         )

@@ -1,4 +1,4 @@
-"""`sam3-tvm doctor`: what this machine can compile and run."""
+"""Defines `sam3-tvm doctor`: tells what this machine can compile and run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doctor(cpu: CpuOption = None, cuda_arch: CudaArchOption = None, threads: Thr
 
 
 def render(findings: Sequence[Finding]) -> Table:
-    """A table for the terminal (rich), problems marked and each with its fix."""
+    """Builds a table for the terminal (rich) that marks problems and shows their fixes."""
     table = Table("", "topic", "finding", show_lines=False, highlight=False)
     for finding in findings:
         text = finding.text + (f"\nfix: {finding.fix}" if finding.fix else "")

@@ -1,4 +1,4 @@
-"""`sam3-tvm explain`: what becomes of each operator."""
+"""Defines `sam3-tvm explain`: shows how each operator is lowered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
@@ -53,16 +53,16 @@ def explain(
     cuda_arch: CudaArchOption = None,
     threads: ThreadsOption = None,
 ) -> None:
-    """Tell what becomes of each operator: which kernel, which loops, and what falls to TVM's default.
+    """Show how each operator is lowered: to a kernel, to scheduled loops, or to TVM's default.
 
-    It exports, imports and lowers each component on its main inputs; nothing is run.
+    The command exports, imports and lowers each component for its main inputs; nothing is run.
     """
     require_compiler()
     from harness.explain import ADVICE, render, summary, write_json
     from harness.processes.threads import configure_threads
 
     configure_threads(threads)
-    drawn = chosen_weights((weights,) if weights else (), None)
+    distributions = chosen_weights((weights,) if weights else (), None)
     cases = select(
         component or (),
         strategy or (DEFAULT_STRATEGY,),
@@ -70,24 +70,24 @@ def explain(
         (scale,),
         precisions=(precision,),
         frontends=(frontend,),
-        weights=drawn,
+        weights=distributions,
     )
     float32 = chosen_groups(budget or (), cases)
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu, cuda_arch)
-    chosen = chosen_database(db, untuned, {target}, processors)
+    database = chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
-        explanations.append(_explained(case, chosen, processors, float32.get(case.component, NONE)))
+        explanations.append(_explain(case, database, processors, float32.get(case.component, NO_GROUPS)))
         console.print(render(explanations[-1]))
         console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(explanations, json_file)
 
 
-def _explained(case: Case, chosen: Path | None, processors: Processors, float32: Groups) -> Explanation:
+def _explain(case: Case, database: Path | None, processors: Processors, float32: Groups) -> Explanation:
     from harness.explain import explain as explain_case
 
     with console.status(case.id) as status:
-        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), chosen, processors, float32)
+        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), database, processors, float32)

@@ -1,4 +1,4 @@
-"""What is installed: the base, which runs compiled models, or with it what compiles and verifies them."""
+"""Checks that the installation includes the compiler; the base installation only runs compiled models."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ COMPILES = ("tvm", "torch", "sam3")
 
 
 def require_compiler() -> None:
-    """Nothing, if this installation can compile and verify.
+    """Checks that this installation can compile and verify.
 
     Raises:
-        HarnessError: It is the base installation.
+        HarnessError: This is the base installation.
     """
-    missing = [name for name in COMPILES if find_spec(name) is None]
-    if missing:
-        named = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+    modules = [name for name in COMPILES if find_spec(name) is None]
+    if modules:
+        names = " and ".join(filter(None, [", ".join(modules[:-1]), modules[-1]]))
         raise HarnessError(
-            f"{named} {'is' if len(missing) == 1 else 'are'} not installed: this installation runs compiled models; "
+            f"{names} {'is' if len(modules) == 1 else 'are'} not installed: this installation runs compiled models; "
             "to compile and verify them, pip install 'sam3-tvm[verify]'"
         )

@@ -1,4 +1,4 @@
-"""`sam3-tvm list`: every name that an option takes."""
+"""Defines `sam3-tvm list`: lists every name that an option takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading a compiled model, watched."""
+"""Loads a compiled model, and displays that."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from harness.runtime.preparing import prepared
 
 
 def load_model(folder: Path) -> Sam3:
-    """Loads a compiled model; says so, and where weights are packed for this CPU first.
+    """Loads a compiled model, with a message if weights are first packed for this CPU.
 
     Raises:
-        Sam3Error: It cannot be loaded.
+        Sam3Error: The model cannot be loaded.
     """
 
-    def tell(sentence: str) -> None:
+    def print_sentence(sentence: str) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     with console.status(Text(f"Loading {folder}")):
-        return Sam3.load(prepared(folder, tell))
+        return Sam3.load(prepared(folder, print_sentence))

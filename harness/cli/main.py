@@ -1,4 +1,4 @@
-"""The `sam3-tvm` command: every command is a file beside this one."""
+"""Defines the `sam3-tvm` command; each command has a file in this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from harness import __version__
 from harness.cli.budget import budget_command
 from harness.cli.compile import compile_
-from harness.cli.console import complain, console
+from harness.cli.console import console, print_error
 from harness.cli.diagnose import diagnose
 from harness.cli.doctor import doctor
 from harness.cli.explain import explain
@@ -28,6 +28,7 @@ from harness.cli.tune import tune_command
 from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
+from harness.files import full_disk
 from harness.runtime.errors import Sam3Error
 
 app = typer.Typer(
@@ -71,44 +72,52 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""
 
 
+class Terminated(KeyboardInterrupt):
+    """Ends a command at SIGTERM or SIGHUP; after a plain interrupt inside `exec`, Python exits with SIGINT's code."""
+
+
 def main() -> None:
-    """Run the command, and end with its exit code."""
+    """Runs the command, and exits with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be in no encoding
+            stream.reconfigure(errors="backslashreplace")  # names of files may not be encodable
     sys.exit(exit_code(lambda: app(standalone_mode=False)))
 
 
 def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command and returns its exit code; every expected error is one sentence on stderr.
 
-    SIGTERM and SIGHUP end it as Ctrl-C does, with 143 and 129.
+    SIGTERM and SIGHUP end the command as Ctrl-C does, with 143 and 129.
     """
-    ended_by: list[int] = []
+    signals: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:
-        if not ended_by:  # another one must not keep it from clearing up
-            ended_by.append(number)
-            raise KeyboardInterrupt
+        if not signals:  # another signal must not interrupt the cleanup
+            signals.append(number)
+            raise Terminated
 
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, interrupt)
     try:
         code = command() or 0
     except (HarnessError, Sam3Error, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        complain(f"error: {message}")
+        print_error(f"error: {message}")
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except OSError:
-        if not ended_by:
+    except OSError as error:
+        if signals:
+            code = INTERRUPTED  # the terminal is gone
+        elif sentence := full_disk(error):
+            print_error(f"error: {sentence}")
+            code = 2
+        else:
             raise
-        code = INTERRUPTED  # the terminal that it prints on is gone
-    if ended_by:
-        code = 128 + ended_by[0]
-    if ended_by or code == INTERRUPTED:
+    if signals:
+        code = 128 + signals[0]
+    if signals or code == INTERRUPTED:
         with suppress(OSError):
-            complain("Interrupted: nothing half-written was left; what was cached will be used again.")
+            print_error("Interrupted: nothing half-written was left; what was cached will be used again.")
     return code

@@ -1,4 +1,4 @@
-"""Options that several commands take, and what they mean."""
+"""Defines options that several commands share, and reads their values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console
-from harness.core.budget import NONE, Groups, read_budgets
+from harness.core.budget import NO_GROUPS, Groups, read_budgets
 from harness.core.case import Case
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
 from harness.deployment.deployable import Deployable
@@ -24,18 +24,18 @@ from harness.targets import TARGETS
 from harness.tuned import database
 
 
-def a_number(value: float | None) -> float | None:
-    """Returns the value of an option that has no range, which NaN would be outside of.
+def check_number(value: float | None) -> float | None:
+    """Returns the value of an option that has no range, which would exclude NaN.
 
     Raises:
-        BadParameter: It is.
+        BadParameter: The value is NaN.
     """
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is no number")
     return value
 
 
-def _known_checkpoint(path: Path | None) -> Path | None:
+def _check_checkpoint(path: Path | None) -> Path | None:
     problem = None if path is None else checkpoint_file_problem(path)
     if problem is not None:
         raise HarnessError(problem)
@@ -47,7 +47,7 @@ CheckpointOption = Annotated[
     typer.Option(
         exists=True,
         dir_okay=False,
-        callback=_known_checkpoint,
+        callback=_check_checkpoint,
         help="Weights: sam3.pt or safetensors. Default: seeded.",
     ),
 ]
@@ -96,25 +96,27 @@ RemoteOption = Annotated[
 ]
 
 
-def chosen_weights(names: Sequence[str], checkpoint: Path | None, known: Sequence[str] = WEIGHTS) -> tuple[str, ...]:
-    """What weights are drawn by: what is named of what the model knows, or evenly.
+def chosen_weights(
+    names: Sequence[str], checkpoint: Path | None, available: Sequence[str] = WEIGHTS
+) -> tuple[str, ...]:
+    """Returns the distributions of drawn weights: the named ones, or `seeded`.
 
     Raises:
-        HarnessError: A name is unknown, or a checkpoint has the weights.
+        HarnessError: A name is unknown, or a checkpoint gives the weights.
     """
     if names and checkpoint is not None:
         raise HarnessError(
             "--weights and --checkpoint contradict each other, because a checkpoint has weights of its own: "
             "give one of them"
         )
-    return checked("weights", names or (Weights.SEEDED.value,), known)
+    return select_names("weights", names or (Weights.SEEDED.value,), available)
 
 
 def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:
-    """The tuning database to compile with for processors, of which something that does not fit is told.
+    """Returns the tuning database for processors, and prints a note on what does not fit.
 
     Raises:
-        HarnessError: It cannot be used, or the options contradict each other.
+        HarnessError: The database cannot be used, or the options contradict each other.
     """
     if db is not None and untuned:
         raise HarnessError("--db and --untuned contradict each other: give one of them")
@@ -131,37 +133,38 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
 
 
 def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Groups]:
-    """The groups of products that stay float32, by the name of the subject: a component's, a whole model's of all.
+    """Returns the groups of products that stay float32, by subject; a whole model has those of all components.
 
-    A file for none of the cases is told, because the command that reproduces one of several cases has all files.
+    A file for none of the cases gives a note and no error, because the command that reproduces one of several cases
+    names all files.
 
     Raises:
-        HarnessError: A file is no budget, or is for something else than these cases; or no file is for any of them.
+        HarnessError: A file is not a budget, is for something else than these cases, or no file is for any of them.
     """
-    found: dict[str, Groups] = {}
+    groups: dict[str, Groups] = {}
     unused: list[str] = []
-    known, names = subjects(), ", ".join(dict.fromkeys(case.component for case in cases))
+    registry, names = subjects(), ", ".join(dict.fromkeys(case.component for case in cases))
     for file, budget in read_budgets(files).items():
-        own = [case for case in cases if case.component == budget.component or known[case.component].whole]
-        for case in own:
-            budget.check_fits(case, known[case.component].model, file)
-            found[case.component] = found.get(case.component, NONE).union(budget.float32)
-        if not own:
+        matching = [case for case in cases if case.component == budget.component or registry[case.component].whole]
+        for case in matching:
+            budget.check_fits(case, registry[case.component].model, file)
+            groups[case.component] = groups.get(case.component, NO_GROUPS).union(budget.float32)
+        if not matching:
             unused.append(f"{file} is a budget for {budget.component}, not for {names}")
-    if unused and not found:
+    if unused and not groups:
         raise HarnessError(f"{unused[0]}: give another --component or file")
     for sentence in unused:
         console.print(f"Note: {sentence}.", markup=False, highlight=False, soft_wrap=True)
-    return found
+    return groups
 
 
 def chosen_deployable(model: str) -> Deployable:
-    """What of a model can be deployed.
+    """Returns the deployable part of a model.
 
     Raises:
-        HarnessError: There is no such model, or nothing of it.
+        HarnessError: The model is unknown, or has nothing to deploy.
     """
-    checked("model", (model,), tuple(models()))
+    select_names("model", (model,), tuple(models()))
     deployable = models()[model].deployable
     if deployable is None:
         raise HarnessError(f"the model {model} has nothing to deploy: choose another --model")

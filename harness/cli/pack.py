@@ -1,4 +1,4 @@
-"""`sam3-tvm pack`: other weights for a compiled model."""
+"""Defines `sam3-tvm pack`: gives other weights to a compiled model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import stages, tell_artifact
+from harness.cli.console import print_artifact, stages
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
@@ -37,8 +37,8 @@ def pack(
 
     configure_threads(threads)
     deployable = chosen_deployable(described(into).model)
-    (drawn,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
-    with stages(f"Packing into {into}") as announce:
+    (distribution,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
-        manifest = pack_model(deployable, into, settings, seed, announce, drawn)
-    tell_artifact(into, manifest)
+        manifest = pack_model(deployable, into, settings, seed, on_stage, distribution)
+    print_artifact(into, manifest)

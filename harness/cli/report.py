@@ -1,4 +1,4 @@
-"""`sam3-tvm report`: pages of what was measured or verified, and of what changed."""
+"""Defines `sam3-tvm report`: renders pages of measurements or verifications, and compares two verifications."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def report(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Files of pytest perf … --benchmark-json=FILE, or one verification_report.json.", metavar="[RESULTS…]"
+            help="Files of pytest perf … --benchmark-json=FILE, gzipped or not, or one verification_report.json.",
+            metavar="[RESULTS…]",
         ),
     ] = None,
     compare: Annotated[
@@ -34,27 +35,27 @@ def report(
         typer.Option(help="File to append the matrix and what is not as expected to, in Markdown; if it was verified."),
     ] = None,
 ) -> None:
-    """Render the pages of what the suites in perf/ measured or of a verification, or compare two verifications."""
+    """Render the pages of measurements of perf/ or of a verification, or compare two verifications."""
     if compare is not None:
         if results or db or summary:
             raise HarnessError("--compare takes two reports and goes with --out alone: leave the others out")
         _compare(*compare, out)
     elif not results:
         raise HarnessError("give files of results, or two reports with --compare")
-    elif any(map(_was_verified, results)):
+    elif any(map(_is_verification, results)):
         if len(results) > 1 or db:
             raise HarnessError(
                 "a verification report is rendered by itself: give one file and no --db, or two with --compare"
             )
-        _verified(results[0], out, summary)
+        _report_verification(results[0], out, summary)
     else:
         if out is None or summary:
             raise HarnessError("what was measured needs a folder for its page: give --out DIR, and no --summary")
-        _measured(results, out, db)
+        _report_measurements(results, out, db)
 
 
-def _was_verified(path: Path) -> bool:
-    """Returns whether a file looks like a verification report; what is wrong with it is told by who reads it."""
+def _is_verification(path: Path) -> bool:
+    """Returns whether a file looks like a verification report; the reader reports what is wrong with it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -62,35 +63,41 @@ def _was_verified(path: Path) -> bool:
     return isinstance(data, dict) and "cases" in data and "benchmarks" not in data
 
 
-def _measured(results: list[Path], out: Path, db: Path | None) -> None:
+def _report_measurements(results: list[Path], out: Path, db: Path | None) -> None:
     from harness.models.registry import subjects
-    from harness.report.performance.writer import write_performance_report
+
+    try:
+        from harness.report.performance.writer import write_performance_report
+    except ModuleNotFoundError as error:
+        raise HarnessError(
+            f"this report takes {error.name}, which is not installed: pip install 'sam3-tvm[perf]'"
+        ) from error
 
     with console.status("Drawing"):
         page = write_performance_report(results, out, db, order=list(subjects()))
-    _tell(page)
+    _print_page(page)
 
 
-def _verified(path: Path, out: Path | None, summary: Path | None) -> None:
+def _report_verification(path: Path, out: Path | None, summary: Path | None) -> None:
     from harness.report.verification.writer import append_summary, write_pages
 
     page = write_pages(path, out or path.parent)
     if summary is not None:
         append_summary(path, summary)
-    _tell(page)
+    _print_page(page)
 
 
 def _compare(before: Path, after: Path, out: Path | None) -> None:
-    from harness.report.verification.comparison import told
+    from harness.report.verification.comparison import summary_sentence
     from harness.report.verification.writer import write_comparison
 
     page, comparison = write_comparison(before, after, out or after.parent)
-    console.print(told(comparison), highlight=False, soft_wrap=True)
-    for case in comparison.ended:
+    console.print(summary_sentence(comparison), highlight=False, soft_wrap=True)
+    for case in comparison.outcomes:
         line = f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    _tell(page)
+    _print_page(page)
 
 
-def _tell(page: Path) -> None:
+def _print_page(page: Path) -> None:
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`sam3-tvm segment`: what a text, boxes and points mean in images."""
+"""Defines `sam3-tvm segment`: segments images by texts, boxes, points or clicks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import complain
+from harness.cli.console import print_error
 from harness.cli.options import RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
@@ -42,40 +42,40 @@ def segment(
     threads: ThreadsOption = None,
     remote: RemoteOption = None,
 ) -> None:
-    """Find what texts, boxes and points mean in images: overlays, masks, and a data set in COCO's format.
+    """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 
-    A run that was interrupted goes on where it was when it is started again.
+    An interrupted run continues when the same command is started again.
 
-    Exit code 0: all images were done; 1: some were not; 2: wrong usage or environment.
+    Exit code 0: all images were done. 1: some were not. 2: wrong usage or environment.
     """
-    from harness.cli.segmenting import do
+    from harness.cli.segment_display import run_job
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
     from harness.segment import Job, failures, find_images
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
     geometry = (box or (), negative_box or (), point or (), negative_point or ())
-    clicked = make_object_prompt(click or (), click_out or (), click_box)
-    if clicked is not None and (texts or any(geometry)):
+    object_prompt = make_object_prompt(click or (), click_out or (), click_box)
+    if object_prompt is not None and (texts or any(geometry)):
         raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
-    prompts = make_prompts(texts, *geometry) if clicked is None else [clicked]
+    prompts = make_prompts(texts, *geometry) if object_prompt is None else [object_prompt]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
     device = None if remote is None else Remote(remote)
     configure_threads(threads)
-    leave_torch_out()
-    failed = failures(do(folder, job, device))
+    hide_torch()
+    failed = failures(run_job(folder, job, device))
     for sentence in failed:
-        complain(f"error: {sentence}")
+        print_error(f"error: {sentence}")
     if failed:
         raise typer.Exit(1)
 
 
 def choose_model(folder: Path | None) -> Path:
-    """The folder of the model: the one given, or the one where the documentation has it compiled to.
+    """Returns the folder of the model: the option's value, or the folder that the documentation uses.
 
     Raises:
-        HarnessError: None was given and that one does not exist.
+        HarnessError: No folder was given, and the default one does not exist.
     """
     if folder is not None:
         return folder
@@ -88,10 +88,10 @@ def choose_model(folder: Path | None) -> Path:
 
 
 def read_classes(file: Path) -> list[str]:
-    """Reads noun phrases from a text file in UTF-8, one a line; empty lines are left out.
+    """Reads noun phrases from a text file in UTF-8, one per line; empty lines are skipped.
 
     Raises:
-        HarnessError: The file cannot be read, or has none.
+        HarnessError: The file cannot be read, or contains none.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
@@ -110,50 +110,50 @@ def make_prompts(
     points: Sequence[str],
     negative_points: Sequence[str],
 ) -> list[Prompt]:
-    """Makes the prompts that the options give: one for each text, which counts once; positive boxes and points first.
+    """Builds the prompts of the options: one for each distinct text; positive boxes and points first.
 
     Raises:
-        HarnessError: A box or point is not numbers with commas between them, or goes with several texts.
+        HarnessError: A box or point is not a list of numbers, or is combined with several texts.
     """
-    from harness.segment.asking import prompts_of_kinds
+    from harness.segment.prompts import prompts_of_kinds
 
     return prompts_of_kinds(
         texts,
-        [numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
-        + [numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
+        [parse_numbers("--box", "x0,y0,x1,y1", box) for box in boxes]
+        + [parse_numbers("--negative-box", "x0,y0,x1,y1", box) for box in negative_boxes],
         [True] * len(boxes) + [False] * len(negative_boxes),
-        [numbers("--point", "x,y", point) for point in points]
-        + [numbers("--negative-point", "x,y", point) for point in negative_points],
+        [parse_numbers("--point", "x,y", point) for point in points]
+        + [parse_numbers("--negative-point", "x,y", point) for point in negative_points],
         [True] * len(points) + [False] * len(negative_points),
     )
 
 
 def make_object_prompt(clicks: Sequence[str], clicks_out: Sequence[str], box: str | None) -> ObjectPrompt | None:
-    """Makes the prompt for one object that the options give, or None where they give none.
+    """Builds the prompt for one object from the options; None if they give none.
 
     Raises:
-        HarnessError: A click or the box is not numbers with commas between them.
+        HarnessError: A click or the box is not a list of numbers.
     """
     from harness.runtime import ObjectPrompt
 
     if not clicks and not clicks_out and box is None:
         return None
-    points = [numbers("--click", "x,y", click) for click in clicks]
-    points += [numbers("--click-out", "x,y", click) for click in clicks_out]
-    corners = None if box is None else numbers("--click-box", "x0,y0,x1,y1", box)
+    points = [parse_numbers("--click", "x,y", click) for click in clicks]
+    points += [parse_numbers("--click-out", "x,y", click) for click in clicks_out]
+    corners = None if box is None else parse_numbers("--click-box", "x0,y0,x1,y1", box)
     return ObjectPrompt(points, [1] * len(clicks) + [0] * len(clicks_out), corners)
 
 
-def numbers(option: str, form: str, given: str) -> list[float]:
-    """Reads the numbers of an option.
+def parse_numbers(option: str, form: str, value: str) -> list[float]:
+    """Reads the comma-separated numbers of an option.
 
     Raises:
-        HarnessError: What is given does not have the form.
+        HarnessError: The value does not have this form.
     """
     try:
-        found = [float(part) for part in given.split(",")]
+        parsed = [float(part) for part in value.split(",")]
     except ValueError:
-        found = []
-    if len(found) != form.count(",") + 1:
-        raise HarnessError(f"{option} {given!r} is not {form}; give numbers of pixels with commas between them.")
-    return found
+        parsed = []
+    if len(parsed) != form.count(",") + 1:
+        raise HarnessError(f"{option} {value!r} is not {form}; give numbers of pixels with commas between them.")
+    return parsed

@@ -1,4 +1,4 @@
-"""`sam3-tvm serve-device`: this machine's devices for other machines, through SSH."""
+"""Defines `sam3-tvm serve-device`: lends this machine's devices to other machines through SSH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError
 from harness.files import cache_root
 
 PORT = 9090
-"""The default of TVM's own command."""
+"""Default port, as in TVM's own command."""
 
 
 def serve_device(
@@ -30,11 +30,11 @@ def serve_device(
 ) -> None:
     """Let verify, segment, tune and pytest with --remote run what they compile on this machine, until Ctrl-C.
 
-    It is TVM's RPC server: who connects can run any code here as this user. So it listens on loopback alone, and other
+    TVM's RPC server lets every client run any code here as this user. So it listens on loopback alone, and other
     machines reach it through an SSH tunnel, see docs/REMOTE.md.
     """
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
 
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} USER@{platform.node()}"
     if not is_loopback(host):
@@ -47,27 +47,27 @@ def serve_device(
     from harness.execution.remote.device import serve
 
     configure_threads(threads)
-    leave_torch_out()
-    tell(f"From another machine: {tunnel}; then --remote 127.0.0.1:{port} there.")
+    hide_torch()
+    print_sentence(f"From another machine: {tunnel}; then --remote 127.0.0.1:{port} there.")
     try:
-        serve(host, port, store or cache_root() / "device", tell)
+        serve(host, port, store or cache_root() / "device", print_sentence)
     except KeyboardInterrupt:
-        tell("Stopped; nobody is served any more.")
+        print_sentence("Stopped; nobody is served any more.")
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a name or an address stands for addresses of loopback alone.
+    """Returns whether a name or an address stands for loopback addresses alone.
 
     Raises:
-        HarnessError: It stands for none.
+        HarnessError: The host has no address.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise HarnessError(f"--host {host} is no address of this machine ({error.strerror}): leave it out") from error
-    return all(ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback for *_, place in found)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in infos)
 
 
-def tell(sentence: str) -> None:
-    """Prints a sentence as it is."""
+def print_sentence(sentence: str) -> None:
+    """Prints a sentence without markup."""
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`sam3-tvm track`: what texts, a box or clicks mean, through a video."""
+"""Defines `sam3-tvm track`: tracks objects through a video by texts, a box or clicks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, progress, tell_untrained
+from harness.cli.console import console, progress, warn_if_untrained
 from harness.cli.options import ThreadsOption
-from harness.cli.segment import choose_model, make_object_prompt, numbers
+from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
 from harness.core.errors import HarnessError
 
 
@@ -29,29 +29,29 @@ def track(
     no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Track what texts, a box or clicks mean through a video: overlay, masks, a data set in COCO's format, a table.
+    """Track objects named by texts, a box or clicks through a video: overlay, masks, data set in COCO's format, table.
 
-    The model must have been compiled with --video. What texts and a box mean is written 14 frames after it was seen,
-    since objects that are found by mistake are removed in that time. What is written is valid whenever a run ends, and
-    the same command goes on where it was.
+    The model must have been compiled with --video. Results for texts and a box are written 14 frames late, because
+    objects found by mistake are removed in that time. The written files are valid whenever a run ends, and the same
+    command continues an interrupted run.
     """
-    clicked = make_object_prompt(click or (), click_out or (), click_box)
-    if clicked is not None and (text or box is not None):
+    object_prompt = make_object_prompt(click or (), click_out or (), click_box)
+    if object_prompt is not None and (text or box is not None):
         raise HarnessError("Clicks mean one object, and a text or a box means all of a kind; give one of both.")
-    if not text and box is None and clicked is None:
+    if not text and box is None and object_prompt is None:
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
     from harness.cli.loading import load_model
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
     from harness.track.job import Job, run
 
-    corners = None if box is None else numbers("--box", "x0,y0,x1,y1", box)
-    job = Job(video, text or [], corners, clicked, frame, out, not no_overlay)
+    corners = None if box is None else parse_numbers("--box", "x0,y0,x1,y1", box)
+    job = Job(video, text or [], corners, object_prompt, frame, out, not no_overlay)
     folder = choose_model(model)
     configure_threads(threads)
-    leave_torch_out()
+    hide_torch()
     loaded = load_model(folder)
-    tell_untrained(loaded.manifest)
+    warn_if_untrained(loaded.manifest)
     start = time.perf_counter()
     with progress("frames") as bar:
         task = bar.add_task(video.name, total=None)

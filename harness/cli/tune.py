@@ -1,4 +1,4 @@
-"""`sam3-tvm tune`: search for better schedules, and keep what is found."""
+"""Defines `sam3-tvm tune`: searches for better schedules and stores them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.cli.options import (
     CpuOption,
     RemoteOption,
     ThreadsOption,
-    a_number,
+    check_number,
     chosen_groups,
 )
 from harness.core.budget import read_budgets
@@ -39,7 +39,7 @@ def tune_command(
         str | None, typer.Option(help="Precision of what is tuned. Default: fp32, or that of the budgets.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(callback=a_number, help="When to stop. Default: 10, or when --trials says so.")
+        float | None, typer.Option(callback=check_number, help="When to stop. Default: 10, or when --trials says so.")
     ] = None,
     trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
     db: Annotated[
@@ -51,9 +51,9 @@ def tune_command(
     threads: ThreadsOption = None,
     cpu: CpuOption = None,
 ) -> None:
-    """Search for better schedules, and keep what is found in a database that verify and compile use.
+    """Search for better schedules, and store them in a database that verify and compile use.
 
-    Ctrl-C stops it; the same command goes on where it was stopped.
+    Ctrl-C stops the search; the same command continues it.
     """
     require_compiler()
     from harness.processes.threads import configure_threads
@@ -64,17 +64,17 @@ def tune_command(
     request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, device, Processors(cpu))
     request = replace(request, precision=precision or request.precision)
     if budget:
-        request = _with_budgets(request, budget, precision)
+        request = _add_budgets(request, budget, precision)
     code = tune(console, request)
     if code:
         raise typer.Exit(code)
 
 
-def _with_budgets(request: Request, files: Sequence[Path], precision: str | None) -> Request:
-    """Makes the request one for the products that stay float32 in a half precision.
+def _add_budgets(request: Request, files: Sequence[Path], precision: str | None) -> Request:
+    """Returns the request with the groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError: A file is no budget, or is for something else than the request.
+        HarnessError: A file is not a budget, or is for something else than the request.
     """
     budgets = read_budgets(files).values()
     precisions = {budget.precision for budget in budgets}
@@ -83,5 +83,5 @@ def _with_budgets(request: Request, files: Sequence[Path], precision: str | None
     if precision is not None and {precision} != precisions:
         raise HarnessError(f"the budgets are for {precisions.pop()}, and --precision is {precision}")
     components = request.components or tuple(budget.component for budget in budgets)
-    chosen = replace(request, components=components, precision=precisions.pop())
-    return replace(chosen, float32=chosen_groups(files, chosen.cases()))
+    completed = replace(request, components=components, precision=precisions.pop())
+    return replace(completed, float32=chosen_groups(files, completed.cases()))

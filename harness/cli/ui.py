@@ -1,4 +1,4 @@
-"""`sam3-tvm ui`: a page of this machine on which a photograph is clicked and asked."""
+"""Defines `sam3-tvm ui`: serves a local web page for clicks and texts on photographs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, tell_untrained, untrained
+from harness.cli.console import console, untrained_warning, warn_if_untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
@@ -32,14 +32,14 @@ def ui(
     ] = 4,
     threads: ThreadsOption = None,
 ) -> None:
-    """Open a page on this machine: click and ask a photograph, see masks, download them; until Ctrl-C.
+    """Serve a page on this machine until Ctrl-C: click on a photograph or type texts, see masks, download them.
 
-    Nothing leaves this machine, and no other machine reaches the page unless --host says so.
+    Nothing leaves this machine, and no other machine reaches the page unless --host allows it.
     """
     require_server()
     from harness.cli.loading import load_model
     from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import leave_torch_out
+    from harness.processes.torch_free import hide_torch
     from harness.runtime.variants import described
     from harness.ui.app import make_app
     from harness.ui.folder import ImageFolder
@@ -51,35 +51,35 @@ def ui(
     manifest = described(folder)
     choices = None if images is None else ImageFolder(images)
     configure_threads(threads)
-    leave_torch_out()
+    hide_torch()
     with listen(host, port) as listener, temporary_folder("ui") as files:
         loaded = load_model(folder)
-        note = None if manifest.trained else untrained(manifest)
+        note = None if manifest.trained else untrained_warning(manifest)
         page = make_page(loaded, folder.resolve().name, choices, Path(files), note, keep)
-        tell_untrained(manifest)
+        warn_if_untrained(manifest)
         if choices is not None:
             choices.check()
         token = secrets.token_hex(16)
-        tell(f"Open {url_of(listener)}?{TOKEN}={token} in a browser; Ctrl-C ends it.")
+        print_sentence(f"Open {url_of(listener)}?{TOKEN}={token} in a browser; Ctrl-C ends it.")
         serve(make_app(page, hosts_of(host), token), listener)
         page.queue.close()
-    tell("Stopped; nothing is served any more.")
+    print_sentence("Stopped; nothing is served any more.")
 
 
-def tell(sentence: str) -> None:
-    """Prints a sentence as it is."""
+def print_sentence(sentence: str) -> None:
+    """Prints a sentence without markup."""
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_server() -> None:
-    """Nothing, if this installation can serve the page.
+    """Checks that this installation can serve the page.
 
     Raises:
-        HarnessError: It cannot.
+        HarnessError: A module is missing.
     """
-    missing = [name for name in SERVES if find_spec(name) is None]
-    if missing:
+    modules = [name for name in SERVES if find_spec(name) is None]
+    if modules:
         raise HarnessError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which the page needs: "
+            f"{' and '.join(modules)} {'is' if len(modules) == 1 else 'are'} not installed, which the page needs: "
             "pip install 'sam3-tvm[ui]'"
         )

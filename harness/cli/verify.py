@@ -1,4 +1,4 @@
-"""`sam3-tvm verify`: compile, run and judge."""
+"""Defines `sam3-tvm verify`: compiles, runs and judges cases."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
-from harness.core.budget import NONE
+from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.remote import Remote
@@ -44,8 +44,8 @@ from harness.targets import HOST, TARGETS
 from harness.tuned import database
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
-"""Seconds that a case may take, and one of a subject that takes long: PyTorch's side of `video` takes above an hour
-on two cores of a Zen 4 that are busy."""
+"""Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of `video` takes above an hour on two
+busy cores of a Zen 4."""
 
 
 def verify(
@@ -86,7 +86,7 @@ def verify(
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
-    diagnosing: Annotated[
+    with_diagnosis: Annotated[
         bool, typer.Option("--diagnose", help="Name the kernel that diverges in each case whose outputs are wrong.")
     ] = False,
     require_target: Annotated[
@@ -105,13 +105,13 @@ def verify(
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
-    Exit code 0: all as expected; what no device here can run was compiled. 1: something was not as expected, a required
-    target did not run, or nothing could be compiled. 2: wrong usage or environment.
+    Exit code 0: every outcome is as expected; cases that no device here can run were compiled. 1: an outcome is not as
+    expected, a required target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
     require_compiler()
     from harness.core.settings import Settings
     from harness.deployment.describing import seed_of
-    from harness.diagnose.verified import diagnosed
+    from harness.diagnose.runner import add_diagnosis
     from harness.execution.remote.client import describe_remote
     from harness.machine import describe_machine, versions
     from harness.processes.memory import keep_freed_memory
@@ -119,56 +119,63 @@ def verify(
     from harness.report import ADVICE, Result, write_report
     from harness.report.verification.writer import PAGE_NAME
     from harness.runtime.sam3.images import load_image
-    from harness.verify.progress import diagnosis_told, show
+    from harness.verify.progress import diagnosis_sentence, show_progress
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
     if model is not None and judge_saved:
         raise HarnessError("--model runs a folder and --judge-saved runs none: leave one of them out")
-    if diagnosing and judge_saved:
+    if with_diagnosis and judge_saved:
         raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
-    compiling = {"--diagnose": diagnosing, "--budget": budget, "--db": db, "--untuned": untuned}
-    if model is not None and (flag := next((flag for flag, given in compiling.items() if given), "")):
+    compile_options = {"--diagnose": with_diagnosis, "--budget": budget, "--db": db, "--untuned": untuned}
+    if model is not None and (flag := next((flag for flag, value in compile_options.items() if value), "")):
         raise HarnessError(f"--model judges what is compiled, and {flag} is for what is to be: leave one of them out")
     configure_threads(threads)
     if Scale.FULL not in (scale or ()):
-        keep_freed_memory()  # beside a full model, what is kept may not fit
+        keep_freed_memory()  # freed memory may not fit beside a full model
     if jobs > 1:
         share_cpus()
-    shipped = None if model is None else described(model)
+    manifest = None if model is None else described(model)
     cases = select(
-        component or _judged_by_default(shipped),
-        strategy or (() if shipped is None else (shipped.strategy,)),
-        target or (HOST.name if shipped is None else shipped.target,),
-        scale or (Scale.SHALLOW if shipped is None else shipped.scale,),
-        seed if shipped is None else seed or seed_of(shipped),
-        precision or (DEFAULT_PRECISION if shipped is None else shipped.precision,),
-        frontend or (DEFAULT_FRONTEND if shipped is None else shipped.frontend,),
+        component or _default_subjects(manifest),
+        strategy or (() if manifest is None else (manifest.strategy,)),
+        target or (HOST.name if manifest is None else manifest.target,),
+        scale or (Scale.SHALLOW if manifest is None else manifest.scale,),
+        seed if manifest is None else seed or seed_of(manifest),
+        precision or (DEFAULT_PRECISION if manifest is None else manifest.precision,),
+        frontend or (DEFAULT_FRONTEND if manifest is None else manifest.frontend,),
         chosen_weights(weights or (), checkpoint),
     )
-    if shipped is not None and (part := next((case for case in cases if not subjects()[case.component].whole), None)):
-        raise HarnessError(f"--model judges whole models, and {part.component} is a component: leave one of them out")
+    if manifest is not None and (
+        component_case := next((case for case in cases if not subjects()[case.component].whole), None)
+    ):
+        raise HarnessError(
+            f"--model judges whole models, and {component_case.component} is a component: leave one of them out"
+        )
     float32 = chosen_groups(budget or (), cases)
-    required = _required(require_target or (), {case.target for case in cases})
+    required = _required_targets(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
     if image is not None:
         load_image(image)
     seconds = time_limit(timeout, cases)
     device = None if remote is None else Remote(remote, seconds)
     processors = Processors(cpu, cuda_arch)
-    where: dict[str, str] = {}
+    device_entry: dict[str, str] = {}
     if device is not None:
         description = describe_remote(device)
-        processors, where = processors.otherwise(description.processors), {"runs on": f"{description}, {device}"}
+        processors, device_entry = (
+            processors.with_defaults(description.processors),
+            {"runs on": f"{description}, {device}"},
+        )
         for name in dict.fromkeys(case.target for case in cases):
             if problem := description.problem(name, processors):
                 raise HarnessError(problem)
-    chosen = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
+    database_folder = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
     settings = Settings(
         checkpoint,
         allow_partial,
         image=image,
         judge_saved=judge_saved,
-        database=chosen,
+        database=database_folder,
         remote=device,
         emulate=emulate,
         processors=processors,
@@ -176,83 +183,85 @@ def verify(
     )
     limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
-        database.describe_database(chosen, HOST.name, processors)
-        if shipped is None
-        else shipped.made.get("schedules", "not told")
+        database.describe_database(database_folder, HOST.name, processors)
+        if manifest is None
+        else manifest.made.get("schedules", "not told")
     )
-    machine = describe_machine() | {"schedules": schedules} | where
+    machine = describe_machine() | {"schedules": schedules} | device_entry
     if budget:
         counts = [f"{len(groups)} groups of products of {name}" for name, groups in float32.items()]
         machine["stay float32"] = f"{', '.join(counts)}, by {', '.join(map(str, budget))}"
-    installed = versions()
+    package_versions = versions()
     flags = repro_flags(settings, threads, budget or ())
 
-    def verified(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
+    def run(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
         for result in verify_cases(cases, settings, limits, on_stage, jobs, float32):
-            entered = partial(on_stage, result.case)
-            if not diagnosing:
+            on_case_stage = partial(on_stage, result.case)
+            if not with_diagnosis:
                 yield result
                 continue
-            yield diagnosed(
+            yield add_diagnosis(
                 result,
                 settings,
-                entered,
+                on_case_stage,
                 timeout=limits.timeout,
                 memory_limit_bytes=limits.memory_bytes,
-                float32=float32.get(result.case.component, NONE),
+                float32=float32.get(result.case.component, NO_GROUPS),
             )
 
-    results = show(
+    results = show_progress(
         console,
         cases,
-        verified,
-        lambda so_far: write_report(so_far, machine, installed, report, flags=flags),
+        run,
+        lambda finished: write_report(finished, machine, package_versions, report, flags=flags),
     )
     for result in results:
-        if told := diagnosis_told(result):
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+        if sentence := diagnosis_sentence(result):
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {report / PAGE_NAME}, and VERIFICATION_REPORT.md beside it", soft_wrap=True)
-    if compiled := sum(result.compiled_only for result in results):
-        console.print(f"{compiled} of {len(results)} cases were compiled and not run; --require-target forbids it.")
+    if compiled_count := sum(result.compiled_only for result in results):
+        console.print(
+            f"{compiled_count} of {len(results)} cases were compiled and not run; --require-target forbids it."
+        )
     if code := exit_code(results, required):
         raise typer.Exit(code)
 
 
-def _judged_by_default(shipped: Manifest | None) -> tuple[str, ...]:
-    """The subjects that no name stands for: all that don't take long, or those that a compiled model answers.
+def _default_subjects(manifest: Manifest | None) -> tuple[str, ...]:
+    """Returns the default subjects: all that are not slow, or those that a compiled model can answer.
 
     Raises:
-        HarnessError: The model answers none.
+        HarnessError: The model answers none of them.
     """
     quick = {name: subject for name, subject in subjects().items() if not subject.long}
-    if shipped is None:
+    if manifest is None:
         return tuple(quick)
-    answered = tuple(
+    answerable = tuple(
         name
         for name, subject in quick.items()
-        if subject.whole and subject.model == shipped.model and shipped.capacity.includes(subject.capacity)
+        if subject.whole and subject.model == manifest.model and manifest.capacity.includes(subject.capacity)
     )
-    if not answered:
+    if not answerable:
         raise HarnessError(
-            f"No question of a whole model can be asked of this one, {shipped.model}: {shipped.capacity}."
+            f"No question of a whole model can be asked of this one, {manifest.model}: {manifest.capacity}."
         )
-    return answered
+    return answerable
 
 
-def time_limit(given: float | None, cases: Collection[Case]) -> float:
-    """Returns the seconds that each case may take: what was given, or enough for the longest of them."""
-    if given is not None:
-        return given
+def time_limit(timeout: float | None, cases: Collection[Case]) -> float:
+    """Returns the time limit of each case in seconds: the option's value, or enough for the slowest of them."""
+    if timeout is not None:
+        return timeout
     return LONG_TIMEOUT if any(subjects()[case.component].long for case in cases) else TIMEOUT
 
 
-def _required(names: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:
-    """The targets that must run; without names, none.
+def _required_targets(names: Sequence[str], targets: Collection[str]) -> tuple[str, ...]:
+    """Returns the targets whose cases must run; none without names.
 
     Raises:
-        HarnessError: There is no such target, or no case of it was asked for.
+        HarnessError: A target is unknown, or there is no case of it.
     """
-    required = checked("target", names, tuple(TARGETS)) if names else ()
+    required = select_names("target", names, tuple(TARGETS)) if names else ()
     for name in required:
         if name not in targets:
             raise HarnessError(f"--require-target {name}, but no case of it was asked for: give --target {name}")

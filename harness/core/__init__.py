@@ -1,1 +1,1 @@
-"""The plain data of a verification: cases, outcomes, expectations, settings."""
+"""Defines the plain data of a verification: cases, outcomes, expectations and settings."""

@@ -1,8 +1,8 @@
-"""Budget: which groups of products stay float32 in a half precision, so that a limit on the error holds; a file.
+"""Reads and checks budgets: files that name the groups of products that stay float32 in half precision.
 
-`sam3-tvm budget` finds one and writes it, and every command that compiles in half precision takes it. A group is all
-products of one module of the model, by its path there: `transformer.decoder.bbox_embed.layers.0`. Needs neither torch
-nor tvm.
+`sam3-tvm budget` writes a budget such that a limit on the error holds. Every command that compiles in half precision
+reads one. A group is all products of one module of the model, named by its path there:
+`transformer.decoder.bbox_embed.layers.0`. This module needs neither torch nor tvm.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
 
 FORMAT = 1
-"""Version of the file."""
+"""Version of the file format."""
 
 Groups = frozenset[str]
 """Names of groups of products."""
 
-NONE: Groups = frozenset()
-"""No group stays float32: everything that may be half precision is."""
+NO_GROUPS: Groups = frozenset()
+"""The empty set of groups: every product that may be half precision is."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A choice of groups that stay float32, and what it is for.
+    """A choice of groups that stay float32, with the model, case and limit that it was made for.
 
     Attributes:
         model: Name of the model.
         component: Name of the component that was measured.
         scale: How much of the published model was built.
-        target: Target that was compiled for.
+        target: Target that the component was compiled for.
         precision: The half precision of the other groups.
         limit: Largest r_rms of every output: its rms error against float64, divided by autocast's.
         float32: Names of the groups that stay float32, in the order in which the component computes them.
@@ -50,37 +50,39 @@ class Budget:
     float32: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields, as the file has them."""
+        """Returns the fields as the file stores them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"format": FORMAT, **values, "scale": str(self.scale), "float32": list(self.float32)}
 
     def check_fits(self, case: Case, model: str, file: Path) -> None:
-        """Makes sure that the budget is for what a case compiles.
+        """Checks that the budget was made for the model and settings of a case.
 
         Args:
-            case: Its scale, target and precision are looked at, not its component.
-            model: Name of its model.
-            file: The file that the budget is from, for the sentence.
+            case: Its scale, target and precision are compared, its component is not.
+            model: Name of the case's model.
+            file: File of the budget, named in the error.
 
         Raises:
-            HarnessError: It is for something else.
+            HarnessError: The budget is for another model, precision, scale or target.
         """
         if self.model != model:
             raise HarnessError(f"{file} is a budget for the model {self.model}, not {model}: give another file")
-        for kind, own, other in (
+        for field, expected, actual in (
             ("precision", self.precision, case.precision),
             ("scale", self.scale, str(case.scale)),
             ("target", self.target, case.target),
         ):
-            if own != other:
-                raise HarnessError(f"{file} is a budget for --{kind} {own}, not {other}: give another --{kind} or file")
+            if expected != actual:
+                raise HarnessError(
+                    f"{file} is a budget for --{field} {expected}, not {actual}: give another --{field} or file"
+                )
 
 
 def read_budget(file: Path) -> Budget:
-    """Reads what `sam3-tvm budget` wrote; what was measured is for people and is not read.
+    """Reads a file that `sam3-tvm budget` wrote, without the measurements in it, which are for people.
 
     Raises:
-        HarnessError: It cannot be read, or is no budget.
+        HarnessError: The file cannot be read, or is not a budget.
     """
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -100,12 +102,12 @@ def read_budget(file: Path) -> Budget:
 
 def _budget(data: Mapping[str, Any], file: Path) -> Budget:
     names = [field.name for field in fields(Budget)]
-    missing = [name for name in names if name not in data]
-    texts = all(isinstance(data.get(name), str) for name in names if name not in ("limit", "float32"))
+    missing_names = [name for name in names if name not in data]
+    texts_valid = all(isinstance(data.get(name), str) for name in names if name not in ("limit", "float32"))
     groups = data["float32"]
-    listed = isinstance(groups, list) and all(isinstance(name, str) for name in groups)
-    if missing or not texts or not listed or not isinstance(data["limit"], int | float):
-        reason = f"it lacks {missing[0]}" if missing else "a value has the wrong type"
+    groups_valid = isinstance(groups, list) and all(isinstance(name, str) for name in groups)
+    if missing_names or not texts_valid or not groups_valid or not isinstance(data["limit"], int | float):
+        reason = f"it lacks {missing_names[0]}" if missing_names else "a value has the wrong type"
         raise HarnessError(f"{file} is a damaged budget, {reason}: run `sam3-tvm budget` again")
     if data["precision"] not in PRECISIONS or not PRECISIONS[data["precision"]].is_half:
         raise HarnessError(f"{file} is a budget for the precision {data['precision']!r}, which is no half precision")
@@ -113,40 +115,46 @@ def _budget(data: Mapping[str, Any], file: Path) -> Budget:
 
 
 def read_budgets(files: Sequence[Path]) -> dict[Path, Budget]:
-    """Reads several files, each for another component of one model.
+    """Reads several budgets, each for another component of one model.
 
     Raises:
-        HarnessError: One cannot be read, or two are for one component.
+        HarnessError: A file cannot be read, two budgets are for one component, or two are for different models.
     """
-    found: dict[Path, Budget] = {}
+    budgets: dict[Path, Budget] = {}
     for file in files:
         budget = read_budget(file)
-        for other, known in found.items():
-            if known.component == budget.component:
-                raise HarnessError(f"{other} and {file} are both budgets for {known.component}: give one of them")
-            if known.model != budget.model:
-                raise HarnessError(f"{other} is a budget for the model {known.model}, {file} for {budget.model}")
-        found[file] = budget
-    return found
+        for other_file, other_budget in budgets.items():
+            if other_budget.component == budget.component:
+                raise HarnessError(
+                    f"{other_file} and {file} are both budgets for {other_budget.component}: give one of them"
+                )
+            if other_budget.model != budget.model:
+                raise HarnessError(
+                    f"{other_file} is a budget for the model {other_budget.model}, {file} for {budget.model}"
+                )
+        budgets[file] = budget
+    return budgets
 
 
-def check_known(float32: Collection[str], found: Iterable[Collection[str]], what: str, *, some: bool = False) -> None:
-    """Makes sure that every group that is to stay float32 is a group of something that is compiled.
+def check_groups(
+    float32: Collection[str], program_groups: Iterable[Collection[str]], subject: str, *, partial: bool = False
+) -> None:
+    """Checks that every group that is to stay float32 is a group of a compiled program.
 
     Args:
         float32: Names of the groups.
-        found: Names of those among them that each program has.
-        what: What is compiled, for the sentence.
-        some: Whether some of them are enough. A whole model does not compute all of each component: not what makes an
-            output that nothing reads, nor what clicks need if it is compiled without.
+        program_groups: For each program, the names of those groups that it has.
+        subject: Name of the compiled thing, used in the error.
+        partial: Whether one known group is enough. A whole model does not compute every group of each component: it
+            leaves out what no output reads, and the tracker's part if it is compiled without clicks.
 
     Raises:
-        HarnessError: There is no such group.
+        HarnessError: A group is unknown.
     """
-    unknown = sorted(set(float32).difference(*map(set, found)))
-    if unknown and (not some or len(unknown) == len(set(float32))):
+    unknown = sorted(set(float32).difference(*map(set, program_groups)))
+    if unknown and (not partial or len(unknown) == len(set(float32))):
         raise HarnessError(
-            f"the budget keeps {unknown[0]!r} in float32, and {what} has no such group of products"
+            f"the budget keeps {unknown[0]!r} in float32, and {subject} has no such group of products"
             f"{f' (nor {len(unknown) - 1} others)' if len(unknown) > 1 else ''}: "
             "it is of another component, model or version; run `sam3-tvm budget` again or give another file"
         )

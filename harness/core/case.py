@@ -1,4 +1,7 @@
-"""Case: subject × strategy × target × scale × seed × precision × frontend × weights, the unit of verification."""
+"""Defines the case, the unit of verification.
+
+A case is one subject × strategy × target × scale × seed × precision × frontend × weights.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from harness.core.precision import DEFAULT_PRECISION
 from harness.core.weights import Weights
 
 DEFAULT_STRATEGY = "real"
-"""The strategy that applies to every subject, with rotary position encoding inside or not."""
+"""The strategy that applies to every subject, with or without rotary position encoding."""
 
 DEFAULT_FRONTEND = "torch"
-"""The frontend that is used unless another one is asked for: torch.export and TVM's importer of its programs."""
+"""The default frontend: torch.export and TVM's importer of exported programs."""
 
 
 class Scale(StrEnum):
-    """How much of the published model is built."""
+    """The part of the published model that is built."""
 
     SHALLOW = "shallow"
     FULL = "full"
@@ -29,13 +32,13 @@ class Case:
 
     Attributes:
         component: Name of the subject, a component or a whole model.
-        strategy: How rotary position encoding gets through the compiler.
-        target: What is compiled for.
-        scale: How much of the published model is built.
+        strategy: Name of the strategy that makes rotary position encoding compilable.
+        target: Name of the compilation target.
+        scale: The part of the published model that is built.
         seed: Seed of the weights.
-        precision: Type in which weights and operands of products are kept.
-        frontend: What turns the PyTorch module into a Relax module.
-        weights: What the weights are drawn by: evenly, or with the outliers of trained ones.
+        precision: Type of the weights and of the operands of products.
+        frontend: Name of the frontend, which turns the PyTorch module into a Relax module.
+        weights: Distribution of the drawn weights: even, or with the outliers of trained weights.
     """
 
     component: str
@@ -52,7 +55,7 @@ class Case:
         """The pytest id, for instance `vision_backbone-real-llvm-shallow`.
 
         A precision other than fp32, a frontend other than the default and weights that are not seeded follow. An id is
-        for people: programs write and read a case as its fields.
+        for people; programs store a case as its fields.
         """
         parts = [self.component, self.strategy, self.target, str(self.scale)]
         parts += [self.precision] if self.precision != DEFAULT_PRECISION else []
@@ -61,10 +64,10 @@ class Case:
         return "-".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields, as JSON keeps them."""
+        """Returns the fields as JSON stores them."""
         return {**asdict(self), "scale": str(self.scale), "weights": str(self.weights)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Case:
-        """Reads what `to_json` wrote; fields that are missing have their defaults, and other keys are ignored."""
+        """Reads a case from JSON: missing fields have their defaults, unknown keys are ignored."""
         return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})

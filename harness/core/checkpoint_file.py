@@ -1,13 +1,13 @@
-"""What a file of weights begins with: whether it can be one is known before anything large is imported."""
+"""Recognizes a checkpoint by the first bytes of its file, before anything large is imported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-"""First bytes of what torch.save writes: an archive, or before torch 1.6 a pickle."""
-_TAR, _TAR_AT = b"ustar", 257
-"""Mark of a tar archive (POSIX.1-1988), which torch 0.1 wrote, and where it is."""
+"""First bytes of the formats of torch.save: a ZIP archive, or a pickle before torch 1.6."""
+_TAR, _TAR_OFFSET = b"ustar", 257
+"""Mark of a tar archive (POSIX.1-1988), the format of torch 0.1, and its offset in bytes."""
 
 
 def checkpoint_file_problem(path: Path) -> str | None:
@@ -23,13 +23,17 @@ def checkpoint_file_problem(path: Path) -> str | None:
         )
     try:
         with path.open("rb") as file:
-            begins = file.read(_TAR_AT + len(_TAR))
+            head = file.read(_TAR_OFFSET + len(_TAR))
     except OSError as error:
         return f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions."
     if path.suffix == ".safetensors":
         # Eight bytes with the length of a header in JSON, then the header.
-        known = begins[8:9] == b"{"
-        return None if known else f"The checkpoint {path} is not a safetensors file or is truncated; download it again."
-    if begins.startswith((_ZIP, _PICKLE)) or begins[_TAR_AT:] == _TAR:
+        has_header = head[8:9] == b"{"
+        return (
+            None
+            if has_header
+            else f"The checkpoint {path} is not a safetensors file or is truncated; download it again."
+        )
+    if head.startswith((_ZIP, _PICKLE)) or head[_TAR_OFFSET:] == _TAR:
         return None
     return f"The file {path} is not a checkpoint; give a .pt file saved by torch or a .safetensors file."

@@ -1,6 +1,7 @@
-"""Expectations: every case whose expected outcome is not a strict pass, as data, enforced on both sides.
+"""Reads the expectations: every case whose expected outcome is not a strict pass, as data, enforced on both sides.
 
-The file is TOML, a list of `[[expect]]` tables. Each names cases, and how they must fail or that the oracle may judge:
+The file is TOML, a list of `[[expect]]` tables. Each table names cases and the failure that they must end with, or
+allows the oracle to judge:
 
     [[expect]]
     component = ["vit", "vision_backbone"]   # one name, a list of names, or "*"; strategy, target and scale likewise
@@ -26,9 +27,9 @@ The file is TOML, a list of `[[expect]]` tables. Each names cases, and how they 
     varies = true                            # optional, with judge: on some processors it is strict, as expected
     why = "PyTorch itself is outside the strict gate against float64"
 
-A case that no entry names must pass: strictly in fp32, by the oracle in half precision; with the weights `outliers` by
-the oracle too, where PyTorch itself leaves the strict gate. Two entries that can name the same case are an error.
-Needs neither torch nor tvm.
+A case that no entry names must pass: strictly in fp32, by the oracle in half precision. With the weights `outliers` the
+oracle may also judge where PyTorch itself leaves the strict gate. Two entries that can name the same case are an error.
+This module needs neither torch nor tvm.
 """
 
 from __future__ import annotations
@@ -54,24 +55,25 @@ _FIELDS = ("component", "strategy", "target", "scale", "precision", "frontend", 
 _DEFAULTS = {"precision": DEFAULT_PRECISION, "frontend": DEFAULT_FRONTEND, "weights": Weights.SEEDED.value}
 _KEYS = {*_FIELDS, "status", "stage", "error", "message", "judge", "outputs", "varies", "why"}
 ANY = "*"
-"""Stands for every name."""
+"""Matches every name."""
 _STRICT = "strict"
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """One entry of the file: which cases, what must happen to them, and why.
+    """One entry of the file: the cases that it names, their expected outcome, and the reason.
 
     Attributes:
-        component, strategy, target, scale, precision, frontend, weights: The names that it matches, `("*",)` for all.
+        component, strategy, target, scale, precision, frontend, weights: The names that the entry matches; `("*",)`
+            matches all.
         why: The reason, shown in the report as the cause of a known discrepancy.
-        status: How the case must end; `passed` for an entry that allows the oracle verdict.
-        stage: Where it must end; None for an entry that allows the oracle verdict.
-        error: Type name of the exception; None where any will do.
-        message: Regular expression that must be found in the message; None where any will do.
-        outputs: The outputs that it is about; empty for all.
-        varies: Whether a strict pass is expected as well, because processors round otherwise.
-        where: File and line, for messages.
+        status: The expected status; `passed` for an entry that allows the oracle verdict.
+        stage: The expected last stage; None for an entry that allows the oracle verdict.
+        error: Type name of the expected exception; None for any.
+        message: Regular expression that must match somewhere in the message; None for any message.
+        outputs: The outputs that the entry concerns; empty for all.
+        varies: Whether a strict pass is expected as well, because processors round differently.
+        where: File and line of the entry, for messages.
     """
 
     component: tuple[str, ...]
@@ -109,22 +111,25 @@ class CheckKind(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome against its expectation; `sentence` says why it is unexpected, or why it was skipped."""
+    """An outcome rated by its expectation; `sentence` says why it is unexpected or was skipped."""
 
     kind: CheckKind
     sentence: str = ""
 
 
-def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = None) -> tuple[Expectation, ...]:
-    """Reads and validates the file.
+def load_expectations(
+    path: Path, registered_names: Mapping[str, Collection[str]] | None = None
+) -> tuple[Expectation, ...]:
+    """Reads and validates the file of expectations.
 
     Args:
         path: The TOML file.
-        known: Names by field (`component`, `strategy`, `target`, `scale`, `precision`, `frontend`, `weights`); others
-            are refused. None: not checked.
+        registered_names: Known names by field (`component`, `strategy`, `target`, `scale`, `precision`, `frontend`,
+            `weights`); other names are refused. None skips this check.
 
     Raises:
-        HarnessError: If the file cannot be read, is not TOML, or an entry is wrong or ambiguous; names file and line.
+        HarnessError: The file cannot be read, is not TOML, or an entry is wrong or ambiguous; the error names file and
+            line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -143,30 +148,32 @@ def load_expectations(path: Path, known: Mapping[str, Collection[str]] | None = 
     expectations: list[Expectation] = []
     for index, entry in enumerate(entries):
         line = f"line {lines[index]}" if len(lines) == len(entries) else f"entry {index + 1}"
-        new = _parse(entry, f"{path}, {line}", known or {})
-        for other in expectations:
-            if _overlap(new, other):
-                raise HarnessError(f"{new.where}: names a case that {other.where} names too; make them disjoint")
-        expectations.append(new)
+        expectation = _parse(entry, f"{path}, {line}", registered_names or {})
+        for earlier in expectations:
+            if _overlap(expectation, earlier):
+                raise HarnessError(
+                    f"{expectation.where}: names a case that {earlier.where} names too; make them disjoint"
+                )
+        expectations.append(expectation)
     return tuple(expectations)
 
 
 def expectation_for(case: Case, expectations: Collection[Expectation]) -> Expectation | None:
-    """Returns the entry that names the case, or None: then a strict pass is expected."""
+    """Returns the entry that names the case; None if there is none, so that a strict pass is expected."""
     return next((expectation for expectation in expectations if expectation.matches(case)), None)
 
 
 def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Check:
-    """Holds an outcome to its expectation: an unexpected failure and an unexpected pass are both unexpected.
+    """Rates an outcome by its expectation; unexpected failures and unexpected passes are both unexpected.
 
-    `unavailable` is neither: this machine cannot tell.
+    The status `unavailable` is skipped, because this machine cannot tell.
     """
     if expectation is not None and not expectation.matches(case):
         raise ValueError(f"the expectation of {expectation.where} is not about {case.id}")
     if outcome.status is Status.UNAVAILABLE:
         return Check(CheckKind.SKIPPED, outcome.error.message if outcome.error else "not available on this machine")
     if expectation is None or expectation.status is Status.PASSED:
-        problem = _pass_problem(outcome, expectation, _wanted(case))
+        problem = _pass_problem(outcome, expectation, _required_quality(case))
     else:
         problem = _failure_problem(outcome, expectation)
     if problem:
@@ -174,85 +181,85 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
     return Check(CheckKind.AS_EXPECTED)
 
 
-def _wanted(case: Case) -> str:
-    """Returns what outputs are to be, in words; but for strict, the judge decides which of them the oracle passes."""
+def _required_quality(case: Case) -> str:
+    """Returns the required quality of outputs in words."""
     if PRECISIONS[case.precision].judged_by_oracle:
         return "right by the oracle"
-    if Weights(case.weights).strain_fp32:
+    if Weights(case.weights).ill_conditioned:
         return "strict, or right by the oracle where PyTorch itself leaves the strict gate"
     return _STRICT
 
 
-def _pass_problem(outcome: Outcome, expectation: Expectation | None, wanted: str) -> str:
-    """Returns why the outcome is not the pass that is wanted, by the oracle or strictly; empty if it is."""
+def _pass_problem(outcome: Outcome, expectation: Expectation | None, quality: str) -> str:
+    """Returns why the outcome is not the required pass; empty if it is."""
     if outcome.status is not Status.PASSED:
-        return f"expected to pass, but {_what_happened(outcome)}"
+        return f"expected to pass, but {_description(outcome)}"
     if not outcome.verdicts:
         return "passed without a single judged output"
     for verdict in outcome.verdicts:
-        allowed = wanted != _STRICT or (expectation is not None and expectation.allows_oracle(verdict.name))
+        allowed = quality != _STRICT or (expectation is not None and expectation.allows_oracle(verdict.name))
         if verdict.kind is not VerdictKind.STRICT and not (verdict.kind is VerdictKind.ORACLE and allowed):
-            return f"expected every output to be {wanted}, but {verdict.name} is {verdict.kind}: {verdict.reason}"
+            return f"expected every output to be {quality}, but {verdict.name} is {verdict.kind}: {verdict.reason}"
     if expectation is None:
         return ""
     names = {verdict.name for verdict in outcome.verdicts}
-    strangers = [name for name in expectation.outputs if name not in names]
-    if strangers:
-        return f"{expectation.where} names the output {strangers[0]!r}, which the case does not have"
+    unknown = [name for name in expectation.outputs if name not in names]
+    if unknown:
+        return f"{expectation.where} names the output {unknown[0]!r}, which the case does not have"
     if not expectation.varies and not any(verdict.kind is VerdictKind.ORACLE for verdict in outcome.verdicts):
         return f"unexpected pass: strict without the oracle verdict that {expectation.where} allows; remove that entry"
     return ""
 
 
 def _failure_problem(outcome: Outcome, expectation: Expectation) -> str:
-    """Returns why the outcome is not the failure that is expected; empty if it is."""
-    wanted = f"{expectation.status} at {expectation.stage} as {expectation.where} says"
+    """Returns why the outcome is not the expected failure; empty if it is."""
+    failure = f"{expectation.status} at {expectation.stage} as {expectation.where} says"
     if outcome.status is Status.PASSED:
-        return f"unexpected pass: expected {wanted}; if the cause is gone, remove that entry"
+        return f"unexpected pass: expected {failure}; if the cause is gone, remove that entry"
     if outcome.status is not expectation.status or outcome.stage is not expectation.stage:
-        return f"expected {wanted}, but {_what_happened(outcome)}"
-    kind = outcome.error.type if outcome.error else ""
-    if expectation.error is not None and kind != expectation.error:
-        wanted = f"{expectation.error} at {expectation.stage} as {expectation.where} says"
-        return f"expected {wanted}, but {_what_happened(outcome)}"
+        return f"expected {failure}, but {_description(outcome)}"
+    error_type = outcome.error.type if outcome.error else ""
+    if expectation.error is not None and error_type != expectation.error:
+        failure = f"{expectation.error} at {expectation.stage} as {expectation.where} says"
+        return f"expected {failure}, but {_description(outcome)}"
     message = outcome.error.message if outcome.error else ""
     if expectation.message is not None and not re.search(expectation.message, message):
         return (
             f"expected a message that matches {expectation.message!r} as {expectation.where} says, "
-            f"but {_what_happened(outcome)}"
+            f"but {_description(outcome)}"
         )
     if expectation.outputs:
         failed = {verdict.name for verdict in outcome.verdicts if verdict.kind is not VerdictKind.STRICT}
-        wrong = sorted(failed.symmetric_difference(expectation.outputs))
-        if wrong:
-            return f"{expectation.where} names {sorted(expectation.outputs)} as what fails, but not so for {wrong}"
+        mismatched = sorted(failed.symmetric_difference(expectation.outputs))
+        if mismatched:
+            return f"{expectation.where} names {sorted(expectation.outputs)} as what fails, but not so for {mismatched}"
     return ""
 
 
-def _what_happened(outcome: Outcome) -> str:
-    happened = f"{outcome.status.replace('_', ' ')} at {outcome.stage}"
+def _description(outcome: Outcome) -> str:
+    text = f"{outcome.status.replace('_', ' ')} at {outcome.stage}"
     if outcome.error is None:
-        return happened
+        return text
     message = outcome.error.message.strip().splitlines()
-    return f"{happened} with {outcome.error.type}" + (f": {message[0]}" if message else "")
+    return f"{text} with {outcome.error.type}" + (f": {message[0]}" if message else "")
 
 
 def _overlap(a: Expectation, b: Expectation) -> bool:
-    def meet(x: tuple[str, ...], y: tuple[str, ...]) -> bool:
-        return ANY in x or ANY in y or bool(set(x) & set(y))
+    def intersect(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+        return ANY in first or ANY in second or bool(set(first) & set(second))
 
-    return all(meet(getattr(a, field), getattr(b, field)) for field in _FIELDS)
+    return all(intersect(getattr(a, field), getattr(b, field)) for field in _FIELDS)
 
 
-def _parse(entry: Mapping[str, Any], where: str, known: Mapping[str, Collection[str]]) -> Expectation:
+def _parse(entry: Mapping[str, Any], where: str, registered_names: Mapping[str, Collection[str]]) -> Expectation:
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
     names = {field: _names({**_DEFAULTS, **entry}, field, where) for field in _FIELDS}
     for field, values in names.items():
         for value in values:
-            if field in known and value != ANY and value not in known[field]:
-                choices = ", ".join(sorted(known[field]))
+            if field in registered_names and value != ANY and value not in registered_names[field]:
+                choices = ", ".join(sorted(registered_names[field]))
                 raise HarnessError(f"{where}: there is no {field} {value!r}; choose from {choices}")
     outputs = _names(entry, "outputs", where) if "outputs" in entry else ()
     why = _text(entry, "why", where)
@@ -297,8 +304,10 @@ def _parse_failure(
     if message is not None:
         try:
             re.compile(message)
-        except re.error as problem:
-            raise HarnessError(f"{where}: `message` is not a regular expression ({problem}); correct it") from problem
+        except re.error as parse_error:
+            raise HarnessError(
+                f"{where}: `message` is not a regular expression ({parse_error}); correct it"
+            ) from parse_error
     return replace(
         _cases(names),
         why=why,
@@ -312,8 +321,8 @@ def _parse_failure(
 
 
 def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
-    component, strategy, target, scale, *others = (names[field] for field in _FIELDS)
-    precision, frontend, weights = others
+    component, strategy, target, scale, *optional = (names[field] for field in _FIELDS)
+    precision, frontend, weights = optional
     return Expectation(
         component, strategy, target, scale, why="", precision=precision, frontend=frontend, weights=weights
     )

@@ -1,4 +1,4 @@
-"""Names that a user gives, held to those that a registry knows."""
+"""Checks names that a user gives against those that a registry knows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from difflib import get_close_matches
 from harness.core.errors import HarnessError
 
 
-def checked(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names without repetition, or all that are known if none is given.
+def select_names(kind: str, names: Sequence[str], registered_names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names without repetition, or all known names if none is given.
 
     Raises:
-        HarnessError: If a name is unknown; the nearest known one is suggested.
+        HarnessError: A name is unknown; the error suggests the nearest known one.
     """
     for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+        if name not in registered_names:
+            nearest = get_close_matches(name, registered_names, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(registered_names)}."
             raise HarnessError(f"Unknown {kind} {name!r}: {hint}")
-    return tuple(dict.fromkeys(names)) or tuple(known)
+    return tuple(dict.fromkeys(names)) or tuple(registered_names)

@@ -1,4 +1,4 @@
-"""Outcome: what became of a case, as plain data that the report is rendered from."""
+"""Defines the outcome of a case, as plain data that the report is rendered from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.core.distribution import Distribution
 
 
 class Stage(StrEnum):
-    """The stages of a case, in the order in which it walks through them."""
+    """The stages of a case, in their order."""
 
     BUILD = "build"
     EXPORT = "export"
@@ -21,7 +21,7 @@ class Stage(StrEnum):
 
 
 class Status(StrEnum):
-    """How a case ended."""
+    """The way in which a case ended."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -32,7 +32,7 @@ class Status(StrEnum):
 
 
 class VerdictKind(StrEnum):
-    """The judgement on one output; only `strict` and `oracle` are passes."""
+    """The kind of a verdict on one output; only `strict` and `oracle` are passes."""
 
     STRICT = "strict"
     ORACLE = "oracle"
@@ -42,12 +42,12 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement on one output, with every metric; floats are NaN where a metric does not apply.
+    """The verdict on one output, with every metric; floats are NaN where a metric does not apply.
 
     Attributes:
-        name: Output name; samples other than the main one are prefixed, for instance `empty/features`.
-        shape: Shape that the compiled model returned.
-        dtype: NumPy dtype name that the compiled model returned.
+        name: Name of the output; samples other than the main one are prefixed, for instance `empty/features`.
+        shape: Shape of the compiled model's output.
+        dtype: NumPy dtype name of the compiled model's output.
         elements: Number of elements.
         outside: Elements outside the strict gate (all of them where structure, shape or dtype differ).
         max_abs, mean_abs, max_rel: Error against PyTorch fp32, over the elements that are finite on both sides.
@@ -55,8 +55,8 @@ class Verdict:
         sqnr_db: Signal to quantization-noise ratio against PyTorch fp32, dB; inf where equal.
         r_rms, r_inf: Error against the float64 oracle divided by PyTorch's own.
         kind: The verdict.
-        reason: One sentence that says why it is not strict; empty for strict.
-        distribution: How the errors are distributed, where that was measured.
+        reason: One sentence that says why the output is not strict; empty if it is.
+        distribution: Distribution of the errors, if it was measured.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseError:
-    """Why a case stopped: the exception's type name, its message, and the end of its traceback or output."""
+    """The error that stopped a case: the exception's type name, its message, and the end of its traceback or output."""
 
     type: str
     message: str
@@ -87,18 +87,18 @@ class CaseError:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One GPU kernel, as the compiler's report or its source tells; None where neither does.
+    """One GPU kernel as the compiler's report or its source describes it; None where neither tells.
 
     Attributes:
         name: Name of the function on the device.
-        architecture: Architecture that the numbers are of: `sm_90`, or `metal`.
+        architecture: Architecture that the numbers hold for: `sm_90`, or `metal`.
         threads: Threads of a block (threadgroup) in every launch.
         shared_bytes: Static shared (threadgroup) memory of a block.
-        buffers: Arguments that occupy a buffer slot, Metal.
-        registers: Registers of a thread.
+        buffers: Number of arguments that occupy a buffer slot (Metal).
+        registers: Registers per thread.
         constant_bytes: Constant memory, arguments included.
-        stack_bytes: Local memory of a thread.
-        spill_bytes: Registers written to and read from local memory for want of registers, stores and loads together.
+        stack_bytes: Local memory per thread.
+        spill_bytes: Spilled registers: bytes stored to and loaded from local memory, together.
     """
 
     name: str
@@ -114,14 +114,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Device:
-    """The machine that ran a case, where that is not the one that compiled and judged it.
+    """The machine that ran a case, if another machine compiled and judged it.
 
     Attributes:
-        name, cpu, system, architecture, threads: What it is, see `harness.execution.remote.device.Description`.
-        target: What was compiled for.
-        hardware: Name of what runs that target there: the processor, or a GPU.
-        address: The address that it was reached at.
-        sent_bytes: Bytes of weights and code that it did not have yet.
+        name, cpu, system, architecture, threads: The machine, as in `harness.execution.remote.device.Description`.
+        target: The compilation target.
+        hardware: Name of the processor or GPU that runs the target.
+        address: Address at which the machine was reached.
+        sent_bytes: Size of the weights and code that the device did not have yet.
     """
 
     name: str
@@ -145,17 +145,17 @@ class Outcome:
     """The outcome of one case.
 
     Attributes:
-        stage: Last stage that was entered.
-        status: How it ended.
-        error: Why it stopped, if it did not pass.
+        stage: Last stage that the case entered.
+        status: The way in which the case ended.
+        error: The error that stopped the case, if it did not pass.
         seconds: Wall-clock time of each finished stage.
         sizes: Bytes by artifact name (library, parameters, …).
         peak_rss_bytes: Largest resident set of the worker process.
-        verdicts: One per output, if it was judged.
-        device: The machine that ran it, if it was another one and got so far.
-        kernels: Kernels of a GPU target, every sample's, once per architecture.
-        emulated: Whether the CPU ran the GPU's kernels, or emulated its own matrix unit.
-        lost_schedules: A sentence on each schedule that could not be applied to a function of any sample.
+        verdicts: One verdict per output, if the case was judged.
+        device: The machine that ran the case, if it was another one and the case got that far.
+        kernels: Kernels of a GPU target, for all samples, once per architecture.
+        emulated: Whether the CPU emulated the GPU's kernels or its own matrix unit.
+        lost_schedules: One sentence for each schedule that could not be applied to a function of any sample.
     """
 
     stage: Stage
@@ -172,7 +172,10 @@ class Outcome:
 
     @property
     def compiled(self) -> bool:
-        """Whether code was made for the target: a case that cannot be compiled here does not get that far."""
+        """Returns whether code was generated for the target.
+
+        A case that cannot be compiled here stops before that.
+        """
         stages = list(Stage)
-        at = stages.index(self.stage) - stages.index(Stage.COMPILE)
-        return at > 0 or (at == 0 and self.status is Status.UNAVAILABLE)
+        position = stages.index(self.stage) - stages.index(Stage.COMPILE)
+        return position > 0 or (position == 0 and self.status is Status.UNAVAILABLE)

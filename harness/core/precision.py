@@ -1,13 +1,12 @@
-"""Precisions: the type in which a compiled component keeps its weights and activations; all of them compute in fp32.
+"""Defines the precisions: types of a compiled component's weights and activations, all with fp32 arithmetic.
 
-- `fp32`: everything is a float32, as in the model that PyTorch runs.
-- `fp16`, `bf16`: what is multiplied and summed on a GPU's matrix units is half precision: the operands of matrix
-  products, convolutions and attention, weights among them, and what is only moved between such operations. Sums are
-  float32 sums. On CPUs these are the operands of linear layers and, with an instruction for it, of attention.
-  `harness.lowering.precision` says what stays float32 and why, and `harness.parity.autocast` what such a case is judged
-  against.
+- `fp32`: Every value is a float32, as in PyTorch's model.
+- `fp16`, `bf16`: On a GPU, the operands of its matrix units are half precision: those of matrix products, convolutions
+  and attention, weights included, and values that are only moved between such operations. Sums are float32. On a CPU,
+  the operands of linear layers are half precision and, with an instruction for it, those of attention.
+  `harness.lowering.precision` says what stays float32 and why. `harness.parity.autocast` defines the reference.
 
-Inputs and outputs of a component keep their types. Needs neither torch nor tvm.
+Inputs and outputs of a component keep their types. This module needs neither torch nor tvm.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_PRECISION = "fp32"
-"""The precision that is verified unless another one is asked for."""
+"""The precision that is verified by default."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """One way to keep weights and activations.
+    """One choice of types for weights and activations.
 
     Attributes:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
-        dtype: Type of the operands of products, by the name that TVM, NumPy (with ml_dtypes) and PyTorch give it.
+        dtype: Type of the operands of products, by its name in TVM, NumPy (with ml_dtypes) and PyTorch.
     """
 
     name: str
@@ -34,12 +33,12 @@ class Precision:
 
     @property
     def is_half(self) -> bool:
-        """Whether anything is kept in less than float32."""
+        """Returns whether some values are less precise than float32."""
         return self.dtype != "float32"
 
     @property
     def judged_by_oracle(self) -> bool:
-        """Whether outputs are held to the float64 oracle, and not to PyTorch's float32 element by element."""
+        """Returns whether the float64 oracle judges outputs, instead of PyTorch's float32 elements."""
         return self.is_half
 
 
@@ -51,10 +50,10 @@ PRECISIONS: dict[str, Precision] = {
         Precision("bf16", "operands of products in bfloat16 (8 bits, float32's range), sums in float32", "bfloat16"),
     )
 }
-"""Every precision by name, in the order in which they are listed."""
+"""Every precision by name, in listing order."""
 
 HALF_DTYPES = tuple(precision.dtype for precision in PRECISIONS.values() if precision.is_half)
-"""Types of less than float32."""
+"""Types that are less precise than float32."""
 
 ROUNDED_OPERANDS = "rounded_operands"
-"""Attribute of a Relax function whose operands were rounded for a precision: the name of the half type."""
+"""Attribute of a Relax function whose operands were rounded: the name of the half precision type."""

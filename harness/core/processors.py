@@ -1,4 +1,4 @@
-"""The processors that code is compiled for: an option that is passed from the border of a process to the compiler."""
+"""Defines the processors that code is compiled for, an option that a process passes down to the compiler."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ class Processors:
     """The processors that code is compiled for.
 
     Attributes:
-        cpu: LLVM's name of the CPU, for instance `x86-64-v3`; None for the CPU of this machine.
-        cuda: Architecture of the NVIDIA GPU, for instance `sm_90`; None for the GPU of this machine, or where there is
-            none, for several architectures.
+        cpu: LLVM's name of the CPU, for instance `x86-64-v3`; None for this machine's CPU.
+        cuda: Architecture of the NVIDIA GPU, for instance `sm_90`. None stands for this machine's GPU, or for several
+            architectures if it has none.
     """
 
     cpu: str | None = None
     cuda: str | None = None
 
-    def otherwise(self, others: Processors) -> Processors:
-        """These processors, with those of `others` where none is named."""
-        return Processors(self.cpu or others.cpu, self.cuda or others.cuda)
+    def with_defaults(self, defaults: Processors) -> Processors:
+        """Returns these processors, with those of `defaults` where none is named."""
+        return Processors(self.cpu or defaults.cpu, self.cuda or defaults.cuda)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options that mean the same on the command line."""
+        """The equivalent command-line options."""
         cpu = () if self.cpu is None else ("--cpu", self.cpu)
         return cpu if self.cuda is None else (*cpu, "--cuda-arch", self.cuda)
 
 
 THIS_MACHINE = Processors()
-"""The processors of the machine that compiles."""
+"""The processors of the compiling machine."""
 
 
 def chosen_processors(cpu: str | None = None, cuda: str | None = None) -> Processors:
-    """What the options --cpu and --cuda-arch mean, whose defaults the environment has; for the border of a process."""
-    given = Processors(cpu or None, cuda or None)
-    return given.otherwise(Processors(os.environ.get(CPU_VARIABLE) or None, os.environ.get(CUDA_VARIABLE) or None))
+    """Reads the options --cpu and --cuda-arch, whose defaults are in the environment."""
+    options = Processors(cpu or None, cuda or None)
+    return options.with_defaults(
+        Processors(os.environ.get(CPU_VARIABLE) or None, os.environ.get(CUDA_VARIABLE) or None)
+    )

@@ -1,4 +1,4 @@
-"""Programs, the entry points that are compiled, and the trace of calls of them, which holds state."""
+"""Defines programs, which are compiled entry points, and traces of calls of them, which hold state."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ Arrays = dict[str, "npt.NDArray[Any]"]
 
 @dataclass(frozen=True)
 class Axis:
-    """The extent of an input that is not known when a program is compiled; axes of one name have one extent.
+    """An extent of an input that is unknown at compile time; axes with the same name have the same extent.
 
     Attributes:
         name: A Python identifier.
-        least: The smallest extent, at least 1.
-        most: The largest extent.
+        min: The smallest extent, at least 1.
+        max: The largest extent.
     """
 
     name: str
-    least: int
-    most: int
+    min: int
+    max: int
 
 
 Symbolic = Mapping[str, Mapping[int, Axis]]
-"""By the name of an input: its axes whose extents are not known when it is compiled, by their numbers."""
+"""The symbolic axes of inputs: by the input's name, the axis by its number."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """An entry point: what is exported, compiled and called.
+    """An entry point that is exported, compiled and called.
 
     Attributes:
         name: Key among the programs of its subject.
-        module: Takes tensors by position, returns a tuple of tensors; fp32 on the CPU, in eval mode.
-        example: Inputs by name, in the order of the module's forward; their shapes and dtypes are what is compiled,
-            but for the extents of symbolic axes.
+        module: The module; it takes tensors by position and returns a tuple of tensors, in fp32 on the CPU in eval
+            mode.
+        example: Inputs by name, in the order of the module's forward. The program is compiled for their shapes and
+            dtypes, except for the extents of symbolic axes.
         outputs: Names of the outputs, in the order in which the module returns them.
-        uses_rope: Whether rotary position encoding is inside; if not, only the default strategy applies.
-        symbolic: The inputs' symbolic axes.
-        below: By the name of an input that indexes something: what its values are less than; they are at least 0.
+        uses_rope: Whether the module contains rotary position encoding; if not, only the default strategy applies.
+        symbolic: Symbolic axes of the inputs.
+        below: By the name of an input of indices, their exclusive upper bound; they are at least 0.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Output:
-    """An output of an earlier call, as an input of a later one: this is what holds state.
+    """An output of an earlier call that is an input of a later call, which makes a trace stateful.
 
     Attributes:
         call: Name of the call.
@@ -80,10 +81,11 @@ class Call:
     """One call of a trace.
 
     Attributes:
-        name: Key in its trace.
+        name: Key of the call in its trace.
         program: Name of the program that is called.
-        arguments: Inputs in the order of the program's; constants or captured tensors, and outputs of earlier calls.
-        prefix: What the names of its outputs begin with in reports.
+        arguments: Inputs in the order of the program's inputs: constants or captured tensors, and outputs of earlier
+            calls.
+        prefix: Prefix of the names of its outputs in reports.
     """
 
     name: str

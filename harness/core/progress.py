@@ -1,4 +1,4 @@
-"""Progress of a case: which stage it is in, how long each took, and what was made."""
+"""Records the progress of a case: its stage, the time of each stage, and the artifacts made."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.core.outcome import CaseError, Device, Kernel, Outcome, Stage, Stat
 
 @dataclass
 class Progress:
-    """Where the case is, how long each stage took, how large its artifacts are, and which device ran it."""
+    """The current stage of a case, the time of each stage, the sizes of artifacts, and the device that ran it."""
 
-    announce: Callable[[str], None]
+    on_stage: Callable[[str], None]
     stage: Stage = Stage.BUILD
     seconds: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -24,24 +24,24 @@ class Progress:
     emulated: bool = False
 
     @contextmanager
-    def during(self, stage: Stage) -> Iterator[None]:
-        """Announces the stage, and adds up its time if it ends well."""
+    def time_stage(self, stage: Stage) -> Iterator[None]:
+        """Announces the stage, and adds its duration if it ends without an error."""
         self.stage = stage
-        self.announce(stage.value)
+        self.on_stage(stage.value)
         start = time.perf_counter()
         yield
         self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + time.perf_counter() - start
 
     @contextmanager
-    def announced(self, stage_of: Callable[[str], Stage]) -> Iterator[Callable[[str], None]]:
-        """Yields what work calls to announce its steps: each is a stage, which ends where the next begins."""
+    def time_steps(self, stage_of: Callable[[str], Stage]) -> Iterator[Callable[[str], None]]:
+        """Yields a callback for the steps of a task; each step is a stage that ends where the next begins."""
         with ExitStack() as current:
 
-            def announce(step: str) -> None:
+            def on_step(step: str) -> None:
                 current.close()
-                current.enter_context(self.during(stage_of(step)))
+                current.enter_context(self.time_stage(stage_of(step)))
 
-            yield announce
+            yield on_step
 
     def outcome(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
         """Returns the outcome of a case that ends here."""

@@ -1,4 +1,4 @@
-"""The address of a device, and when it ends a session."""
+"""Defines the address of a device, and its session limit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Remote:
     """A device that `sam3-tvm serve-device` serves.
 
     Attributes:
-        address: HOST:PORT, as a rule of this end of an SSH tunnel.
-        seconds: When the device ends a session; 0 for never.
+        address: HOST:PORT, normally of this end of an SSH tunnel.
+        seconds: Time after which the device ends a session; 0 for no limit.
     """
 
     address: str
@@ -26,17 +26,17 @@ class Remote:
 
     @property
     def host(self) -> str:
-        """Name or address of the machine."""
+        """Name or address of the device's machine."""
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """Port there."""
+        """Port of the device."""
         return int(self.address.rpartition(":")[2])
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options that mean the same on the command line."""
+        """The equivalent command-line options."""
         return "--remote", self.address
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Settings: everything that a verification depends on besides the identity of its cases."""
+"""Defines the settings: everything that a verification depends on besides the identity of its cases."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from harness.core.expectations import Expectation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-"""The checkout: harness/ and fixtures/ lie in it."""
+"""The checkout, which contains harness/ and fixtures/."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Weights, inputs, expectation, whether to run at all, and where.
+    """Weights, inputs, expectation and devices of a verification.
 
     Attributes:
         checkpoint: Weights file; None for seeded weights.
         allow_partial: Whether a checkpoint may lack parameters.
-        expectation: The expectation that names the case, if there is one.
-        image: Photograph to capture the inputs from; None for the one in fixtures/.
-        database: Folder of a tuning database whose schedules to compile with; None for the default schedules.
+        expectation: The expectation that names the case, if any.
+        image: Photograph that the inputs are captured from; None for the one in fixtures/.
+        database: Folder of the tuning database with the schedules; None for the default schedules.
         judge_saved: Whether to judge the outputs that the last run saved instead of compiling and running.
-        remote: The device to run on; None for this machine.
-        emulate: Whether every component's GPU kernels run on the CPU where there is no device, and not only the cheap
-            ones, and code for AMX on a CPU without it; it takes minutes.
+        remote: Device that runs the case; None for this machine.
+        emulate: Whether the CPU emulates the GPU kernels of every component if there is no device, not only the cheap
+            ones, and AMX if it lacks AMX; this takes minutes.
         processors: The processors that code is compiled for.
-        model: Folder of a compiled model, which cases of whole models judge instead of compiling one of their own.
+        model: Folder of a compiled model, which cases of whole models judge instead of compiling a model.
     """
 
     checkpoint: Path | None = None

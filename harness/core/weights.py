@@ -1,4 +1,4 @@
-"""Weights: what they are drawn by where no checkpoint gives them."""
+"""Defines the distributions that weights are drawn from if there is no checkpoint."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class Weights(StrEnum):
-    """The statistics of drawn weights: even ones, or those with the outliers of trained weights."""
+    """The statistics of drawn weights: even, or with the outliers of trained weights."""
 
     SEEDED = "seeded"
     OUTLIERS = "outliers"
 
     @property
-    def strain_fp32(self) -> bool:
-        """Whether PyTorch fp32 itself may leave the strict gate; where it does, the oracle decides."""
+    def ill_conditioned(self) -> bool:
+        """Returns whether PyTorch fp32 itself may leave the strict gate, so that the oracle decides."""
         return self is Weights.OUTLIERS
 
 
 WEIGHTS = tuple(kind.value for kind in Weights)
-"""All kinds by name."""
+"""Names of all distributions."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.outcome import Kernel
 from harness.core.settings import SEEDED, Settings
@@ -14,7 +14,7 @@ from harness.deployment.code import write_code
 from harness.deployment.deployable import Deployable
 from harness.deployment.describing import describe, described
 from harness.deployment.filling import isolated, replaced
-from harness.deployment.imported import Announce, Contents, Imported, taken, to_compile
+from harness.deployment.imported import Contents, Imported, OnStage, taken, to_compile
 from harness.deployment.packing import packed
 from harness.deployment.variants import fill_variants
 from harness.runtime.manifest import DEFAULT_CAPACITY, MANIFEST, Capacity, File, Manifest
@@ -46,9 +46,9 @@ def compile_model(
     settings: Settings = SEEDED,
     capacity: Capacity = DEFAULT_CAPACITY,
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
-    announce: Announce = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
     without: Sequence[str] = (),
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
     variants: Mapping[str, ChosenSchedules] | None = None,
 ) -> Manifest:
     """Compiles a whole model in a process of its own and writes the folder, or leaves what was there.
@@ -60,7 +60,7 @@ def compile_model(
         settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
         schedules: What tuning found for the target.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         without: Names of entry points to leave out.
         float32: Groups of products that stay float32 in a half precision.
         variants: For a folder for several CPUs, what tuning found for each of these, by names as `--cpu` takes them;
@@ -78,20 +78,20 @@ def compile_model(
     with replaced(out) as folder:
         contents = Contents(deployable, case, settings, capacity, (), tuple(without), float32)
         request = (contents, folder, schedules if variants is None else variants)
-        isolated(f"{__name__}:compile_request", request, announce)
+        isolated(f"{__name__}:compile_request", request, on_stage)
         return manifest_of(folder)
 
 
 def compile_request(
-    request: tuple[Contents, Path, ChosenSchedules | Mapping[str, ChosenSchedules]], announce: Announce
+    request: tuple[Contents, Path, ChosenSchedules | Mapping[str, ChosenSchedules]], on_stage: OnStage
 ) -> None:
     """Compiles for one CPU or for several, called as `harness.processes` calls functions."""
     contents, folder, schedules = request
-    items = to_compile(contents, announce)
+    items = to_compile(contents, on_stage)
     if isinstance(schedules, ChosenSchedules):
-        fill(contents, items, folder, schedules, announce)
+        fill(contents, items, folder, schedules, on_stage)
     else:
-        fill_variants(contents, items, folder, schedules, announce)
+        fill_variants(contents, items, folder, schedules, on_stage)
 
 
 def compile_into(
@@ -102,11 +102,11 @@ def compile_into(
     capacity: Capacity = DEFAULT_CAPACITY,
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     *,
-    announce: Announce = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
     for_emulation: bool = False,
-    float32: Groups = NONE,
+    float32: Groups = NO_GROUPS,
 ) -> Compiled:
     """Compiles a whole model in this process and fills an empty folder with it.
 
@@ -117,7 +117,7 @@ def compile_into(
         settings: Where the weights come from, and the processors to compile for.
         capacity: The longest prompt.
         schedules: What tuning found for the target.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
         without: Names of entry points to leave out.
         for_emulation: Whether the CPU of this machine is to run a GPU's kernels.
@@ -129,7 +129,7 @@ def compile_into(
         Exception: Whatever the strategy `none` makes the importer raise.
     """
     contents = Contents(deployable, case, settings, capacity, tuple(only), tuple(without), float32)
-    return fill(contents, to_compile(contents, announce), folder, schedules, announce, for_emulation=for_emulation)
+    return fill(contents, to_compile(contents, on_stage), folder, schedules, on_stage, for_emulation=for_emulation)
 
 
 def fill(
@@ -137,7 +137,7 @@ def fill(
     items: list[Imported],
     folder: Path,
     schedules: ChosenSchedules,
-    announce: Announce,
+    on_stage: OnStage,
     *,
     for_emulation: bool = False,
 ) -> Compiled:
@@ -148,7 +148,7 @@ def fill(
         items: The entry points; the list is empty in the end, so that their weights are not held longer than needed.
         folder: An empty folder.
         schedules: What tuning found for the target.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         for_emulation: Whether the CPU of this machine is to run a GPU's kernels.
 
     Raises:
@@ -159,12 +159,12 @@ def fill(
     from harness.runtime.loading import load_library
     from harness.targets.compiling import target_for
 
-    announce("compile")
+    on_stage("compile")
     target = TARGETS[contents.case.target]
     tvm_target = target_for(target, contents.settings.processors, for_emulation=for_emulation)
     here = HOST.tvm_target()
     code = write_code(contents, items, tvm_target, here, folder, schedules, keep_source=for_emulation)
-    announce("pack")
+    on_stage("pack")
     machine = load_library(code.packing, tvm_ffi.device("cpu", 0)) if code.packing is not None else None
     entries = dict(code.entries)
     files: dict[str, File] = {}

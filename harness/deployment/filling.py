@@ -7,34 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.deployment.imported import Announce
-from harness.files import replaced_folder
+from harness.deployment.imported import OnStage
+from harness.files import replace_folder
 from harness.runtime.manifest import MANIFEST, VARIANTS
 
 
 def replaced(artifact: Path) -> AbstractContextManager[Path]:
-    """Gives a folder to fill, which takes the place of a compiled model or of nothing; see `replaced_folder`."""
+    """Gives a folder to fill, which takes the place of a compiled model or of nothing; see `replace_folder`."""
 
     def is_compiled(folder: Path) -> bool:
         return any((folder / name).is_file() for name in (MANIFEST, VARIANTS))
 
-    return replaced_folder(artifact, is_compiled, "a compiled model")
+    return replace_folder(artifact, is_compiled, "a compiled model")
 
 
-def isolated(function: str, request: tuple[Any, ...], announce: Announce) -> None:
+def isolated(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:
     """Calls a function in a worker, so that a crash in the compiler is a sentence too.
 
     Args:
-        function: `module:name`; takes the request and `announce`.
+        function: `module:name`; takes the request and `on_stage`.
         request: What can be pickled.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
 
     Raises:
         HarnessError: It fails.
     """
     from harness.processes import WorkerEnd, run_isolated
 
-    ended = run_isolated(function, request, breadcrumb=announce)
+    ended = run_isolated(function, request, on_stage=on_stage)
     if ended.kind is not WorkerEnd.OK:
         error = ended.error
         reason = f"{error.type}: {error.message}" if error else ended.kind.value

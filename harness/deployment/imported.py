@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
@@ -18,7 +18,7 @@ from harness.targets import TARGETS
 if TYPE_CHECKING:
     import tvm
 
-Announce = Callable[[str], None]
+OnStage = Callable[[str], None]
 """Is called with the name of each stage as it begins."""
 
 Parameters = Mapping[str, Array]
@@ -66,9 +66,9 @@ class Contents:
     capacity: Capacity
     only: Sequence[str] = ()
     without: Sequence[str] = ()
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
-    def imported(self, announce: Announce) -> Iterator[Imported]:
+    def imported(self, on_stage: OnStage) -> Iterator[Imported]:
         """Builds the model, then yields its entry points.
 
         Raises:
@@ -78,15 +78,15 @@ class Contents:
         from harness.lowering.route import Route
 
         with self.deployable.context():
-            announce("build")
+            on_stage("build")
             for program in self.deployable.programs(self.case, self.settings, self.capacity):
                 if (self.only and program.name not in self.only) or program.name in self.without:
                     continue
                 strategy = self.case.strategy if program.uses_rope else DEFAULT_STRATEGY
-                route = Route.of(replace(self.case, strategy=strategy), self.float32)
-                announce(f"export {program.name}")
+                route = Route.from_case(replace(self.case, strategy=strategy), self.float32)
+                on_stage(f"export {program.name}")
                 exported = route.export(program.module, tuple(program.example.values()), program.axes)
-                announce(f"import {program.name}")
+                on_stage(f"import {program.name}")
                 lowered = route.lower(exported, program.module)
                 parameters = lowered.parameters()
                 yield Imported(
@@ -94,7 +94,7 @@ class Contents:
                 )
 
 
-def to_compile(contents: Contents, announce: Announce) -> list[Imported]:
+def to_compile(contents: Contents, on_stage: OnStage) -> list[Imported]:
     """Returns the entry points of what is to be compiled.
 
     Raises:
@@ -106,8 +106,8 @@ def to_compile(contents: Contents, announce: Announce) -> list[Imported]:
     problem = TARGETS[target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
-    items = list(contents.imported(announce))
-    check_known(contents.float32, [item.float32 for item in items], "what is compiled", some=True)
+    items = list(contents.imported(on_stage))
+    check_groups(contents.float32, [item.float32 for item in items], "what is compiled", partial=True)
     return items
 
 

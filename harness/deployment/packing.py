@@ -14,7 +14,7 @@ from harness.core.weights import Weights
 from harness.deployment.deployable import Deployable
 from harness.deployment.describing import now, origin, point_prompts
 from harness.deployment.filling import isolated, replaced
-from harness.deployment.imported import Announce, Contents, Parameters
+from harness.deployment.imported import Contents, OnStage, Parameters
 from harness.deployment.variants import write_unpacked
 from harness.runtime.loading import VirtualMachine
 from harness.runtime.manifest import (
@@ -50,7 +50,7 @@ def pack_model(
     into: Path,
     settings: Settings = SEEDED,
     seed: int = 0,
-    announce: Announce = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
     weights: str = Weights.SEEDED,
 ) -> Manifest:
     """Puts other weights into an artifact, without compiling; the folder is replaced as a whole or stays.
@@ -61,7 +61,7 @@ def pack_model(
             weights that are packed when they are loaded.
         settings: Where the weights come from.
         seed: Seed of the weights that no checkpoint has.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
         weights: What weights that no checkpoint has are drawn by.
 
     Raises:
@@ -71,13 +71,13 @@ def pack_model(
     described(into)
     with replaced(into) as folder:
         request = (deployable, into.resolve(), folder, settings, seed, weights)
-        isolated(f"{__name__}:pack_request", request, announce)
+        isolated(f"{__name__}:pack_request", request, on_stage)
         return described(folder)
 
 
-def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], announce: Announce) -> None:
+def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], on_stage: OnStage) -> None:
     """Calls `pack_into` as `harness.processes` calls functions."""
-    pack_into(*request, announce=announce)
+    pack_into(*request, on_stage=on_stage)
 
 
 def pack_into(
@@ -88,7 +88,7 @@ def pack_into(
     seed: int = 0,
     weights: str = Weights.SEEDED,
     *,
-    announce: Announce = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
 ) -> Manifest:
     """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
     manifest = described(artifact)
@@ -107,13 +107,13 @@ def pack_into(
     entries, float32 = tuple(manifest.entries), frozenset(manifest.float32)
     contents = Contents(deployable, case, settings, manifest.capacity, entries, (), float32)
     if is_for_several(artifact):
-        _pack_for_several(contents, artifact, folder, announce)
+        _pack_for_several(contents, artifact, folder, on_stage)
     else:
-        _pack_for_one(contents, artifact, folder, announce)
+        _pack_for_one(contents, artifact, folder, on_stage)
     return described(folder)
 
 
-def _pack_for_one(contents: Contents, artifact: Path, folder: Path, announce: Announce) -> None:
+def _pack_for_one(contents: Contents, artifact: Path, folder: Path, on_stage: OnStage) -> None:
     import tvm_ffi
 
     from harness.runtime.loading import load_library
@@ -123,7 +123,7 @@ def _pack_for_one(contents: Contents, artifact: Path, folder: Path, announce: An
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
-    for item in contents.imported(announce):
+    for item in contents.imported(on_stage):
         try:
             tensors = packed(machine, item.name, item.parameters)
         except (TypeError, ValueError) as error:  # of another dtype or shape than the packing library takes
@@ -136,8 +136,8 @@ def _pack_for_one(contents: Contents, artifact: Path, folder: Path, announce: An
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 
 
-def _pack_for_several(contents: Contents, artifact: Path, folder: Path, announce: Announce) -> None:
-    variants, items = read_variants(artifact), list(contents.imported(announce))
+def _pack_for_several(contents: Contents, artifact: Path, folder: Path, on_stage: OnStage) -> None:
+    variants, items = read_variants(artifact), list(contents.imported(on_stage))
     for item in items:
         _check_same(item.parameters, variants.weights[item.name], artifact, item.name)
     for name in variants.names:

@@ -9,8 +9,7 @@ from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.deployment.code import write_code
 from harness.deployment.describing import describe, described
-from harness.deployment.imported import Announce, Contents, Imported, taken
-from harness.deployment.probe import needs_probe, write_probe
+from harness.deployment.imported import Contents, Imported, OnStage, taken
 from harness.runtime.manifest import VARIANT, VARIANTS, File
 from harness.runtime.packing import write_packed
 from harness.runtime.variants import Variants
@@ -36,7 +35,7 @@ def fill_variants(
     items: list[Imported],
     folder: Path,
     variants: Mapping[str, ChosenSchedules],
-    announce: Announce,
+    on_stage: OnStage,
 ) -> None:
     """Fills an empty folder with code for several CPUs, and weights.
 
@@ -45,7 +44,7 @@ def fill_variants(
         items: The entry points; the list is empty in the end, so that their weights are not held longer than needed.
         folder: An empty folder.
         variants: What tuning found for each CPU, by names as `--cpu` takes them.
-        announce: Called with the name of each stage as it begins.
+        on_stage: Called with the name of each stage as it begins.
 
     Raises:
         HarnessError: The machine cannot compile for one of the CPUs.
@@ -54,17 +53,14 @@ def fill_variants(
 
     target = TARGETS[contents.case.target]
     tvm_targets = {cpu: target_for(target, Processors(cpu)) for cpu in variants}  # refuses what LLVM does not know
-    probed = needs_probe(contents.case.precision, tvm_targets.values())
     for cpu, schedules in variants.items():
-        announce(f"compile {cpu}")
+        on_stage(f"compile {cpu}")
         variant, tvm_target = folder / cpu, tvm_targets[cpu]
         variant.mkdir()
         code = write_code(contents, items, tvm_target, tvm_target, variant, schedules)
-        if probed:
-            write_probe(variant, tvm_target)
         manifest = describe(contents, schedules.origin, tvm_target, code.entries, described(variant))
         (variant / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
-    announce("write")
+    on_stage("write")
     described_variants = Variants(tuple(variants), *write_unpacked(folder, items))
     (folder / VARIANTS).write_text(described_variants.to_json(), encoding="utf-8")
 

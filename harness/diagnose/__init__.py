@@ -1,1 +1,1 @@
-"""Which kernel of a compiled program is wrong: every boundary between kernels, compared with PyTorch and float64."""
+"""Finds the kernel of a compiled program that is wrong, by comparing values with PyTorch and float64."""

@@ -1,6 +1,6 @@
-"""The diagnosis of a case: two curves over its program, the first kernel that diverges, and where errors are made.
+"""Defines the diagnosis of a case: errors over its program, the first kernel that diverges, and its cause.
 
-Plain data; `harness.diagnose.diagnosing` makes it.
+All of it is plain data, which `harness.diagnose.runner` computes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from harness.core.case import Case
 from harness.diagnose.deviation import Deviation
 
 _CERTAIN = 10.0
-"""Excess from which on an error cannot be rounding: ten times the limits of the oracle verdict."""
+"""Excess from which an error cannot be rounding: ten times the limits of the oracle verdict."""
 
 
 class Confidence(StrEnum):
-    """How sure it is that a kernel is the first that is wrong."""
+    """The certainty that a kernel is the first that is wrong."""
 
     CERTAIN = "certain"
     """Its local error is far above rounding."""
     LIKELY = "likely"
-    """Its local error is above the limits, but within ten times of them."""
+    """Its local error is above the limits, but at most ten times."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Boundary:
     """One call of a compiled function, compared with the node whose value it returns.
 
     Attributes:
-        position: Number of the call, counted from 0 and from the load on.
-        function: Its name.
-        at_load: Whether it is called when the model is loaded.
+        position: Position of the call, counted from 0, including the calls at load.
+        function: Name of the function.
+        at_load: Whether the call is made when the model is loaded.
         node: Name of the node of the exported program.
         source: Line of the model's source that the node comes from.
-        operators: ATen operators that the call computes, in order, each once.
-        inside: Names of the nodes that it computes.
-        between: Functions whose results are of no node, and which are compared together with it.
+        operators: ATen operators that the call computes, in order, without repetition.
+        inside: Names of the nodes that the call computes.
+        between: Functions whose results belong to no node, and which are compared together with the call.
         shape: Shape of the result.
-        local: Error of the call when it is given PyTorch's values.
+        local: Error of the call with PyTorch's values as inputs.
         accumulated: Error of the call in the run.
     """
 
@@ -58,7 +58,7 @@ class Boundary:
 
     @property
     def own_share(self) -> float:
-        """The part of the squared error at this boundary that the call makes itself; NaN where there is no error."""
+        """The call's own share of the squared error at this boundary; NaN without an error."""
         if not self.accumulated.error > 0:
             return math.nan
         return min(1.0, (self.local.error / self.accumulated.error) ** 2)
@@ -66,13 +66,14 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the exported program was compared, of the calls on which the outputs depend.
+    """The compared part of the exported program, for the calls on which the outputs depend.
 
     Attributes:
-        compared: Nodes whose values were compared.
-        covered: Nodes within a call that was compared, or that only move what was compared.
-        skipped: The others, with the reason.
-        unnamed: Calls whose results are of no node, by function: packed weights, layouts of a kernel, parts of a node.
+        compared: Number of nodes whose values were compared.
+        covered: Number of nodes inside a compared call, or that only move compared values.
+        skipped: Other nodes, with the reason.
+        unnamed: Number of calls whose results belong to no node, by function: packed weights, layouts of a kernel,
+            parts of a node.
     """
 
     compared: int
@@ -83,12 +84,12 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first kernel whose error is not rounding.
+    """The first kernel whose error exceeds rounding.
 
     Attributes:
-        boundary: Its call.
-        confidence: How sure that is.
-        reason: The same in a sentence.
+        boundary: The kernel's call.
+        confidence: Certainty of the finding.
+        reason: The reason in a sentence.
         others: Positions of later calls that diverge by themselves.
     """
 
@@ -99,7 +100,7 @@ class Divergence:
 
 
 class Cause(StrEnum):
-    """What makes a kernel, or the program that is compiled, wrong."""
+    """The part of the compilation that makes a kernel or the program wrong."""
 
     STRATEGY = "strategy"
     EXPORT = "export or patch"
@@ -117,11 +118,12 @@ WAYS = {
     Cause.SCHEDULE: "this project's kernels and schedules, each operator by itself",
     Cause.FUSION: "all that the program does, in a module of its own",
 }
-"""How the operators of a kernel are computed in the experiment that decides for a cause, from the plainest on."""
+"""The way in which an experiment computes the operators of a kernel, by the cause that it decides for, plainest first.
+"""
 
 
 class ImportWay(StrEnum):
-    """How the nodes of a kernel are imported once more, where their import is wrong."""
+    """A further way to import the nodes of a kernel, if their import is wrong."""
 
     RAW = "imported without this project's workarounds"
     ONNX = "imported by the frontend onnx"
@@ -132,11 +134,11 @@ class Experiment:
     """The operators of a kernel, computed in another way.
 
     Attributes:
-        decides: The cause that it shows if it is wrong and the experiments before it are right; see `WAYS`.
-        result: Their error, given PyTorch's values; None if they could not be computed so.
-        problem: Why they could not be, in one line.
-        with_before: Whether the operators of the calls that make the kernel's inputs are computed, too.
-        otherwise: Whether they are wrong, and in another way than in the program: that decides nothing.
+        decides: The cause if this experiment is wrong and those before it are right; see `WAYS`.
+        result: Error of the operators with PyTorch's values as inputs; None if they could not be computed.
+        problem: Why they could not be computed, in one line.
+        with_before: Whether the operators of the calls that compute the kernel's inputs are included.
+        otherwise: Whether the operators are wrong in another way than in the program, which decides nothing.
     """
 
     decides: Cause
@@ -147,12 +149,12 @@ class Experiment:
 
     @property
     def way(self) -> str:
-        """How the operators are computed, in words."""
+        """The way in which the operators are computed, in words."""
         return WAYS[self.decides] + (", together with those before it" if self.with_before else "")
 
 
 class Rerun(StrEnum):
-    """How the code of the experiment that decides runs once more."""
+    """A further way to run the code of the deciding experiment."""
 
     ONE_THREAD = "on one thread"
     UNOPTIMIZED = "without LLVM's optimizations"
@@ -160,12 +162,12 @@ class Rerun(StrEnum):
 
 @dataclass(frozen=True)
 class Retrial:
-    """What is wrong, computed once more: the same module is run otherwise, or the nodes are imported otherwise.
+    """A wrong experiment, repeated with another run or another import.
 
     Attributes:
-        way: What is different.
-        result: The error, given PyTorch's values; None if it could not be made so.
-        problem: Why it could not be, in one line.
+        way: The difference to the experiment.
+        result: Error with PyTorch's values as inputs; None if there is no result.
+        problem: Why there is no result, in one line.
     """
 
     way: Rerun | ImportWay
@@ -175,17 +177,17 @@ class Retrial:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The experiments on one kernel and what they show.
+    """The experiments on one kernel, and their conclusion.
 
     Attributes:
-        experiments: In their order, up to the one that is wrong.
-        cause: What makes the kernel wrong; `CODE_GENERATION` if the experiment that is wrong is right without LLVM's
-            optimizations; where no experiment is wrong, `RUNTIME`, or `SCHEDULE` if the kernel is unsteady; None if the
-            last one could not be made.
-        reruns: The experiment that is wrong, made again, until it is right.
+        experiments: Experiments in order, up to the wrong one.
+        cause: The cause. It is `CODE_GENERATION` if the wrong experiment is right without LLVM's optimizations. If no
+            experiment is wrong, it is `RUNTIME`, or `SCHEDULE` for an unsteady kernel. It is None if the last
+            experiment could not be computed.
+        reruns: Repetitions of the wrong experiment, until it is right.
         imports: Other imports of the same nodes, if the cause is `IMPORTER`.
-        passes: If the cause is `FUSION`, the pass of the pipeline before which it is right and after which it is wrong;
-            several where nothing between them can be compiled, none where that was not found.
+        passes: If the cause is `FUSION`, the pass of the pipeline before which the kernel is right and after which it
+            is wrong; several if nothing between them can be compiled, none if it was not found.
     """
 
     experiments: tuple[Experiment, ...]
@@ -196,43 +198,55 @@ class Ablation:
 
     @property
     def wrong(self) -> Cause | None:
-        """What the experiment that is wrong decides for; None if none is wrong."""
+        """The cause that the wrong experiment decides for; None if none is wrong."""
         last = self.experiments[-1]
         return last.decides if last.result is not None and last.result.excess > 1 else None
 
     @property
-    def mended(self) -> Rerun | ImportWay | None:
-        """How the experiment that is wrong is right; None if it stays wrong."""
-        return next((again.way for again in self.reruns if again.result and again.result.excess <= 1), None)
+    def fixed_by(self) -> Rerun | ImportWay | None:
+        """The repetition in which the wrong experiment is right; None if there is none."""
+        return next((retrial.way for retrial in self.reruns if retrial.result and retrial.result.excess <= 1), None)
 
     @property
     def reason(self) -> str:
-        """Which experiment decided, in words."""
-        untold = [f"{made.way}: {made.problem}" for made in self.experiments if made.result is None]
-        other = [f", wrong in another way with {made.way}" for made in self.experiments if made.otherwise]
-        unknown = f" (not computed with {'; '.join(untold)})" if untold else ""
+        """The deciding experiment, in words."""
+        problems = [
+            f"{experiment.way}: {experiment.problem}" for experiment in self.experiments if experiment.result is None
+        ]
+        differently_wrong = [
+            f", wrong in another way with {experiment.way}" for experiment in self.experiments if experiment.otherwise
+        ]
+        problem_text = f" (not computed with {'; '.join(problems)})" if problems else ""
         if self.cause is None:
-            return f"no experiment that could be made is wrong{unknown}"
+            return f"no experiment that could be made is wrong{problem_text}"
         if self.wrong is None:
-            steady = self.cause is Cause.RUNTIME
-            told = "" if steady else ", and the kernel does not always make the same bits: its tasks disturb each other"
-            return f"its operators are right in a module of their own{unknown}{told}"
-        before = [made.way for made in self.experiments if made.result and made.result.excess <= 1]
-        right = "".join([*([f", right with {before[-1]}"] if before else []), *other])
-        turned = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
-        told = f"its operators are wrong with {self.experiments[-1].way}{self._reruns}"
-        return f"{told}{right}{unknown}{turned}{self._whose}"
+            is_runtime = self.cause is Cause.RUNTIME
+            text = (
+                ""
+                if is_runtime
+                else ", and the kernel does not always make the same bits: its tasks disturb each other"
+            )
+            return f"its operators are right in a module of their own{problem_text}{text}"
+        right_ways = [
+            experiment.way for experiment in self.experiments if experiment.result and experiment.result.excess <= 1
+        ]
+        right_text = "".join([*([f", right with {right_ways[-1]}"] if right_ways else []), *differently_wrong])
+        pass_text = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
+        text = f"its operators are wrong with {self.experiments[-1].way}{self._reruns}"
+        return f"{text}{right_text}{problem_text}{pass_text}{self._import_results}"
 
     @property
-    def takes_before(self) -> bool:
-        """Whether the kernel is right by itself, and its fault shows only with what comes before it."""
+    def needs_context(self) -> bool:
+        """Returns whether the kernel is right by itself, and wrong only together with the operators before it."""
         return self.wrong is None or self.experiments[-1].with_before
 
     @property
-    def whose(self) -> str:
-        """Whose fault a wrong import is, in words; nothing where that is not known."""
-        found = {made.way: made.result.excess > 1 for made in self.imports if made.result is not None}
-        raw, onnx = found.get(ImportWay.RAW), found.get(ImportWay.ONNX)
+    def responsible(self) -> str:
+        """The part that is responsible for a wrong import, in words; empty if it is unknown."""
+        wrong_by_way = {
+            retrial.way: retrial.result.excess > 1 for retrial in self.imports if retrial.result is not None
+        }
+        raw, onnx = wrong_by_way.get(ImportWay.RAW), wrong_by_way.get(ImportWay.ONNX)
         if raw is None:
             return "this project's workarounds: TVM alone does not import it so" if onnx is False else ""
         if not raw:
@@ -243,43 +257,43 @@ class Ablation:
 
     @property
     def _reruns(self) -> str:
-        if self.mended is Rerun.ONE_THREAD:
-            return f" and right {self.mended}: tasks of a parallel loop change what others read or write"
-        return f" and right {self.mended}" if self.mended else ""
+        if self.fixed_by is Rerun.ONE_THREAD:
+            return f" and right {self.fixed_by}: tasks of a parallel loop change what others read or write"
+        return f" and right {self.fixed_by}" if self.fixed_by else ""
 
     @property
-    def _whose(self) -> str:
+    def _import_results(self) -> str:
         if not self.imports:
             return ""
-        told = ", ".join(
-            f"{made.way} {'not possible' if made.result is None else 'wrong' if made.result.excess > 1 else 'right'}"
-            for made in self.imports
+        results = ", ".join(
+            f"{r.way} {'not possible' if r.result is None else 'wrong' if r.result.excess > 1 else 'right'}"
+            for r in self.imports
         )
-        return f"; {told}" + (f": the fault is in {self.whose}" if self.whose else "")
+        return f"; {results}" + (f": the fault is in {self.responsible}" if self.responsible else "")
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What shows the fault of a kernel without this project.
+    """Files that show the fault of a kernel without this project.
 
     Attributes:
-        files: Contents of its folder by name; nothing if it could not be made.
-        told: What it consists of, or why it could not be made; a clause.
+        files: Contents of the folder by name; empty if there is no reproduction.
+        description: Description of the contents, or why there is no reproduction; a clause.
     """
 
     files: Mapping[str, bytes]
-    told: str
+    description: str
 
 
 @dataclass(frozen=True)
 class Misshapen:
-    """An output of a wrong shape, whose values may be right.
+    """An output with a wrong shape; its values may be right.
 
     Attributes:
-        output: Its name.
-        shape: Its shape.
-        expected: PyTorch's.
-        node: Name of the first node whose imported value has another shape than PyTorch's; empty if all have the same.
+        output: Name of the output.
+        shape: Shape of the output.
+        expected: Shape of PyTorch's output.
+        node: First node whose imported value has another shape than PyTorch's; empty if there is none.
         source: Line of the model's source that the node comes from.
     """
 
@@ -292,14 +306,14 @@ class Misshapen:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """How the program that is compiled computes something else than the model, in PyTorch already.
+    """A difference between the compiled program and the model that PyTorch already shows.
 
     Attributes:
         cause: `STRATEGY`, or `EXPORT` if the program is as wrong without the strategy: by torch.export, by PyTorch's
-            decomposition, or by a patch that acts while a model is traced.
-        source: Line of the model whose value is lost; empty if it is not known.
-        by: Line of what is computed instead; empty if it is not known.
-        result: The largest error of an output when PyTorch computes the program.
+            decomposition, or by a patch that is active while a model is traced.
+        source: Line of the model whose value is lost; empty if it is unknown.
+        by: Line of the code that replaces it; empty if it is unknown.
+        result: Largest error of an output if PyTorch computes the program.
     """
 
     cause: Cause
@@ -310,26 +324,26 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found about one program of a case.
+    """The diagnosis of one program of a case.
 
     Attributes:
         case: The case.
         program: Name of the program.
-        boundaries: Every call that was compared, in order.
-        outputs: Errors of the outputs, by name, beside those of the model itself.
-        coverage: How much of the exported program was compared.
+        boundaries: Every compared call, in order.
+        outputs: Errors of the outputs against the model itself, by name.
+        coverage: The compared part of the exported program.
         first: The first kernel that diverges; None if none does.
-        changed: Functions whose inputs are not what was written: the memory of these was given away too early.
-        altered: Nodes of the weights and inputs whose values in the run are not PyTorch's.
-        misshapen: The outputs of a wrong shape.
-        unsteady: Functions that do not always make the same bits of the same values.
-        luck: Nodes of few numbers that are beyond the limits in a half precision. One run of autocast, to which the
-            limits are relative, says nothing about so few (`harness.parity.draws`): nothing is wrong by them.
-        luck_of_outputs: The same of outputs.
-        ablation: Why the first kernel that diverges does so.
-        reproduction: What shows that, if it was asked for; no part of the JSON.
-        failed: The outputs that a verification does not let pass, with its reasons.
-        rewriting: How the program that is compiled is not the model; None if it is, or if no output is wrong.
+        changed: Functions whose inputs differ from the written values, because their memory was reused too early.
+        altered: Nodes of weights and inputs whose values in the run are not PyTorch's.
+        misshapen: Outputs with a wrong shape.
+        unsteady: Functions whose results for the same values do not always have the same bits.
+        luck: Nodes of few numbers that exceed the limits in half precision. The limits are relative to one run of
+            autocast, which says nothing about so few numbers (`harness.parity.monte_carlo`), so they are not wrong.
+        luck_of_outputs: Outputs of few numbers, likewise.
+        ablation: The cause of the first divergence.
+        reproduction: The reproduction of the first divergence, if it was requested; no part of the JSON.
+        failed: Outputs that a verification rejects, with the reasons.
+        rewriting: The difference between compiled program and model; None if there is none, or no output is wrong.
     """
 
     case: Case
@@ -351,57 +365,62 @@ class Diagnosis:
 
     @property
     def faulty(self) -> bool:
-        """Whether anything is wrong besides rounding."""
-        return self.first is not None or any((self.changed, self.altered, self.misshapen, self.unsteady, self.beyond))
+        """Returns whether anything besides rounding is wrong."""
+        return self.first is not None or any(
+            (self.changed, self.altered, self.misshapen, self.unsteady, self.wrong_outputs)
+        )
 
     @property
-    def beyond(self) -> list[str]:
-        """Names of the outputs that are wrong: their errors are beyond the limits, or a verification refuses them."""
-        wrong = (name for name, found in self.outputs.items() if found.excess > 1 or name in self.failed)
-        return [name for name in wrong if name not in self.luck_of_outputs]
+    def wrong_outputs(self) -> list[str]:
+        """Names of the wrong outputs: their errors exceed the limits, or a verification rejects them."""
+        names = (name for name, error in self.outputs.items() if error.excess > 1 or name in self.failed)
+        return [name for name in names if name not in self.luck_of_outputs]
 
 
 def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:
-    """Returns the first call whose local error is not rounding; None if there is none."""
+    """Returns the first call whose local error exceeds rounding; None if there is none."""
     wrong = [boundary for boundary in boundaries if boundary.local.excess > 1]
     if not wrong:
         return None
-    first, *others = wrong
-    certain = first.local.excess >= _CERTAIN
-    found = (
+    first, *later = wrong
+    is_certain = first.local.excess >= _CERTAIN
+    reason = (
         f"{first.local.wrong} elements that had to be equal differ"
         if first.local.wrong
         else f"given PyTorch's own inputs, its error is {first.local.r_rms:.3g} times PyTorch's"
     )
-    together = f"; it is compared together with {', '.join(first.between)}" if first.between else ""
+    suffix = f"; it is compared together with {', '.join(first.between)}" if first.between else ""
     return Divergence(
         first,
-        Confidence.CERTAIN if certain else Confidence.LIKELY,
-        found + together,
-        tuple(boundary.position for boundary in others),
+        Confidence.CERTAIN if is_certain else Confidence.LIKELY,
+        reason + suffix,
+        tuple(boundary.position for boundary in later),
     )
 
 
 def budget(diagnosis: Diagnosis) -> dict[str, float]:
-    """Returns the share of each kind of call in the squared errors that all calls make, the largest first.
+    """Returns the share of each kind of call in the squared errors of all calls, largest first.
 
-    A kind is what calls compute. Relative errors are added, so that a call that is amplified later counts like any.
+    The kind of a call is the operators that it computes. Relative errors are added, so that later amplification of an
+    error does not count.
     """
-    made: dict[str, float] = {}
+    squares: dict[str, float] = {}
     for boundary in diagnosis.boundaries:
         if math.isfinite(boundary.local.error):
             kind = _kind(boundary)
-            made[kind] = made.get(kind, 0.0) + boundary.local.error**2
-    total = sum(made.values())
+            squares[kind] = squares.get(kind, 0.0) + boundary.local.error**2
+    total = sum(squares.values())
     return (
-        {kind: part / total for kind, part in sorted(made.items(), key=lambda item: -item[1]) if part} if total else {}
+        {kind: share / total for kind, share in sorted(squares.items(), key=lambda item: -item[1]) if share}
+        if total
+        else {}
     )
 
 
 _MOVES = frozenset(
     ("view", "permute", "expand", "clone", "unsqueeze", "squeeze", "getitem", "slice.Tensor", "select.int", "t")
 )
-"""Operators that only move elements: a call is named after its others."""
+"""Operators that only move elements; calls are named after their other operators."""
 
 
 def _kind(boundary: Boundary) -> str:

@@ -1,4 +1,4 @@
-"""Where the program that is compiled stops being the model: at a strategy's rotation, or already at its export."""
+"""Finds where the compiled program stops being the model: at a strategy's rotation, or already at its export."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from harness.diagnose.diagnosis import Cause, Rewriting
-from harness.diagnose.reference import Reference, array_of, needed
+from harness.diagnose.reference import Reference, array_of, needed_calls
 from harness.lowering.frontends.torch_export.rewriting import source_line
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.rope.lowering import nothing_left_behind
+from harness.lowering.rope.lowering import remove_traced_attributes
 from harness.lowering.route import Route
 
 if TYPE_CHECKING:
@@ -23,85 +23,92 @@ if TYPE_CHECKING:
 
     from harness.core.program import Program
     from harness.diagnose.deviation import Deviation
-    from harness.diagnose.upstream import Upstream
+    from harness.diagnose.reference import Upstream
     from harness.lowering.frontends.torch_export.graph import Graph
     from harness.lowering.strategy import Strategy
 
     Array = npt.NDArray[Any]
 
-_SAME = 1e-8
-"""Largest difference of the moments of a float64 value that two programs compute in other ways, in units of its rms."""
+_TOLERANCE = 1e-8
+"""Largest difference of the moments of one float64 value in two programs, relative to its rms."""
 
 
-def rewriting(
-    program: Program, route: Route, graph: Graph, inputs: tuple[torch.Tensor, ...], truth: Upstream
+def find_rewriting(
+    program: Program, route: Route, graph: Graph, inputs: tuple[torch.Tensor, ...], upstream: Upstream
 ) -> Rewriting | None:
-    """Returns how the exported program that is compiled differs from the model, or None if its outputs are the model's.
+    """Returns the difference between the exported program and the model; None if the outputs are the model's.
 
     Args:
         program: The model.
-        route: How it is lowered, in fp32.
-        graph: The nodes of what is compiled, after the strategy.
+        route: Lowering of the program, in fp32.
+        graph: Nodes of the compiled program, after the strategy.
         inputs: The program's inputs.
-        truth: The model's outputs.
+        upstream: Outputs of the model.
     """
-    found = _worst(program, graph, inputs, truth)
-    if found is None:
+    error = _worst(program, graph, inputs, upstream)
+    if error is None:
         return None
-    untouched = replace(STRATEGIES["none"], apply=nothing_left_behind, symbolic=True)
-    plain = replace(route, strategy=untouched)
-    theirs = plain.graph(plain.export(program.module, inputs, program.axes))
-    worst = _worst(program, theirs, inputs, truth)
-    if worst is not None:
-        return Rewriting(Cause.EXPORT, "", "", worst)
-    moments, their_moments = (dict(_moments(each, inputs)) for each in (graph, theirs))
-    source, by = _lost(theirs, their_moments, moments), _lost(graph, moments, their_moments)
-    # torch.export records where a method `forward` calls something else, and no line of that
-    return Rewriting(Cause.STRATEGY, source, by if by != source else _definition(route.strategy), found)
+    untouched = replace(STRATEGIES["none"], apply=remove_traced_attributes, symbolic=True)
+    plain_route = replace(route, strategy=untouched)
+    plain_graph = plain_route.graph(plain_route.export(program.module, inputs, program.axes))
+    plain_error = _worst(program, plain_graph, inputs, upstream)
+    if plain_error is not None:
+        return Rewriting(Cause.EXPORT, "", "", plain_error)
+    moments, plain_moments = (dict(_moments(item, inputs)) for item in (graph, plain_graph))
+    source, replacement = (
+        _first_lost_line(plain_graph, plain_moments, moments),
+        _first_lost_line(graph, moments, plain_moments),
+    )
+    # torch.export records the line where a method `forward` calls another function, but no line of that function
+    return Rewriting(
+        Cause.STRATEGY, source, replacement if replacement != source else _definition(route.strategy), error
+    )
 
 
 def _definition(strategy: str | Strategy) -> str:
-    """Returns the line at which a strategy's own part begins."""
+    """Returns the line at which a strategy's own code begins."""
     chosen = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
-    own = chosen.apply if chosen.transform is STRATEGIES["none"].transform else chosen.transform
-    code = inspect.unwrap(own).__code__
+    function = chosen.apply if chosen.transform is STRATEGIES["none"].transform else chosen.transform
+    code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
 
 
-def _worst(program: Program, graph: Graph, inputs: Sequence[torch.Tensor], truth: Upstream) -> Deviation | None:
-    """Returns the largest error that PyTorch makes of an output when it computes a graph; None if that is rounding."""
-    reference = Reference(graph, inputs, own=graph.outputs, exact=())
-    outputs = {name: array_of(reference.own(node)) for name, node in zip(program.outputs, graph.outputs, strict=True)}
-    worst = max(truth.deviations(outputs).values(), key=lambda each: each.excess)
+def _worst(program: Program, graph: Graph, inputs: Sequence[torch.Tensor], upstream: Upstream) -> Deviation | None:
+    """Returns the largest error of an output if PyTorch computes a graph; None if it is rounding."""
+    reference = Reference(graph, inputs, torch_nodes=graph.outputs, exact_nodes=())
+    outputs = {
+        name: array_of(reference.torch_value(node)) for name, node in zip(program.outputs, graph.outputs, strict=True)
+    }
+    worst = max(upstream.deviations(outputs).values(), key=lambda error: error.excess)
     return worst if worst.excess > 1 else None
 
 
-def _lost(graph: Graph, moments: dict[str, Array], others: dict[str, Array]) -> str:
-    """Returns the line of the first node whose value another program has not, nor any value that follows from it."""
-    known = np.stack(list(others.values())) if others else np.empty((0, 7))
-    kept: set[Node] = set()
-    nodes = needed(graph.nodes[name] for name in graph.outputs)
+def _first_lost_line(graph: Graph, moments: dict[str, Array], other_moments: dict[str, Array]) -> str:
+    """Returns the line of the first node whose value, and all that follows from it, is missing in another program."""
+    other_values = np.stack(list(other_moments.values())) if other_moments else np.empty((0, 7))
+    preserved: set[Node] = set()
+    nodes = needed_calls(graph.nodes[name] for name in graph.outputs)
     for node in reversed(nodes):
-        if any(user in kept for user in node.users) or _is_known(moments.get(node.name), known):
-            kept.add(node)
-    lost = next((node for node in nodes if node not in kept and node.name in moments), None)
+        if any(user in preserved for user in node.users) or _occurs(moments.get(node.name), other_values):
+            preserved.add(node)
+    lost = next((node for node in nodes if node not in preserved and node.name in moments), None)
     return "" if lost is None else source_line(lost)
 
 
-def _is_known(value: Array | None, known: Array) -> bool:
-    return value is not None and bool(np.any(np.all(np.abs(known - value) <= _SAME * value[1], axis=1)))
+def _occurs(value: Array | None, values: Array) -> bool:
+    return value is not None and bool(np.any(np.all(np.abs(values - value) <= _TOLERANCE * value[1], axis=1)))
 
 
 def _moments(graph: Graph, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[str, Array]]:
-    """Yields the float64 values of nodes, by moments that no permutation or view changes; of constants there are none.
+    """Yields moments of the nodes' float64 values that no permutation or view changes, without constant values.
 
-    These are the number of elements, the root mean square, the mean of x, |x|, x|x| and x³, and the largest x, the last
-    four divided by powers of the root mean square that give them the unit of x.
+    The moments are the number of elements, the root mean square, the mean of x, |x|, x|x| and x³, and the largest x.
+    Powers of the root mean square give the last moments the unit of x.
     """
-    nodes = needed(graph.nodes[name] for name in graph.outputs)
-    reference = Reference(graph, inputs, own=(), exact=[node.name for node in nodes])
+    nodes = needed_calls(graph.nodes[name] for name in graph.outputs)
+    reference = Reference(graph, inputs, torch_nodes=(), exact_nodes=[node.name for node in nodes])
     for node in nodes:
-        value = reference.exact(node.name)
+        value = reference.exact_value(node.name)
         reference.release((), [node.name])
         if not isinstance(value, torch.Tensor) or not (value.is_complex() or value.is_floating_point()):
             continue

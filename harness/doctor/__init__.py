@@ -1,4 +1,4 @@
-"""The diagnosis of this machine: its targets, and what is wrong with its installation."""
+"""Diagnoses this machine: its targets, and problems of its installation."""
 
 from harness.doctor.diagnosis import Finding, diagnose
 

@@ -1,4 +1,4 @@
-"""The diagnosis of this machine: targets, CPU features, threads, and versions that do not go together."""
+"""Diagnoses this machine: targets, CPU features, threads, and incompatible versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.doctor.known_bad import PACKAGES, installed_versions, known_bad
-from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, reason, thread_count
+from harness.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, thread_count, thread_count_reason
 from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PROBE_SECONDS = 120.0
@@ -23,10 +23,10 @@ class Finding:
     """One line of the diagnosis.
 
     Attributes:
-        topic: What it is about.
-        text: What was found.
-        problem: Whether something is wrong that the user should mend; a target that this machine lacks is not.
-        fix: What to do about a problem.
+        topic: Subject of the finding.
+        text: The finding.
+        problem: Whether the user should fix something; a target that this machine lacks is no problem.
+        fix: Advice for a problem.
     """
 
     topic: str
@@ -43,24 +43,24 @@ def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
     """
     versions = installed_versions()
     findings = [*_machine(), *_versions(versions)]
-    bad = known_bad(versions)
+    known_bad_entries = known_bad(versions)
     findings += [
         Finding(
             "versions",
-            f"{', '.join(_named(name, versions) for name in entry.when)}: {entry.what}",
+            f"{', '.join(_label(name, versions) for name in entry.conditions)}: {entry.problem}",
             problem=True,
             fix=entry.fix,
         )
-        for entry in bad
+        for entry in known_bad_entries
     ]
     if "apache-tvm" in versions:
-        findings += probed("TVM", "harness.doctor.probes:probe_tvm", _tvm_findings, processors)
+        findings += run_probe("TVM", "harness.doctor.probes:probe_tvm", _tvm_findings, processors)
     else:
         findings.append(
             Finding("TVM", "not installed: compiled models for this machine bring TVM's runtime library along")
         )
     if "torch" in versions:
-        findings += probed("PyTorch", "harness.doctor.probes:probe_torch", _torch_findings)
+        findings += run_probe("PyTorch", "harness.doctor.probes:probe_torch", _torch_findings)
     else:
         findings.append(
             Finding(
@@ -81,8 +81,10 @@ def _machine() -> list[Finding]:
     from harness.runtime.matrix_unit import matrix_unit_problem
     from harness.targets.linking import linker
 
-    present = cpu_features() or frozenset()
-    features = " ".join(feature for feature in VECTOR_FEATURES if feature in present) or "not told by the system"
+    cpu_feature_set = cpu_features() or frozenset()
+    features = (
+        " ".join(feature for feature in VECTOR_FEATURES if feature in cpu_feature_set) or "not told by the system"
+    )
     command = linker()
     return [
         Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
@@ -90,59 +92,61 @@ def _machine() -> list[Finding]:
         Finding("CPU", f"{cpu_model()}, {usable_cpus()} CPUs usable by this process"),
         Finding("CPU", f"{cores()}; control group: {control_group(cgroup_cpuset(), cgroup_quota())}"),
         Finding("CPU", f"features: {features}"),
-        Finding("CPU", bf16_products(present, matrix_unit_problem)),
+        Finding("CPU", bf16_products(cpu_feature_set, matrix_unit_problem)),
         Finding("linker", " ".join(command) if command else "none, so nothing can be compiled"),
     ]
 
 
-def bf16_products(present: Collection[str], ask: Callable[[], str | None]) -> str:
-    """Tells what multiplies bfloat16.
+def bf16_products(features: Collection[str], request_matrix_unit: Callable[[], str | None]) -> str:
+    """Returns a sentence on the instructions that multiply bfloat16.
 
     Args:
-        present: Features of the processor, in LLVM's spelling.
-        ask: Asks the system for the matrix unit of x86; returns why it is refused, or None.
+        features: Features of the processor, in LLVM's spelling.
+        request_matrix_unit: Requests the matrix unit of x86 from the system; returns why it is refused, or None.
     """
     from harness.runtime.cpu import MATRIX_UNIT, has_integer_pairs
 
-    if "neon" in present:
-        return f"bf16: {'bfmmla and bfdot' if 'bf16' in present else _SHIFTS}"
-    others = _INTEGERS if has_integer_pairs(present.__contains__) else _SHIFTS
-    vectors = "vdpbf16ps" if "avx512bf16" in present else others
-    if not set(MATRIX_UNIT).issubset(present):
+    if "neon" in features:
+        return f"bf16: {'bfmmla and bfdot' if 'bf16' in features else _SHIFTS}"
+    alternative = _INTEGERS if has_integer_pairs(features.__contains__) else _SHIFTS
+    vectors = "vdpbf16ps" if "avx512bf16" in features else alternative
+    if not set(MATRIX_UNIT).issubset(features):
         return f"bf16: {vectors}; no matrix unit (AMX)"
-    refusal = ask()
+    refusal = request_matrix_unit()
     unit = f"refused, {refusal}" if refusal else "there, used with --cpu NAME+amx"
     return f"bf16: {vectors}; matrix unit (AMX) {unit}"
 
 
 def _versions(versions: Mapping[str, str]) -> list[Finding]:
-    return [Finding("versions", ", ".join(_named(name, versions) for name in PACKAGES))]
+    return [Finding("versions", ", ".join(_label(name, versions) for name in PACKAGES))]
 
 
-def _named(name: str, versions: Mapping[str, str]) -> str:
+def _label(name: str, versions: Mapping[str, str]) -> str:
     return f"{name} {versions.get(name, 'not installed')}"
 
 
-def probed(topic: str, function: str, tell: Callable[[Any], list[Finding]], argument: object = None) -> list[Finding]:
-    """Runs a probe in a worker; returns what `tell` makes of its answer, or the problem that it died.
+def run_probe(
+    topic: str, function: str, to_findings: Callable[[Any], list[Finding]], argument: object = None
+) -> list[Finding]:
+    """Runs a probe in a worker; returns the findings of `to_findings`, or a problem if the worker died.
 
     Args:
         topic: Topic of the problem.
-        function: The probe, as `module:name`, taking the argument and `enter`.
-        tell: Takes what the probe returned.
-        argument: Of the probe.
+        function: The probe, as `module:name`; it takes the argument and `on_stage`.
+        to_findings: Converts the probe's result to findings.
+        argument: Argument of the probe.
     """
     from harness.processes import WorkerEnd, run_isolated
 
     result = run_isolated(function, argument, timeout=_PROBE_SECONDS)
     if result.kind is WorkerEnd.OK:
-        return tell(result.value)
+        return to_findings(result.value)
     message = result.error.message if result.error else result.kind.value
-    where = f" in {result.stage!r}" if result.stage and result.stage not in message else ""
+    stage = f" in {result.stage!r}" if result.stage and result.stage not in message else ""
     return [
         Finding(
             topic,
-            f"{result.kind.value}{where}: {message}",
+            f"{result.kind.value}{stage}: {message}",
             problem=True,
             fix="install the versions in constraints.txt: make clean setup",
         )
@@ -167,9 +171,9 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
     for name, (compile_problem, run_problem) in probe["targets"].items():
         compiles = f"cannot compile: {compile_problem}" if compile_problem else "compiles"
         runs = f"cannot run: {run_problem}" if run_problem else "runs"
-        needed = name == HOST.name
+        is_host = name == HOST.name
         text = f"{compiles}; {runs}; precisions: {', '.join(TARGETS[name].precisions)}"
-        findings.append(Finding(f"target {name}", text, problem=needed and bool(compile_problem)))
+        findings.append(Finding(f"target {name}", text, problem=is_host and bool(compile_problem)))
     return findings
 
 
@@ -177,16 +181,18 @@ def _thread_findings() -> list[Finding]:
     from harness.processes import run_isolated
 
     count = thread_count()
-    by_itself = run_isolated("harness.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
+    default_count = run_isolated("harness.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
     actual = run_isolated("harness.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value
     findings = [
         Finding(
-            "threads", f"a run uses {count} of {usable_cpus()} usable CPUs: {reason()}; --threads sets another number"
+            "threads",
+            f"a run uses {count} of {usable_cpus()} usable CPUs: {thread_count_reason()}; "
+            "--threads sets another number",
         ),
         Finding(
             "threads",
             f"a parallel loop really runs on {actual} threads when sam3-tvm sets {VARIABLE}, "
-            f"on {by_itself} when TVM counts by itself",
+            f"on {default_count} when TVM counts by itself",
             problem=actual != count,
         ),
     ]

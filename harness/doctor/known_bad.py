@@ -1,4 +1,4 @@
-"""Which versions are installed, and which do not go together."""
+"""Reads the installed versions, and lists combinations that do not work together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 MISSING = "missing"
-"""Condition of a package that is not installed."""
+"""Condition that a package is not installed."""
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class KnownBad:
     """A combination of versions that is known not to work.
 
     Attributes:
-        when: Condition by package, all of which must hold: a version range as in a requirement (`>=0.27,<0.28`),
-            `missing`, `+cpu` for a version with that local label, or `+` for one without any.
-        what: What goes wrong.
-        fix: What to do.
+        conditions: Condition by package, all of which must hold: a version range as in a requirement (`>=0.27,<0.28`),
+            `missing`, `+cpu` for a version with that local label, or `+` for a version without a label.
+        problem: Description of the problem.
+        fix: Advice for the user.
     """
 
-    when: Mapping[str, str]
-    what: str
+    conditions: Mapping[str, str]
+    problem: str
     fix: str
 
 
@@ -63,7 +63,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "pip install 'numpy<2.4'",
     ),
 )
-"""Every combination known to fail; a new one is one entry here."""
+"""Every combination that is known to fail; a new combination is one more entry."""
 
 PACKAGES = (
     "apache-tvm",
@@ -81,20 +81,22 @@ PACKAGES = (
 
 
 def installed_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Returns the versions of those of the packages that are installed."""
-    found = {}
+    """Returns the versions of the installed packages."""
+    versions = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def known_bad(versions: Mapping[str, str], table: Sequence[KnownBad] = KNOWN_BAD) -> tuple[KnownBad, ...]:
-    """Returns the entries of the table that hold for the installed versions."""
+    """Returns the entries of the table whose conditions hold for the installed versions."""
     return tuple(
-        entry for entry in table if all(_holds(name, condition, versions) for name, condition in entry.when.items())
+        entry
+        for entry in table
+        if all(_holds(name, condition, versions) for name, condition in entry.conditions.items())
     )
 
 

@@ -1,4 +1,4 @@
-"""Probes that run native code in worker processes: a pair of packages that crashes is a finding."""
+"""Probes TVM, PyTorch and threads in worker processes, so that a crash in native code is a finding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from harness.core.processors import Processors
 from harness.runtime.threads import VARIABLE
 
 
-def probe_tvm(processors: Processors, enter: Callable[[str], None]) -> dict[str, Any]:
-    """Finds out in a worker what TVM can do here for processors. The stage tells where a crash happened."""
-    enter("import tvm")
+def probe_tvm(processors: Processors, on_stage: Callable[[str], None]) -> dict[str, Any]:
+    """Examines in a worker which targets TVM can compile for and run here.
+
+    The stage tells where a crash happened.
+    """
+    on_stage("import tvm")
     import tvm
     from tvm.target import codegen
 
@@ -20,16 +23,16 @@ def probe_tvm(processors: Processors, enter: Callable[[str], None]) -> dict[str,
     from harness.targets import TARGETS
     from harness.targets.llvm import cpu_name
 
-    enter("MetaSchedule's TuneContext")  # what crashes with a mismatched apache-tvm-ffi
+    on_stage("MetaSchedule's TuneContext")  # crashes with a mismatched apache-tvm-ffi
     _make_tune_context()
-    enter("targets")
+    on_stage("targets")
     cpu = cpu_name(processors)
-    promised = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
+    features = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
     return {
         "llvm": codegen.llvm_version_major(allow_none=True),
         "host_cpu": codegen.llvm_get_system_cpu(),
         "cpu": cpu,
-        "features": [feature for feature in VECTOR_FEATURES if feature in promised],
+        "features": [feature for feature in VECTOR_FEATURES if feature in features],
         "targets": {
             name: (target.compile_problem(), target.run_problem(processors)) for name, target in TARGETS.items()
         },
@@ -53,8 +56,8 @@ def _make_tune_context() -> None:
     )
 
 
-def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
-    """Counts in a worker the threads that a parallel loop of TVM runs on, by itself or when told to use `count`."""
+def probe_threads(count: int | None, on_stage: Callable[[str], None]) -> int:
+    """Counts in a worker the threads of a parallel loop of TVM, by default or after setting `count` threads."""
     from harness.processes.threads import OPENMP_VARIABLE, configure_threads, tvm_threads
 
     if count is None:
@@ -65,14 +68,14 @@ def probe_threads(count: int | None, enter: Callable[[str], None]) -> int:
     return tvm_threads()
 
 
-def probe_torch(_: object, enter: Callable[[str], None]) -> dict[str, Any]:
-    """Finds out in a worker whether torch and torchvision load and run an operator of torchvision's own."""
-    enter("import torch")
+def probe_torch(_: object, on_stage: Callable[[str], None]) -> dict[str, Any]:
+    """Checks in a worker that torch and torchvision load together and run an operator of torchvision."""
+    on_stage("import torch")
     import torch
 
-    enter("import torchvision")
+    on_stage("import torchvision")
     import torchvision
 
-    enter("torchvision.ops.nms")
+    on_stage("torchvision.ops.nms")
     torchvision.ops.nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([1.0]), 0.5)
     return {"cuda": torch.cuda.is_available(), "threads": torch.get_num_threads()}

@@ -1,4 +1,4 @@
-"""Imports TVM's tensor intrinsics, which a TuneContext of MetaSchedule needs, in a third of the time."""
+"""Imports TVM's tensor intrinsics, which MetaSchedule's TuneContext needs, in a third of the time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import inspect
 
 
 def import_tensor_intrinsics() -> None:
-    """Imports what TVM imports with the first TuneContext.
+    """Imports the module that TVM imports with the first TuneContext.
 
-    Its 528 intrinsics are parsed from TVMScript, and for each the parser asks for the whole call stack with its source
-    lines: half a minute and more, growing with the number of modules that are loaded. A stack without source lines is
-    enough here.
+    Its 528 intrinsics are parsed from TVMScript. For each, the parser requests the whole call stack with its source
+    lines, which takes half a minute and more, growing with the number of loaded modules. A stack without source lines
+    suffices here.
     """
     original = inspect.stack
     inspect.stack = _stack_without_source

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from harness.core.budget import NONE, Groups, check_known
+from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.outcome import Stage
 from harness.core.program import Arrays, Output, Program, Trace
@@ -43,7 +43,7 @@ class Run:
     progress: Progress
     executor: Executor
     schedules: ChosenSchedules
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
     def compiled(
         self, programs: Mapping[str, Program], lowered: Mapping[str, Lowered] | None = None
@@ -70,7 +70,7 @@ class Run:
             return Compiled(self, programs, lowered, libraries, made.pop_all())
 
     def _compile(self, lowered: Mapping[str, Lowered], libraries: Mapping[str, Path]) -> None:
-        with self.progress.during(Stage.COMPILE):
+        with self.progress.time_stage(Stage.COMPILE):
             target = TARGETS[self.case.target]
             for name, program in lowered.items():
                 compiled = compile_module(
@@ -86,15 +86,15 @@ class Run:
         self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
     def _lowered(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
-        route = Route.of(self.case, self.float32)
-        with self.progress.during(Stage.EXPORT):
+        route = Route.from_case(self.case, self.float32)
+        with self.progress.time_stage(Stage.EXPORT):
             exported = {
                 name: route.export(program.module, tuple(program.example.values()), program.axes)
                 for name, program in programs.items()
             }
-        with self.progress.during(Stage.IMPORT):
+        with self.progress.time_stage(Stage.IMPORT):
             lowered = {name: route.lower(exported.pop(name), program.module) for name, program in programs.items()}
-        check_known(self.float32, [program.float32 for program in lowered.values()], self.case.component)
+        check_groups(self.float32, [program.float32 for program in lowered.values()], self.case.component)
         return lowered
 
 
@@ -155,7 +155,7 @@ class Compiled:
                 state[value.call, value.name] if isinstance(value, Output) else value.numpy()
                 for value in call.arguments
             ]
-            with progress.during(Stage.RUN):
+            with progress.time_stage(Stage.RUN):
                 results = loaded[call.program].run(inputs)
             for name, array in zip(self._programs[call.program].outputs, results, strict=True):
                 outputs[f"{call.prefix}{name}"] = array
@@ -172,6 +172,6 @@ class Compiled:
         parameters = list(self._lowered[name].parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
         progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
-        with progress.during(Stage.LOAD):
+        with progress.time_stage(Stage.LOAD):
             executor, target = self._run.executor, self._run.case.target
             return executor.executable(self._libraries[name], target, parameters)

@@ -1,1 +1,1 @@
-"""The way from a PyTorch module to a Relax module: frontend, RoPE strategy, precision."""
+"""Lowers a PyTorch module to a Relax module by a frontend, a RoPE strategy and a precision."""

@@ -1,10 +1,10 @@
-"""Groups of products, and tables, that users name: those of one module, by its path in the model that it is a part of.
+"""Names groups of products and tables that users select: one module each, by its path in the model.
 
-torch.export notes the modules that a node was traced in (`nn_module_stack`), by their paths in what was exported: a
-component, or an entry point of the compiled model. Both take modules of one model, under other names. So whoever builds
-the model notes on each module its path in the model (`note_paths`), and a group has the same name in both. In the same
-way it notes on a module that its products stay float32 in every half precision (`keep_float32`). A module that computes
-what another one does, with its weights, has the notes of that one (`computes_as`).
+torch.export notes the modules that a node was traced in (`nn_module_stack`), by their paths in the exported module: a
+component, or an entry point of the compiled model. Both contain modules of one model under different paths. Therefore
+the code that builds the model notes on each module its path in the model (`note_paths`), so that a group has the same
+name in both. It also notes on a module that its products stay float32 in every half precision (`keep_float32`). A
+module that computes the products of another module gets that module's notes (`copy_notes`).
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ OUTSIDE = "(outside of modules)"
 
 
 def note_paths(model: torch.nn.Module) -> None:
-    """Notes on each module of a model its path in it."""
+    """Notes on each module of a model its path in the model."""
     for path, part in model.named_modules():
         if path:
             setattr(part, _PATH, path)
 
 
 def keep_float32(module: torch.nn.Module) -> None:
-    """Notes on a module that its products stay float32, whatever the precision; its parts have groups of their own."""
+    """Notes on a module that its products stay float32 in every precision; its submodules have their own groups."""
     setattr(module, _FLOAT32, True)
 
 
-def computes_as(module: torch.nn.Module, part: torch.nn.Module) -> None:
-    """Notes on a module that it computes what a part of the model does: its products are in that part's group."""
-    for noted in (_PATH, _FLOAT32):
-        if hasattr(part, noted):
-            setattr(module, noted, getattr(part, noted))
+def copy_notes(module: torch.nn.Module, part: torch.nn.Module) -> None:
+    """Notes on a module that it computes the products of a part of the model, so that they are in the part's group."""
+    for attribute in (_PATH, _FLOAT32):
+        if hasattr(part, attribute):
+            setattr(module, attribute, getattr(part, attribute))
 
 
 def always_float32(exported: torch.nn.Module) -> Groups:
-    """Returns the groups of what is exported that `keep_float32` has noted."""
+    """Returns the groups of an exported module that `keep_float32` has noted."""
     parts = exported.named_modules(remove_duplicate=False)
     return frozenset(_name(path, part) for path, part in parts if getattr(part, _FLOAT32, False))
 
 
 def groups_of(module: tvm.IRModule, graph: Graph, exported: torch.nn.Module) -> dict[str, str]:
-    """Returns the group of each product and of rows of each table, by the name of the variable that holds them.
+    """Returns the group of each product, and of the rows of each table, by the name of its variable.
 
     Args:
-        module: As imported, in fp32.
-        graph: The nodes that it was imported from.
-        exported: The module that was exported.
+        module: The imported module, in fp32.
+        graph: The nodes from which it was imported.
+        exported: The exported module.
     """
     from harness.lowering.frontends.torch_export import nodes_of
     from harness.lowering.precision import is_product, rows_of_tables
@@ -69,18 +69,18 @@ def groups_of(module: tvm.IRModule, graph: Graph, exported: torch.nn.Module) -> 
 
     node_of = {variable: node for node, variable in reversed(list(nodes_of(module).items()))}
     names = {path: _name(path, part) for path, part in exported.named_modules(remove_duplicate=False)}
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     waiting: list[str] = []
-    rows = {row for of_table in rows_of_tables(module["main"]) for row in of_table}
+    rows = {row for table_rows in rows_of_tables(module["main"]) for row in table_rows}
     for binding in bindings_of(module["main"]):
         if is_product(binding.value) or binding.var in rows:
             waiting.append(binding.var.name)
-        # A node's value is the last of what the importer makes of it: a product comes before its bias.
+        # A node's value is the last variable that the importer makes for it: a product comes before its bias.
         node = graph.nodes.get(node_of.get(binding.var.name, ""))
         if node is not None:
-            found |= dict.fromkeys(waiting, _group(node, names))
+            groups |= dict.fromkeys(waiting, _group(node, names))
             waiting = []
-    return found | dict.fromkeys(waiting, OUTSIDE)
+    return groups | dict.fromkeys(waiting, OUTSIDE)
 
 
 def _name(path: str, part: torch.nn.Module) -> str:

@@ -1,31 +1,31 @@
-"""From an imported module to one with half-precision operands: a pass over Relax, before any target's pipeline.
+"""Converts the operands of products in an imported module to half precision, before any target's pipeline.
 
 These are half:
 
 - the operands of matrix products, convolutions and attention, whose sums are float32 (attention's result is half: TVM's
-  operator has no other, and only products read it);
-- parameters that are read by those alone: they have half the size on the device;
-- tables of at least `LARGE_TABLE` numbers of which only rows are taken, as the embeddings of words: they are a tenth of
-  the text encoder, and a row is rounded where a product reads it anyway;
-- what is on its way there: an activation that is moved or selected (reshaped, transposed, sliced, gathered, `relu`) and
-  then multiplied is rounded where it is computed. Rounding commutes with moving, so that changes no value;
-- results of products, with their bias, that are moved before anything else reads them: they go through memory, and
-  upstream under autocast rounds them as well.
+  operator has no other result type, and only products read it);
+- parameters that only these products read: they have half the size on the device;
+- tables of at least `LARGE_TABLE` elements of which only rows are taken, such as word embeddings: they are a tenth of
+  the text encoder, and a product that reads a row rounds it in any case;
+- activations that are moved or selected (reshaped, transposed, sliced, gathered, `relu`) and then multiplied: they are
+  rounded where they are computed. Rounding commutes with moving, so that this changes no value;
+- results of products, with their bias, that are moved before any other operator reads them: they go through memory, and
+  upstream under autocast also rounds them.
 
 These stay float32:
 
 - normalization, softmax, sums and every other elementwise function (exponentials, GELU, logarithms, rotations, sine
   embeddings), and the residual stream: their results are rounded where a product reads them, and not before;
 - coordinates: box refinement, positions, `grid_sample` and `roi_align` are no products, and products of fewer than
-  `SHORTEST_SUM` terms, which is how points and boxes are projected, are left alone. bfloat16 tells 256 positions apart
-  between 0.5 and 1, four pixels of a photograph's 1008;
-- results of fewer than `NARROWEST_RESULT` columns (boxes, scores): there is no memory to be saved;
+  `SHORTEST_SUM` terms, which project points and boxes, are not converted. bfloat16 has steps of 1/256 between 0.5
+  and 1, which is four pixels of a photograph's 1008;
+- results of fewer than `NARROWEST_RESULT` columns (boxes, scores), which would save no memory;
 - attention's bias, which holds infinities and, in the decoder, logarithms of distances;
-- biases, scales and small tables, as those of positions: they are added, not multiplied;
+- biases, scales and small tables such as positions: they are added, not multiplied;
 - inputs and outputs of the function.
 
-TVM's `ToMixedPrecision` is not used: it knows float16 alone, computes elementwise functions in it wherever its operands
-are, keeps all parameters in float32, and has attention sum in float16.
+TVM's `ToMixedPrecision` is not used: it supports float16 alone, computes elementwise functions in float16 wherever
+their operands are, keeps all parameters in float32, and lets attention sum in float16.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SHORTEST_SUM = 16
 """Terms of one step of a matrix unit, in both half types (PTX ISA, mma.m16n8k16): shorter sums would not be faster."""
 
 NARROWEST_RESULT = 64
-"""Columns of a result from which on it is worth being kept in half precision."""
+"""Columns from which on a result is stored in half precision."""
 
 LARGE_TABLE = 1 << 20
-"""Numbers of a table from which on half of its size is worth it; tables of positions are smaller."""
+"""Elements from which on a table is half; tables of positions are smaller."""
 
 _OPERANDS = {
     "relax.matmul": 2,
@@ -61,7 +61,7 @@ _OPERANDS = {
     "relax.nn.attention": 3,
     "relax.nn.attention_bias": 3,
 }
-"""Products, with how many of their first arguments are multiplied."""
+"""Name of a product → the number of its first arguments that are multiplied."""
 
 _MOVES = frozenset(
     f"relax.{name}"
@@ -93,26 +93,25 @@ _SCALINGS = frozenset(("relax.add", "relax.multiply", "relax.divide"))
 
 
 class _Need(Flag):
-    """How an activation is used."""
+    """The uses of an activation."""
 
     NOTHING = 0
     HALF = auto()
-    """It is multiplied."""
+    """A product multiplies it."""
     FLOAT = auto()
-    """It is computed with in float32."""
+    """An operator reads it in float32."""
     OUTPUT = auto()
-    """It is returned."""
+    """The function returns it."""
 
 
 def lower_precision(module: tvm.IRModule, precision: Precision, float32: Collection[str] = ()) -> tvm.IRModule:
-    """Converts the operands of products in an imported module to the precision's type, parameters of `main` too.
+    """Converts the operands of products in an imported module, and parameters of `main`, to the precision's type.
 
     Args:
-        module: From `torch_export.import_program`: `main` is one dataflow block, and its parameters after the first
-            `num_input` are weights.
-        precision: fp32 leaves the module as it is.
-        float32: Names of the variables whose values are products that stay float32, operands and result, or rows of
-            tables that do.
+        module: Module of `torch_export.import_program`: `main` is one dataflow block, and its parameters after the
+            first `num_input` are weights.
+        precision: fp32 leaves the module unchanged.
+        float32: Names of the variables that stay float32: products with their operands, or rows of tables.
     """
     if not precision.is_half:
         return module
@@ -122,18 +121,18 @@ def lower_precision(module: tvm.IRModule, precision: Precision, float32: Collect
 
 
 def parameters_for(module: tvm.IRModule, parameters: Sequence[Array]) -> list[Array]:
-    """Returns the parameters in the types that `main` takes them in, rounded to nearest even.
+    """Returns the parameters in the types of `main`, rounded to nearest even.
 
     Args:
-        module: From `lower_precision`.
-        parameters: Values of everything that `main` takes after its inputs, in order, as imported.
+        module: Module of `lower_precision`.
+        parameters: Imported values of the parameters of `main` after its inputs, in order.
 
     Raises:
         HarnessError: A weight is beyond the range of the half type.
     """
     function = module["main"]
-    taken = list(function.params)[int(function.attrs["num_input"]) :]
-    return [_rounded(array, parameter) for array, parameter in zip(parameters, taken, strict=True)]
+    weights = list(function.params)[int(function.attrs["num_input"]) :]
+    return [_rounded(array, parameter) for array, parameter in zip(parameters, weights, strict=True)]
 
 
 def _rounded(array: Array, parameter: relax.Var) -> Array:
@@ -151,7 +150,7 @@ def _rounded(array: Array, parameter: relax.Var) -> Array:
 
 
 class _Lowering:
-    """One function, first looked through from its end for what each activation is used for, then written anew."""
+    """One function, whose activations' uses are collected from its end before it is rewritten."""
 
     def __init__(self, function: relax.Function, dtype: str, float32: Collection[str]) -> None:
         from tvm import relax
@@ -164,17 +163,19 @@ class _Lowering:
         self._output: relax.Var = function.body.body
         self._inputs = int(function.attrs["num_input"])
         self._builder = relax.BlockBuilder()
-        # Of each row of a table, whether the table is half: all its readers have to be.
+        # A table is half if none of its rows stays float32.
         self._rows = {
-            row: not any(each.name in float32 for each in rows) for rows in rows_of_tables(function) for row in rows
+            row: not any(other_row.name in float32 for other_row in rows)
+            for rows in rows_of_tables(function)
+            for row in rows
         }
         self._results = self._wide_results()
-        self._half = self._kept_in_half()
-        self._new: dict[relax.Var, relax.Expr] = {}
+        self._half = self._half_variables()
+        self._replacements: dict[relax.Var, relax.Expr] = {}
         self._casts: dict[relax.Var, relax.Expr] = {}
 
     def function(self) -> relax.Function:
-        """Writes the function anew, with half operands."""
+        """Returns the function with half operands."""
         from tvm import relax
 
         for position, parameter in enumerate(self._function.params):
@@ -184,16 +185,16 @@ class _Lowering:
                 if weight and parameter in self._half
                 else parameter.ty
             )
-            self._new[parameter] = relax.Var(parameter.name, ty)
-        parameters = [self._new[parameter] for parameter in self._function.params]
+            self._replacements[parameter] = relax.Var(parameter.name, ty)
+        parameters = [self._replacements[parameter] for parameter in self._function.params]
         attributes = dict(self._function.attrs.items()) | {ROUNDED_OPERANDS: self._dtype}
         with self._builder.function("main", parameters, attrs=attributes):
             with self._builder.dataflow():
                 for parameter in self._function.params:
                     if parameter in self._half:
-                        self._new[parameter] = self._as_half(parameter)
+                        self._replacements[parameter] = self._as_half(parameter)
                 for binding in self._bindings:
-                    self._new[binding.var] = self._rewritten(binding)
+                    self._replacements[binding.var] = self._rewrite(binding)
                 result = self._builder.emit_output(self._as_float(self._output))
             self._builder.emit_func_output(result)
         return self._builder.get()["main"]
@@ -203,21 +204,21 @@ class _Lowering:
         results: set[relax.Var] = set()
         weights = set(self._function.params[self._inputs :])
         for binding in self._bindings:
-            name, read = _operator(binding.value), list(_tensors(_arguments(binding.value)))
-            if read and all(_is_constant(operand) or operand in weights for operand in read):
+            name, operands = _operator(binding.value), list(_tensors(_arguments(binding.value)))
+            if operands and all(_is_constant(operand) or operand in weights for operand in operands):
                 weights.add(binding.var)
             elif self._rounds(binding):
                 if (_extents(binding.var)[-1] or 0) >= NARROWEST_RESULT:
                     results.add(binding.var)
             elif name in _MOVES | _SELECTS | _SCALINGS:
-                others = [operand for operand in read if operand not in results]
-                fixed = all(_is_constant(operand) or operand in weights for operand in others)
-                if len(others) < len(read) and (fixed or name in _MOVES):
+                further_operands = [operand for operand in operands if operand not in results]
+                fixed = all(_is_constant(operand) or operand in weights for operand in further_operands)
+                if len(further_operands) < len(operands) and (fixed or name in _MOVES):
                     results.add(binding.var)
         return results
 
-    def _kept_in_half(self) -> set[relax.Var]:
-        """Returns the activations and parameters that are half where they are computed."""
+    def _half_variables(self) -> set[relax.Var]:
+        """Returns the activations and parameters that are computed in half precision."""
         from tvm import relax
 
         needs: dict[relax.Var, _Need] = {self._output: _Need.OUTPUT}
@@ -247,60 +248,61 @@ class _Lowering:
                 require(_tensors(_arguments(value)), _Need.FLOAT)
         return half | {parameter for parameter in self._function.params if needs.get(parameter) == _Need.HALF}
 
-    def _rewritten(self, binding: relax.VarBinding) -> relax.Expr:
+    def _rewrite(self, binding: relax.VarBinding) -> relax.Expr:
         from tvm import relax
 
         value, name = binding.value, _operator(binding.value)
-        own = binding.var.name  # nodes of the exported program are known by it
+        var_name = binding.var.name  # identifies the node of the exported program
         if isinstance(value, relax.Tuple):
             if binding.var == self._output:
-                return self._builder.emit(_mapped(value, self._as_float), own)
-            return self._builder.emit(_mapped(value, self._as_it_is), own)
+                return self._builder.emit(_convert_tensors(value, self._as_float), var_name)
+            return self._builder.emit(_convert_tensors(value, self._replacement), var_name)
         if isinstance(value, relax.TupleGetItem):
-            return self._builder.emit(relax.TupleGetItem(self._new[value.tuple_value], value.index), own)
+            return self._builder.emit(relax.TupleGetItem(self._replacements[value.tuple_value], value.index), var_name)
         if not isinstance(value, relax.Call):
-            return self._builder.emit(_mapped(value, self._as_float), own)
+            return self._builder.emit(_convert_tensors(value, self._as_float), var_name)
         if self._rounds(binding):
             multiplied = _OPERANDS[name]
             operands = [self._as_half(operand) for operand in value.args[:multiplied]]
-            others = [_mapped(operand, self._as_float) for operand in value.args[multiplied:]]
-            result = _product(value, [*operands, *others])
+            further_operands = [_convert_tensors(operand, self._as_float) for operand in value.args[multiplied:]]
+            result = _product(value, [*operands, *further_operands])
         else:
             exact = name in _MOVES | _SELECTS and binding.var in self._half
             convert = self._as_half if exact else self._as_float
-            arguments = [_mapped(argument, convert) for argument in value.args]
+            arguments = [_convert_tensors(argument, convert) for argument in value.args]
             result = relax.Call(value.op, arguments, value.attrs, value.ty_args)
         result = self._builder.normalize(result)
-        rounds = binding.var in self._half and isinstance(result.ty, relax.TensorType)  # of several, those who read it
+        # Readers round the elements of tuples.
+        rounds = binding.var in self._half and isinstance(result.ty, relax.TensorType)
         if rounds and _is_floating(result, "float32"):
             result = relax.op.astype(self._builder.emit(result, "exact"), self._dtype)
-        return self._builder.emit(result, own)
+        return self._builder.emit(result, var_name)
 
     def _rounds(self, binding: relax.VarBinding) -> bool:
-        """Returns whether this is a product whose operands are half."""
+        """Returns whether a binding is a product with half operands."""
         return is_product(binding.value) and binding.var.name not in self._float32
 
-    def _as_it_is(self, operand: relax.Expr) -> relax.Expr:
-        return self._new.get(operand, operand)
+    def _replacement(self, operand: relax.Expr) -> relax.Expr:
+        return self._replacements.get(operand, operand)
 
     def _as_half(self, operand: relax.Expr) -> relax.Expr:
-        """Returns the operand in the half type; one that has to be rounded is rounded once for all that read it."""
+        """Returns the operand in the half type; an operand is rounded once for all its readers."""
         from tvm import relax
 
-        new = self._new.get(operand, operand)
-        if not _is_floating(new, "float32"):
-            return new
+        replacement = self._replacements.get(operand, operand)
+        if not _is_floating(replacement, "float32"):
+            return replacement
         if operand not in self._casts:
-            self._casts[operand] = self._builder.emit(relax.op.astype(new, self._dtype), "half")
+            self._casts[operand] = self._builder.emit(relax.op.astype(replacement, self._dtype), "half")
         return self._casts[operand]
 
     def _as_float(self, operand: relax.Expr) -> relax.Expr:
-        """Widens the operand to float32 for each call that reads it, so that widening is part of that kernel."""
+        """Returns the operand in float32, widened for each call so that the call's kernel includes the widening."""
         from tvm import relax
 
-        new = self._new.get(operand, operand)
-        wide = relax.op.astype(new, "float32")
-        return self._builder.emit(wide, "wide") if _is_floating(new, self._dtype) else new
+        replacement = self._replacements.get(operand, operand)
+        wide = relax.op.astype(replacement, "float32")
+        return self._builder.emit(wide, "wide") if _is_floating(replacement, self._dtype) else replacement
 
 
 def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
@@ -323,7 +325,7 @@ def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
 
 
 def is_product(value: relax.Expr) -> bool:
-    """Returns whether half operands are worth it: sums of float32 products with enough terms."""
+    """Returns whether a value is a float32 product whose sums have enough terms to gain from half operands."""
     name = _operator(value)
     if name not in _OPERANDS or not all(_is_floating(operand, "float32") for operand in value.args[: _OPERANDS[name]]):
         return False
@@ -338,7 +340,7 @@ def is_product(value: relax.Expr) -> bool:
 
 
 def rows_of_tables(function: relax.Function) -> list[list[relax.Var]]:
-    """Returns the rows that are taken of each large table, which is a weight of which nothing else is read."""
+    """Returns the rows taken of each large table, which is a weight that only `take` reads."""
     parameters = list(function.params)[int(function.attrs["num_input"]) :]
     readers: dict[relax.Var, list[relax.VarBinding]] = {
         table: [] for table in parameters if math.prod(extent or 0 for extent in _extents(table)) >= LARGE_TABLE
@@ -348,17 +350,21 @@ def rows_of_tables(function: relax.Function) -> list[list[relax.Var]]:
             for operand in _tensors(_arguments(binding.value)):
                 if operand in readers:
                     readers[operand].append(binding)
-    tables = [found for found in readers.values() if all(_operator(each.value) == "relax.take" for each in found)]
-    return [[binding.var for binding in found] for found in tables if found]
+    tables = [
+        table_reads
+        for table_reads in readers.values()
+        if all(_operator(read.value) == "relax.take" for read in table_reads)
+    ]
+    return [[binding.var for binding in table_reads] for table_reads in tables if table_reads]
 
 
 def operations_of(value: relax.Expr, dtype: str) -> int:
-    """Returns the operations of a product of operands of a type, two for each term; 0 for all else.
+    """Returns the operations of a product of operands of one type, two for each term; 0 for any other value.
 
-    Products with symbolic extents have none.
+    The result is also 0 for products with symbolic extents.
 
     Args:
-        value: What a variable is bound to.
+        value: The value of a binding.
         dtype: Type of both operands.
     """
     name = _operator(value)
@@ -378,19 +384,19 @@ def operations_of(value: relax.Expr, dtype: str) -> int:
 
 
 def _extents(value: relax.Expr) -> list[int | None]:
-    """Returns the extents of a tensor, None for symbolic ones."""
+    """Returns the extents of a tensor, None for symbolic extents."""
     from tvm import tirx
 
     return [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in value.ty.shape]
 
 
 def _copies(name: str) -> bool:
-    """Returns whether the operator moves elements in memory; the others of `_MOVES` only change the shape."""
+    """Returns whether the operator copies elements in memory; the other operators of `_MOVES` only change the shape."""
     return name in _MOVES and name not in ("relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
 def _operator(value: relax.Expr) -> str:
-    """Returns the name of the Relax operator that is called; empty for tuples and what is taken out of them."""
+    """Returns the name of the called Relax operator; empty for tuples and their elements."""
     from tvm import ir, relax
 
     if not isinstance(value, relax.Call):
@@ -409,7 +415,7 @@ def _arguments(value: relax.Expr) -> list[relax.Expr]:
 
 
 def _tensors(arguments: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
-    """Yields the variables and constants among the arguments, and in tuples among them."""
+    """Yields the variables and constants among the arguments, including those in tuples."""
     from tvm import ir, relax
 
     for argument in arguments:
@@ -419,12 +425,12 @@ def _tensors(arguments: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
             yield argument
 
 
-def _mapped(argument: relax.Expr, convert: Callable[[relax.Expr], relax.Expr]) -> relax.Expr:
+def _convert_tensors(argument: relax.Expr, convert: Callable[[relax.Expr], relax.Expr]) -> relax.Expr:
     """Returns the argument with each tensor in it converted."""
     from tvm import ir, relax
 
     if isinstance(argument, relax.Tuple):
-        return relax.Tuple([_mapped(field, convert) for field in argument.fields])
+        return relax.Tuple([_convert_tensors(field, convert) for field in argument.fields])
     return convert(argument) if isinstance(argument, relax.Var | ir.Constant) else argument
 
 
@@ -435,7 +441,7 @@ def _is_constant(operand: relax.Expr) -> bool:
 
 
 def _is_floating(operand: relax.Expr, dtype: str = "float32") -> bool:
-    """Returns whether the operand is a tensor of this type, or a tuple of such."""
+    """Returns whether the operand is a tensor of this type, or a tuple of such tensors."""
     from tvm import relax
 
     ty = operand.ty

@@ -1,4 +1,4 @@
-"""How strategies replace the rotation inside a model's attention modules: complex table out, tables of their own in."""
+"""Replaces the rotation in a model's attention modules: a complex table by the tables of a strategy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 Tables = Mapping[str, "torch.Tensor"]
-"""The tensors that a rotation needs, by the names under which they become buffers."""
-Together = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
-"""Takes queries, keys, the tables, and how many times they are used along the keys; returns both rotated."""
+"""The tensors of a rotation, by the names of their buffers."""
+RotateBoth = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
+"""Takes queries, keys, the tables, and the number of their repetitions along the keys; returns both rotated."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,22 @@ class Rotation:
     """One form of RoPE, without complex numbers.
 
     Attributes:
-        convert: Makes the tables from upstream's complex one [L, D/2], which is e^(i·angle).
+        convert: Makes the tables from upstream's complex table [L, D/2] of e^(i·angle).
         compute: Makes the tables of a grid from the head size D, width, height and theta; traced by torch.export.
-        rotate: Takes queries or keys [B, heads, repeat·L, D], the tables, and `repeat`, how many times the tables are
-            used along the tokens; returns the rotated tensor in the dtype of the first.
-        together: Rotates queries and keys at once; by default each is rotated by `rotate`.
+        rotate: Takes queries or keys [B, heads, repeat·L, D], the tables, and `repeat`, the number of their repetitions
+            along the tokens; returns the rotated tensor in the input's dtype.
+        rotate_both: Rotates queries and keys in one operator; by default `rotate` rotates each.
     """
 
     convert: Callable[[torch.Tensor], Tables]
     compute: Callable[[int, int, int, float], Tables]
     rotate: Callable[[torch.Tensor, Tables, int], torch.Tensor]
-    together: Together | None = None
+    rotate_both: RotateBoth | None = None
 
-    def both(self, q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def apply(self, q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotates queries [B, heads, L, D] and keys [B, heads, repeat·L, D]."""
-        if self.together is not None:
-            return self.together(q, k, tables, repeat)
+        if self.rotate_both is not None:
+            return self.rotate_both(q, k, tables, repeat)
         return self.rotate(q, tables, 1), self.rotate(k, tables, repeat)
 
 
@@ -46,11 +46,11 @@ class RotaryAttention:
     """A class of attention modules that rotate queries and keys by a complex table.
 
     Attributes:
-        cls: Module and qualified name of the class; naming it imports nothing.
+        cls: Module and qualified name of the class, which are given without an import.
         table: The attribute or buffer with the complex table [L, D/2].
-        method: The method that is replaced.
-        replacement: Makes what stands in for the method of a rotation, the way to its tables, and the length of the
-            complex table.
+        method: The replaced method.
+        replacement: Makes the replacement of the method from a rotation, a function that returns its tables, and the
+            length of the complex table.
     """
 
     cls: tuple[str, str]
@@ -60,39 +60,39 @@ class RotaryAttention:
 
     def describes(self, module: torch.nn.Module) -> bool:
         """Returns whether a module is of the class and has its table."""
-        named = any((base.__module__, base.__qualname__) == self.cls for base in type(module).__mro__)
-        return named and getattr(module, self.table, None) is not None
+        is_instance = any((base.__module__, base.__qualname__) == self.cls for base in type(module).__mro__)
+        return is_instance and getattr(module, self.table, None) is not None
 
 
-_KNOWN: list[RotaryAttention] = []
+_REGISTERED: list[RotaryAttention] = []
 
 
 def register_rotary_attention(*kinds: RotaryAttention) -> None:
-    """Lets strategies find the rotary attention of a model; the package of the model calls it."""
-    _KNOWN.extend(kind for kind in kinds if kind not in _KNOWN)
+    """Registers the rotary attention of a model for all strategies; the package of the model calls it."""
+    _REGISTERED.extend(kind for kind in kinds if kind not in _REGISTERED)
 
 
-def rotating(module: torch.nn.Module, rotation: Rotation) -> AbstractContextManager[None]:
+def use_rotation(module: torch.nn.Module, rotation: Rotation) -> AbstractContextManager[None]:
     """Lets every RoPE attention in `module` use a rotation for the duration of the context.
 
-    No complex table is then left among the buffers: torch.export sees the rotation's tables instead.
-    Only instances change, and each is as it was afterwards, whatever happens inside.
+    No complex table remains among the buffers, and torch.export sees the rotation's tables instead. Only instances
+    change, and they are restored afterwards, also after an exception.
     """
-    return _rotating(module, rotation)
+    return _use_rotation(module, rotation)
 
 
 @contextmanager
-def _rotating(module: torch.nn.Module, rotation: Rotation) -> Iterator[None]:
+def _use_rotation(module: torch.nn.Module, rotation: Rotation) -> Iterator[None]:
     with ExitStack() as stack:
         for part in module.modules():
-            kind = next((kind for kind in _KNOWN if kind.describes(part)), None)
+            kind = next((kind for kind in _REGISTERED if kind.describes(part)), None)
             if kind is not None:
-                stack.enter_context(_replaced(part, kind, rotation))
+                stack.enter_context(_replace_rotation(part, kind, rotation))
         yield
 
 
 @contextmanager
-def _replaced(module: torch.nn.Module, kind: RotaryAttention, rotation: Rotation) -> Iterator[None]:
+def _replace_rotation(module: torch.nn.Module, kind: RotaryAttention, rotation: Rotation) -> Iterator[None]:
     """Replaces the complex table of one attention by buffers, and the method that reads it."""
     buffers = list(module._buffers)
     persistent = kind.table in buffers and kind.table not in module._non_persistent_buffers_set

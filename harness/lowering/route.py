@@ -1,6 +1,6 @@
-"""The one way from a PyTorch module to a Relax module: a frontend, a RoPE strategy, a precision.
+"""Defines the only route from a PyTorch module to a Relax module: a frontend, a RoPE strategy and a precision.
 
-Everything that compiles, explains, tunes or measures goes this way; nothing else calls a frontend.
+All code that compiles, explains, tunes or measures takes this route; no other code calls a frontend.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -35,16 +35,16 @@ class Lowered:
     Attributes:
         module: Its function `main` takes the inputs in order (their number is the attribute `num_input`), then every
             weight, buffer and constant; it returns a tuple of the outputs.
-        values: Values of the parameters by name, in the order in which `main` takes them, as they were imported.
-        float32: The groups that stayed float32: those of the route's that it has, and those that always do.
+        values: Imported values of the parameters by name, in the order of `main`.
+        float32: The module's groups that stayed float32: the route's, and those noted by `keep_float32`.
     """
 
     module: tvm.IRModule
     values: dict[str, np.ndarray]
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Returns the values in the dtypes in which `main` takes them, rounded to nearest even.
+        """Returns the values in the dtypes of `main`, rounded to nearest even.
 
         Raises:
             HarnessError: A weight is beyond the range of the precision's dtype.
@@ -57,33 +57,33 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Route:
-    """How modules are lowered: by registry names, as a case has them.
+    """A frontend, a strategy and a precision by registry names, as in a case.
 
     Attributes:
         frontend: Key of `harness.lowering.frontends.FRONTENDS`.
-        strategy: Key of `harness.lowering.rope.STRATEGIES`, or a strategy that is in no registry.
+        strategy: Key of `harness.lowering.rope.STRATEGIES`, or an unregistered strategy.
         precision: Key of `harness.core.precision.PRECISIONS`.
-        float32: Groups of products that stay float32 in a half precision, besides those that always do
-            (`harness.lowering.groups.keep_float32`).
+        float32: Groups of products that stay float32 in half precision, in addition to those noted by
+            `harness.lowering.groups.keep_float32`.
     """
 
     frontend: str = DEFAULT_FRONTEND
     strategy: str | Strategy = DEFAULT_STRATEGY
     precision: str = DEFAULT_PRECISION
-    float32: Groups = NONE
+    float32: Groups = NO_GROUPS
 
     @classmethod
-    def of(cls, case: Case, float32: Groups = NONE) -> Route:
-        """Returns the route that a case names, with groups of products that stay float32."""
+    def from_case(cls, case: Case, float32: Groups = NO_GROUPS) -> Route:
+        """Returns the route of a case, with groups of products that stay float32."""
         return cls(case.frontend, case.strategy, case.precision, float32)
 
-    def applied(self, module: torch.nn.Module) -> AbstractContextManager[None]:
-        """Gives the module the strategy's form, which `export` sees, for the duration of the context."""
+    def apply_strategy(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        """Applies the strategy to the module, which `export` sees in this form, for the duration of the context."""
         return self._strategy.apply(module)
 
     @property
     def symbolic(self) -> bool:
-        """Whether frontend and strategy take symbolic axes."""
+        """Returns whether frontend and strategy take symbolic axes."""
         return self._frontend.symbolic and self._strategy.symbolic
 
     def export(
@@ -92,51 +92,51 @@ class Route:
         """Exports the module to the frontend's exchange format, for the shapes and dtypes of `args`.
 
         Args:
-            module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
+            module: Takes tensors and returns a tensor or a tuple of tensors; in evaluation mode.
             args: Its positional inputs.
-            axes: Axes of each of them whose extents are to be symbolic, by number (`Program.axes`); none by default.
+            axes: Symbolic axes of each input, by number (`Program.axes`); none by default.
 
         Raises:
             HarnessError: There are symbolic axes, and the frontend or the strategy takes none.
         """
         if any(axes) and not self.symbolic:
-            kind, one = ("strategy", self._strategy) if self._frontend.symbolic else ("frontend", self._frontend)
-            raise HarnessError(f"the {kind} {one.name} takes no symbolic axes: use another {kind}, or a static shape")
-        with self.applied(module):
+            kind, entry = ("strategy", self._strategy) if self._frontend.symbolic else ("frontend", self._frontend)
+            raise HarnessError(f"the {kind} {entry.name} takes no symbolic axes: use another {kind}, or a static shape")
+        with self.apply_strategy(module):
             return self._frontend.export(module, args, axes)
 
     def lower(self, exported: Any, exported_module: torch.nn.Module) -> Lowered:
-        """Returns the Relax module of what `export` returned, in the precision.
+        """Returns the Relax module of an exported module, in the precision.
 
-        Groups that always stay float32 do so if the frontend keeps modules.
+        Groups noted by `keep_float32` stay float32 if the frontend keeps modules.
 
         Args:
-            exported: What `export` returned.
-            exported_module: The module that it was given.
+            exported: The result of `export`.
+            exported_module: The exported module.
 
         Raises:
-            HarnessError: The route's groups are to stay float32, and the frontend cannot tell them.
-            Exception: Whatever the frontend raises on what it cannot import, unchanged.
+            HarnessError: The route has groups that stay float32, and the frontend cannot identify them.
+            Exception: Any error of the frontend's import, unchanged.
         """
         from harness.lowering.groups import always_float32
         from harness.lowering.precision import lower_precision
 
         module, values = self._frontend.import_exported(exported, self._strategy)
         precision = PRECISIONS[self.precision]
-        always = always_float32(exported_module) if self.frontend in EXPORTING_PROGRAMS else NONE
+        always = always_float32(exported_module) if self.frontend in EXPORTING_PROGRAMS else NO_GROUPS
         float32 = self.float32 | always
         if not float32 or not precision.is_half:
             return Lowered(lower_precision(module, precision), values)
-        group_of = self.groups(exported, module, exported_module)
-        products = [product for product, group in group_of.items() if group in float32]
-        return Lowered(lower_precision(module, precision, products), values, float32.intersection(group_of.values()))
+        group_names = self.groups(exported, module, exported_module)
+        products = [product for product, group in group_names.items() if group in float32]
+        return Lowered(lower_precision(module, precision, products), values, float32.intersection(group_names.values()))
 
     def groups(self, exported: Any, module: tvm.IRModule, exported_module: torch.nn.Module) -> dict[str, str]:
-        """Returns the group of each product, by the name of its variable in the module as imported in fp32.
+        """Returns the group of each product, by the name of its variable in the imported fp32 module.
 
         Args:
-            exported: What `export` returned.
-            module: What it was imported as.
+            exported: The result of `export`.
+            module: The imported module.
             exported_module: The module that was exported.
 
         Raises:
@@ -145,14 +145,14 @@ class Route:
         from harness.lowering.groups import groups_of
 
         if self.frontend not in EXPORTING_PROGRAMS:
-            others = " or ".join(EXPORTING_PROGRAMS)
+            frontends = " or ".join(EXPORTING_PROGRAMS)
             raise HarnessError(
-                f"the frontend {self.frontend} keeps no modules to name products by: choose --frontend {others}"
+                f"the frontend {self.frontend} keeps no modules to name products by: choose --frontend {frontends}"
             )
         return groups_of(module, self.graph(exported), exported_module)
 
     def graph(self, exported: Any) -> Graph:
-        """Returns the graph that the import of what `export` returned begins with; of `EXPORTING_PROGRAMS` alone."""
+        """Returns the graph from which an exported program is imported; for `EXPORTING_PROGRAMS` alone."""
         from harness.lowering.frontends.torch_export.graph import graph_of
 
         return graph_of(self._strategy.transform(exported))
@@ -170,9 +170,9 @@ def lower(module: torch.nn.Module, args: tuple[torch.Tensor, ...], route: Route 
     """Exports and imports a module in one step.
 
     Args:
-        module: As for `Route.export`.
+        module: See `Route.export`.
         args: Its positional inputs.
-        route: The default one if none is given.
+        route: The route; the default route if None.
     """
     route = route or Route()
     return route.lower(route.export(module, args), module)

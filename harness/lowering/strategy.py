@@ -1,4 +1,4 @@
-"""Strategy: one way to get rotary position encoding (complex64 upstream) through the compiler."""
+"""Defines a strategy, which brings rotary position encoding (complex64 upstream) through the compiler."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ if TYPE_CHECKING:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 
-def _no_change(_module: torch.nn.Module) -> AbstractContextManager[None]:
+def _unchanged_module(_module: torch.nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _as_exported(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _unchanged_program(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     return program
 
 
-def _tvms_own() -> ExportedProgramImporter | None:
+def _default_importer() -> ExportedProgramImporter | None:
     return None
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to get complex RoPE through the compiler.
+    """One way to bring complex RoPE through the compiler.
 
     Attributes:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
-        apply: Changes the module for the duration of the context, so that torch.export sees the strategy's form; leaves
-            module and upstream classes as they were afterwards.
-        transform: Takes the exported program, returns the one to import; leaves its argument as it was.
+        apply: Changes the module for the duration of the context, so that torch.export sees the strategy's form;
+            restores the module and upstream's classes afterwards.
+        transform: Takes the exported program and returns the program to import, without changing its argument.
         converters: Makes additional converters for TVM's importer, by operator name as in its `custom_convert_map`;
-            called when they are needed, since they need TVM.
-        importer: Makes the importer that translates the program; TVM's own by default.
-        symbolic: Whether it takes tensors with symbolic extents.
+            called only when TVM is needed.
+        importer: Makes the importer that translates the program; TVM's importer if it returns None.
+        symbolic: Whether the strategy takes tensors with symbolic extents.
     """
 
     name: str
     summary: str
-    apply: Callable[[torch.nn.Module], AbstractContextManager[None]] = _no_change
-    transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = _as_exported
+    apply: Callable[[torch.nn.Module], AbstractContextManager[None]] = _unchanged_module
+    transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = _unchanged_program
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
-    importer: Callable[[], ExportedProgramImporter | None] = _tvms_own
+    importer: Callable[[], ExportedProgramImporter | None] = _default_importer
     symbolic: bool = False

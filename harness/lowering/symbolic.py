@@ -1,4 +1,4 @@
-"""Which cases take inputs with axes whose extents are not known when they are compiled."""
+"""Finds the cases whose inputs may have axes with extents that are unknown at compilation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from harness.targets import TARGETS
 
 def takes_symbolic_axes(case: Case) -> bool:
     """Returns whether the target, the frontend and the strategy of a case all take symbolic axes."""
-    return TARGETS[case.target].symbolic and Route.of(case).symbolic
+    return TARGETS[case.target].symbolic and Route.from_case(case).symbolic
 
 
-def what_takes_symbolic_axes() -> str:
+def describe_symbolic_support() -> str:
     """Returns the targets, strategies and frontends that take symbolic axes, as a part of a sentence."""
     targets, strategies, frontends = (
-        " or ".join(each.name for each in known if each.symbolic)
-        for known in (list(TARGETS.values()), list(STRATEGIES.values()), list(FRONTENDS.values()))
+        " or ".join(entry.name for entry in registry if entry.symbolic)
+        for registry in (list(TARGETS.values()), list(STRATEGIES.values()), list(FRONTENDS.values()))
     )
     return f"the target {targets}, the strategy {strategies} and the frontend {frontends}"

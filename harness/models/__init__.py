@@ -1,1 +1,1 @@
-"""The models that the harness verifies, one package each."""
+"""Holds the models that the harness verifies, one package each."""

@@ -1,4 +1,4 @@
-"""Model: its subjects to verify, and its entry points to deploy."""
+"""Defines a model, which has subjects to verify and entry points to deploy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.deployment.deployable import Deployable
 from harness.models.subject import Subject
 
 
-def _nothing() -> None:
-    """Prepares nothing: the model's libraries need no preparation."""
+def _prepare_nothing() -> None:
+    """Prepares nothing, for a model whose libraries need no preparation."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Model:
 
     Attributes:
         name: Registry key.
-        subjects: Its components and the whole model, by name.
-        deployable: What `sam3-tvm compile` makes a folder of; None if it cannot be deployed.
-        context: What building, running and exporting happen in.
-        expectations: File of the cases that are not expected to be strict, see `harness.core.expectations`.
-        prepare: Imports the libraries that building takes seconds to import.
+        subjects: The components and the whole models, by name.
+        deployable: The entry points that `sam3-tvm compile` writes into a folder; None if the model cannot be deployed.
+        context: Returns the context in which the model is built, run and exported.
+        expectations: File that lists the cases that are not expected to be strict, see `harness.core.expectations`.
+        prepare: Imports the libraries whose import takes seconds.
     """
 
     name: str
     subjects: Mapping[str, Subject]
     deployable: Deployable | None = None
     context: Callable[[], AbstractContextManager[None]] = nullcontext
-    prepare: Callable[[], None] = _nothing
+    prepare: Callable[[], None] = _prepare_nothing
     expectations: Path | None = None

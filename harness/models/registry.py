@@ -1,8 +1,7 @@
-"""The registry of models and of their subjects.
+"""Registers models and their subjects.
 
-A package of another distribution adds a model through the entry point group `sam3_tvm.models`; a module that is named
-in `SAM3_TVM_MODELS` (several are separated by commas) does so without being installed. Either names a module that has a
-`MODEL`.
+Another distribution adds a model through the entry point group `sam3_tvm.models`. A module named in `SAM3_TVM_MODELS`,
+whose entries are separated by commas, does so without being installed. Either module has a `MODEL`.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ MODELS_VARIABLE = "SAM3_TVM_MODELS"
 ENTRY_POINT_GROUP = "sam3_tvm.models"
 DEFAULT_MODEL = "sam3"
 
-_OWN = {DEFAULT_MODEL: "harness.models.sam3.model"}
-"""The models of this project: name and module; a new one is a package and a line here."""
+_BUILTIN_MODELS = {DEFAULT_MODEL: "harness.models.sam3.model"}
+"""Name of each model of this project → its module."""
 
 
 @cache
 def models() -> dict[str, Model]:
-    """Returns every model by name: this project's, then those that were added.
+    """Returns every model by name: the models of this project first, then the added ones.
 
     Raises:
-        HarnessError: A module cannot be imported, has no `MODEL`, or two models or subjects have one name.
+        HarnessError: A module cannot be imported or has no `MODEL`, or two models or two subjects have the same name.
     """
-    modules = list(_OWN.values()) + [point.value for point in entry_points(group=ENTRY_POINT_GROUP)]
-    # A border as the entry points are: each process finds the models before anybody can pass it an option.
+    modules = list(_BUILTIN_MODELS.values()) + [point.value for point in entry_points(group=ENTRY_POINT_GROUP)]
+    # Read from the environment, because each process finds the models before it is passed an option.
     modules += [name.strip() for name in os.environ.get(MODELS_VARIABLE, "").split(",") if name.strip()]
-    found: dict[str, Model] = {}
+    registered: dict[str, Model] = {}
     for module in modules:
         model = _model_of(module)
-        if model.name in found:
+        if model.name in registered:
             raise HarnessError(f"two models have the name {model.name!r}: rename the one in {module}")
-        known = {subject for other in found.values() for subject in other.subjects}
-        if twice := known & set(model.subjects):
+        subject_names = {subject for earlier in registered.values() for subject in earlier.subjects}
+        if twice := subject_names & set(model.subjects):
             raise HarnessError(f"two models have a subject {min(twice)!r}: rename the one in {module}")
-        found[model.name] = model
-    return found
+        registered[model.name] = model
+    return registered
 
 
 @cache

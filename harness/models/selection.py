@@ -1,4 +1,4 @@
-"""Selecting cases by name."""
+"""Selects cases by name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
-from harness.core.names import checked
+from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import WEIGHTS, Weights
 from harness.lowering.frontends import FRONTENDS
 from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import takes_symbolic_axes, what_takes_symbolic_axes
+from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import subjects
 from harness.targets import TARGETS, check_precisions
 
@@ -19,7 +19,7 @@ from harness.targets import TARGETS, check_precisions
 def strategies_of(component: str, frontend: str = DEFAULT_FRONTEND) -> tuple[str, ...]:
     """Returns the strategies that apply to a subject through a frontend.
 
-    All that go through the frontend, if the subject has rotary position encoding; otherwise only the default one.
+    A subject without rotary position encoding takes only the default strategy.
     """
     return FRONTENDS[frontend].strategies if subjects()[component].uses_rope else (DEFAULT_STRATEGY,)
 
@@ -34,57 +34,59 @@ def select(
     frontends: Sequence[str] = (DEFAULT_FRONTEND,),
     weights: Sequence[str] = (Weights.SEEDED.value,),
 ) -> tuple[Case, ...]:
-    """Returns all cases of the given names; an empty sequence stands for every known one.
+    """Returns all cases of the given names; an empty sequence stands for every known name.
 
-    A whole model is not one of the components that no name stands for: it has to be named.
+    Empty `components` leaves out the whole models, which are selected by name only.
 
     Raises:
-        HarnessError: If a name is unknown, a named target compiles in none of the precisions, or none of the
-            strategies, precisions and weights applies to any of the components.
+        HarnessError: A name is unknown, a named target compiles in none of the precisions, or none of the strategies,
+            precisions and weights applies to any of the components.
     """
-    known = subjects()
-    precisions = checked("precision", precisions, tuple(PRECISIONS))
-    chosen = checked("target", targets, tuple(TARGETS))
-    for name in chosen if targets else ():
+    known_subjects = subjects()
+    precisions = select_names("precision", precisions, tuple(PRECISIONS))
+    chosen_targets = select_names("target", targets, tuple(TARGETS))
+    for name in chosen_targets if targets else ():
         check_precisions(name, precisions)
-    parts = tuple(name for name, subject in known.items() if not subject.whole)
-    components = checked("component", components, tuple(known)) if components else parts
-    strategies = checked("strategy", strategies, tuple(STRATEGIES))
-    scales = checked("scale", scales, tuple(scale.value for scale in Scale))
-    frontends = checked("frontend", frontends, tuple(FRONTENDS))
-    weights = checked("weights", weights, WEIGHTS)
+    parts = tuple(name for name, subject in known_subjects.items() if not subject.whole)
+    components = select_names("component", components, tuple(known_subjects)) if components else parts
+    strategies = select_names("strategy", strategies, tuple(STRATEGIES))
+    scales = select_names("scale", scales, tuple(scale.value for scale in Scale))
+    frontends = select_names("frontend", frontends, tuple(FRONTENDS))
+    weights = select_names("weights", weights, WEIGHTS)
     possible = (
-        Case(component, strategy, target, scale, seed, precision, frontend, drawn)
-        for target in chosen
+        Case(component, strategy, target, scale, seed, precision, frontend, distribution)
+        for target in chosen_targets
         for scale in scales
         for precision in precisions
         for component in components
-        if precision in TARGETS[target].precisions and precision in known[component].precisions
-        for drawn in weights
-        if drawn in known[component].weights
+        if precision in TARGETS[target].precisions and precision in known_subjects[component].precisions
+        for distribution in weights
+        if distribution in known_subjects[component].weights
         for frontend in frontends
         for strategy in strategies_of(component, frontend)
         if strategy in strategies
     )
-    cases = tuple(case for case in possible if not known[case.component].symbolic or takes_symbolic_axes(case))
+    cases = tuple(case for case in possible if not known_subjects[case.component].symbolic or takes_symbolic_axes(case))
     if not cases:
-        judged_in = dict.fromkeys(name for part in components for name in known[part].precisions)
-        if judged_in.keys().isdisjoint(precisions):
+        judged_precisions = dict.fromkeys(name for part in components for name in known_subjects[part].precisions)
+        if judged_precisions.keys().isdisjoint(precisions):
             raise HarnessError(
-                f"No case to run: {', '.join(components)} is judged in {', '.join(judged_in)} only, "
+                f"No case to run: {', '.join(components)} is judged in {', '.join(judged_precisions)} only, "
                 f"not in {', '.join(precisions)}: give another --precision."
             )
-        if not any(drawn in known[part].weights for part in components for drawn in weights):
+        if not any(distribution in known_subjects[part].weights for part in components for distribution in weights):
             raise HarnessError(
                 f"No case to run: {', '.join(components)} has seeded weights or those of a checkpoint, "
                 f"not {', '.join(weights)}: leave out --weights, or name a component."
             )
-        if symbolic := next((name for name in components if known[name].symbolic), ""):
+        if symbolic := next((name for name in components if known_subjects[name].symbolic), ""):
             raise HarnessError(
-                f"No case to run: {symbolic} has inputs with symbolic axes, which take {what_takes_symbolic_axes()}: "
+                f"No case to run: {symbolic} has inputs with symbolic axes, which take {describe_symbolic_support()}: "
                 "give another --target, --frontend or --strategy."
             )
-        applying = dict.fromkeys(name for part in components for via in frontends for name in strategies_of(part, via))
+        applying = dict.fromkeys(
+            name for part in components for frontend in frontends for name in strategies_of(part, frontend)
+        )
         raise HarnessError(
             f"No case to run: {', '.join(components)} through {', '.join(frontends)} takes only "
             f"--strategy {' or '.join(applying)}, not {', '.join(strategies)}."

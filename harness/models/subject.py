@@ -1,4 +1,4 @@
-"""Subject: what a case is about. It has programs, and a trace of calls of them that holds its state."""
+"""Defines a subject of cases, which has programs and a trace of calls that holds its state."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Workload(Protocol):
 
     @property
     def programs(self) -> Mapping[str, Program]:
-        """The entry points by name; the first is the main one."""
+        """Returns the entry points by name; the first is the main one."""
 
     def run(self, run: Run) -> bool:
-        """Compiles it and runs it; False if it was compiled and cannot be run here."""
+        """Compiles the programs and runs the trace; returns False if the compiled code cannot be run here."""
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """Returns the verdicts on what the last run returned, this one's or an earlier one's."""
+        """Returns the verdicts on the outputs of the last run, in this process or an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Subject:
     Attributes:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
-        inputs: Names of what goes in.
-        outputs: Names of what is judged.
+        inputs: Names of the inputs.
+        outputs: Names of the outputs that are judged.
         open: Builds the model for a case and returns the workload; called inside the model's context.
-        model: Name of the model that it is of.
-        uses_rope: Whether rotary position encoding is inside; if not, only the default strategy applies.
-        whole: Whether it is a whole model, which no list of all components means.
-        long: Whether it takes so long that it is verified only where it is named.
-        symbolic: Whether inputs have symbolic axes, which not every target, frontend and strategy takes.
-        precisions: Names of the precisions in which it can be judged.
-        weights: What its weights can be drawn by.
-        capacity: Of a whole model: what a compiled model must answer to be judged.
-        emulated: Names of the precisions in which its GPU kernels are cheap enough to be emulated without being asked.
+        model: Name of the model that the subject belongs to.
+        uses_rope: Whether the subject has rotary position encoding; if not, only the default strategy applies.
+        whole: Whether the subject is a whole model, which a list of all components leaves out.
+        long: Whether verification takes so long that the subject is verified only where it is named.
+        symbolic: Whether inputs have symbolic axes, which some targets, frontends and strategies do not take.
+        precisions: Names of the precisions in which the subject can be judged.
+        weights: Names of the distributions that its weights can be drawn from.
+        capacity: The capacity that a compiled whole model must have to be judged.
+        emulated: Names of the precisions in which the GPU kernels are cheap enough to be emulated without `--emulate`.
     """
 
     name: str

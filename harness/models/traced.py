@@ -1,4 +1,4 @@
-"""Workloads that are traces: the same calls run in PyTorch fp32, in float64 and as compiled code, and are compared."""
+"""Runs the same calls in PyTorch fp32, in float64 and as compiled code, and compares their outputs."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
 from harness.core.progress import Progress
 from harness.core.weights import Weights
-from harness.parity.distribution import with_distributions
-from harness.parity.draws import (
-    FURTHER,
-    drawn_errors,
-    judged_by_draws,
-    judged_by_usual_errors,
-    names_of_doubt,
-    names_of_few,
+from harness.parity.distribution import add_distributions
+from harness.parity.monte_carlo import (
+    PERTURBATION_SCALE,
+    ambiguous_outputs,
+    draw_errors,
+    judge_by_draws,
+    judge_by_typical_errors,
+    small_outputs,
 )
-from harness.parity.saved import load_outputs, save_outputs, saved_folder
+from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
     from harness.execution.run import Compiled, Run
 
-_THEIRS, _OURS = "errors of PyTorch: ", "errors of compiled code: "
-"""What the names of errors of further runs begin with, among the outputs that are saved."""
+_PYTORCH_ERRORS, _COMPILED_ERRORS = "errors of PyTorch: ", "errors of compiled code: "
+"""Prefixes of the names of errors of further runs, among the saved outputs."""
 
 
 @dataclass
 class TracedWorkload:
-    """A trace with its reference and its oracle.
+    """A trace of calls with its reference and its oracle.
 
     Attributes:
         programs: Entry points by name.
         trace: The calls.
-        reference: Makes PyTorch's outputs, of two runs.
-        oracle: Makes the float64 outputs.
-        case: Says by its precision and its weights how outputs are judged, and where those of compiled code are kept.
-        draws: Makes further errors of PyTorch, of the outputs with these names (`harness.parity.draws`).
+        reference: Returns PyTorch's outputs of two runs.
+        oracle: Returns the float64 outputs.
+        case: Determines by its precision and weights how outputs are judged, and where the outputs of compiled code are
+            saved.
+        draws: Returns further errors of PyTorch in the named outputs (`harness.parity.monte_carlo`).
     """
 
     programs: Mapping[str, Program]
@@ -57,7 +58,7 @@ class TracedWorkload:
     _compiled: Compiled | None = None
 
     def run(self, run: Run) -> bool:
-        """Does what `harness.models.subject.Workload` says."""
+        """Compiles the programs, runs the trace and saves the outputs; returns False if the code cannot be run here."""
         compiled = run.compiled(self.programs)
         if compiled is None:
             return False
@@ -65,97 +66,108 @@ class TracedWorkload:
             stack.enter_context(closing(compiled))
             self._actual = compiled.outputs(self.trace)
             save_outputs(saved_folder(self.case), self._actual)
-            if self._strained:
+            if self._is_ill_conditioned:
                 self._compiled = compiled
-                stack.pop_all()  # it is closed when its outputs are judged
+                stack.pop_all()  # `judge` closes it
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        """Does what `harness.models.subject.Workload` says."""
+        """Returns the verdicts on the outputs of the last run, in this process or an earlier one."""
         with closing(self._compiled) if self._compiled is not None else nullcontext():
-            return self._judged(expectation)
+            return self._verdicts(expectation)
 
-    def _judged(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        actual, theirs, ours = self._outputs()
-        reference, again = self.reference()
+    def _verdicts(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
+        actual, pytorch_errors, compiled_errors = self._outputs()
+        reference, reference_again = self.reference()
         oracle = self.oracle()
         verdicts = judge(
             actual,
             reference,
             oracle,
-            reference_again=again,
+            reference_again=reference_again,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
-            strained=self._strained,
+            ill_conditioned=self._is_ill_conditioned,
         )
-        draws = self.draws_of_few(reference)
-        if self._strained and (failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]):
+        draws = self.draw_small_outputs(reference)
+        if self._is_ill_conditioned and (
+            failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
+        ):
             draws = self.draws(failed)
         if draws:
-            verdicts = judged_by_draws(verdicts, actual, reference, oracle, draws, strained=self._strained)
-        if self._strained and (doubtful := names_of_doubt(verdicts, actual, reference, oracle, draws)):
+            verdicts = judge_by_draws(
+                verdicts, actual, reference, oracle, draws, ill_conditioned=self._is_ill_conditioned
+            )
+        if self._is_ill_conditioned and (doubtful := ambiguous_outputs(verdicts, actual, reference, oracle, draws)):
             if self._compiled is not None and self._actual is not None:
-                theirs, ours = self._errors_of_further_runs(doubtful, self._compiled)
-                save_outputs(saved_folder(self.case), self._actual | _named(_THEIRS, theirs) | _named(_OURS, ours))
-            verdicts = judged_by_usual_errors(verdicts, actual, reference, oracle, draws, theirs, ours)
-        return with_distributions(verdicts, actual, reference)
+                pytorch_errors, compiled_errors = self._errors_of_further_runs(doubtful, self._compiled)
+                save_outputs(
+                    saved_folder(self.case),
+                    self._actual
+                    | _with_prefix(_PYTORCH_ERRORS, pytorch_errors)
+                    | _with_prefix(_COMPILED_ERRORS, compiled_errors),
+                )
+            verdicts = judge_by_typical_errors(
+                verdicts, actual, reference, oracle, draws, pytorch_errors, compiled_errors
+            )
+        return add_distributions(verdicts, actual, reference)
 
     @property
-    def _strained(self) -> bool:
-        """Whether the weights strain fp32, and the case is held to the gate."""
-        return Weights(self.case.weights).strain_fp32 and not PRECISIONS[self.case.precision].judged_by_oracle
+    def _is_ill_conditioned(self) -> bool:
+        """Returns whether the weights strain fp32 and the case is held to the strict gate."""
+        return Weights(self.case.weights).ill_conditioned and not PRECISIONS[self.case.precision].judged_by_oracle
 
     def _outputs(self) -> tuple[Arrays, Arrays, Arrays]:
-        """Returns the outputs of compiled code, and the errors of further runs that an earlier judgement asked for."""
+        """Returns the outputs of compiled code, and the errors of further runs that an earlier judgement saved."""
         if self._actual is not None:
             return self._actual, {}, {}
         saved = load_outputs(saved_folder(self.case))
-        theirs, ours = (
+        pytorch_errors, compiled_errors = (
             {name.removeprefix(prefix): saved.pop(name) for name in list(saved) if name.startswith(prefix)}
-            for prefix in (_THEIRS, _OURS)
+            for prefix in (_PYTORCH_ERRORS, _COMPILED_ERRORS)
         )
-        return saved, theirs, ours
+        return saved, pytorch_errors, compiled_errors
 
     def _errors_of_further_runs(self, names: Sequence[str], compiled: Compiled) -> tuple[Arrays, Arrays]:
-        """Runs PyTorch and compiled code on the same inputs and weights, moved further than by their last place."""
+        """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
         from harness.parity.references import reference_of
         from harness.parity.trace import run_trace
 
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=reference_of(precision).run)
         code = partial(compiled.outputs, progress=Progress(lambda stage: None))
-        theirs, ours = drawn_errors(
-            self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, further=FURTHER
+        pytorch_errors, compiled_errors = draw_errors(
+            self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, scale=PERTURBATION_SCALE
         )
-        return theirs, ours
+        return pytorch_errors, compiled_errors
 
-    def draws_of_few(self, reference: Arrays) -> Arrays:
-        """Further errors of half precision in the outputs of few numbers; nothing in fp32, which the gate judges."""
-        names = names_of_few(reference) if PRECISIONS[self.case.precision].judged_by_oracle else ()
+    def draw_small_outputs(self, reference: Arrays) -> Arrays:
+        """Returns further half-precision errors of outputs with few elements; none in fp32, which the gate judges."""
+        names = small_outputs(reference) if PRECISIONS[self.case.precision].judged_by_oracle else ()
         return self.draws(names) if names else {}
 
 
-def _named(prefix: str, arrays: Arrays) -> Arrays:
+def _with_prefix(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:
-    """Returns a workload whose reference and oracle are made when it is judged, and are not kept.
+    """Returns a workload that computes reference and oracle when it is judged, and does not cache them.
 
     Args:
-        case: Says by its precision what the outputs are held to, and by its weights how strictly.
+        case: Determines by its precision what the outputs are held to, and by its weights how strictly.
         programs: Entry points by name.
         trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
-    from harness.parity.references import first_and_again, reference_of, run_twice
+    from harness.parity.references import reference_of, run_twice, split_runs
     from harness.parity.trace import run_trace
 
     run = reference_of(PRECISIONS[case.precision]).run
     return TracedWorkload(
         programs,
         trace,
-        reference=lambda: first_and_again(run_twice(lambda: run_trace(programs, trace, run))),
+        reference=lambda: split_runs(run_twice(lambda: run_trace(programs, trace, run))),
         oracle=lambda: run_trace(programs, trace, oracle),
         case=case,
     )

@@ -1,1 +1,1 @@
-"""Parity: metrics, verdicts, expectations, the float64 oracle and the disk cache of reference results."""
+"""Compares outputs: metrics, verdicts, the float64 oracle, and the disk cache of reference results."""

@@ -1,4 +1,4 @@
-"""Named arrays in one safetensors file with a checksum: what the cache and the saved outputs are written in."""
+"""Reads and writes named arrays in a safetensors file with a checksum, for the cache and saved outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.files import unfinished, writing
+from harness.files import explain_write_errors, write_file
 
 Array = npt.NDArray[Any]
 
@@ -20,46 +20,46 @@ _COMPLEX: dict[str, str] = {"complex64": "<f4", "complex128": "<f8"}
 
 
 class CorruptFile(Exception):
-    """The file exists, but is not what was written: truncated, changed, or of another format or tag."""
+    """Raised for a file that was truncated, changed, or written in another format or with another tag."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], tag: str = "") -> None:
-    """Writes the arrays, first under a temporary name, so that a reader never sees half a file.
+    """Writes the arrays first under a temporary name, so that a reader never sees half a file.
 
-    Complex arrays are stored as pairs of floats; names, order, dtypes, shapes, the tag and a SHA-256 over all of it and
-    the values go into the metadata.
+    Complex arrays are stored as pairs of floats. The metadata contain names, order, dtypes, shapes, the tag and a
+    SHA-256 of all this and the values.
 
     Args:
-        path: The file; its folder is made.
-        arrays: Little- or big-endian, any memory layout, zero dimensions and zero elements included.
-        tag: Anything that a reader should insist on, for instance the key.
+        path: The file; its folder is created.
+        arrays: Arrays of either byte order and any memory layout, including zero dimensions and zero elements.
+        tag: Text that a reader must give too, for instance the key.
 
     Raises:
-        HarnessError: If the file cannot be written (no permission, disk full).
-        TypeError: If a value is not an array of numbers or booleans.
+        HarnessError: The file cannot be written (no permission, disk full).
+        TypeError: A value is not an array of numbers or booleans.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    plain = {name: _plain(name, array) for name, array in arrays.items()}
-    description = [{"name": name, "dtype": a.dtype.name, "shape": list(a.shape)} for name, a in plain.items()]
+    normalized = {name: _normalize(name, array) for name, array in arrays.items()}
+    description = [{"name": name, "dtype": a.dtype.name, "shape": list(a.shape)} for name, a in normalized.items()]
     metadata = {"format": _FORMAT, "tag": tag, "arrays": json.dumps(description)}
-    metadata["sha256"] = _digest(metadata, plain)
-    with writing(path):
+    metadata["sha256"] = _digest(metadata, normalized)
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(path) as temporary:
+    with write_file(path) as temporary:
         try:
-            save_file({name: _stored(array) for name, array in plain.items()}, temporary, metadata=metadata)
-        except SafetensorError as error:  # how it tells of a full disk
+            save_file({name: _encode(array) for name, array in normalized.items()}, temporary, metadata=metadata)
+        except SafetensorError as error:  # raised for a full disk
             raise OSError(str(error)) from error
 
 
 def read_arrays(path: Path, tag: str = "") -> dict[str, Array]:
-    """Reads what `write_arrays` wrote, in the same order.
+    """Reads a file that `write_arrays` wrote, in the same order.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        CorruptFile: If it is not exactly what was written under this tag.
+        FileNotFoundError: The file does not exist.
+        CorruptFile: The file is not exactly what was written with this tag.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -74,7 +74,7 @@ def read_arrays(path: Path, tag: str = "") -> dict[str, Array]:
         checksum = metadata.pop("sha256", "")
         arrays = {}
         for entry in json.loads(metadata["arrays"]):
-            arrays[entry["name"]] = _restored(stored.pop(entry["name"]), entry["dtype"], tuple(entry["shape"]))
+            arrays[entry["name"]] = _decode(stored.pop(entry["name"]), entry["dtype"], tuple(entry["shape"]))
     except FileNotFoundError:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -85,8 +85,8 @@ def read_arrays(path: Path, tag: str = "") -> dict[str, Array]:
 
 
 def arrays_digest(arrays: Mapping[str, Array]) -> str:
-    """Computes the SHA-256 over names, order, dtypes, shapes and values, for keys of caches."""
-    plain = {name: _plain(name, array) for name, array in arrays.items()}
+    """Computes the SHA-256 of names, order, dtypes, shapes and values, for keys of caches."""
+    plain = {name: _normalize(name, array) for name, array in arrays.items()}
     return _digest({"arrays": json.dumps([[name, a.dtype.name, list(a.shape)] for name, a in plain.items()])}, plain)
 
 
@@ -98,21 +98,21 @@ def _digest(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def _plain(name: str, array: Array) -> Array:
-    """Makes the array C-contiguous and little-endian, as safetensors writes it; copies only where needed."""
+def _normalize(name: str, array: Array) -> Array:
+    """Makes the array C-contiguous and little-endian, as safetensors stores it; copies only if needed."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufcV" or array.dtype.hasobject:
         raise TypeError(f"{name} is not an array of numbers: {type(array).__name__} {getattr(array, 'dtype', '')}")
-    plain: Array = np.require(array, dtype=array.dtype.newbyteorder("<"), requirements="C")
-    return plain
+    normalized: Array = np.require(array, dtype=array.dtype.newbyteorder("<"), requirements="C")
+    return normalized
 
 
-def _stored(array: Array) -> Array:
+def _encode(array: Array) -> Array:
     if array.dtype.name in _COMPLEX:
         return array.reshape(-1).view(np.dtype(_COMPLEX[array.dtype.name]))
     return array
 
 
-def _restored(stored: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+def _decode(stored: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     array = stored.view(np.dtype(dtype)).reshape(shape) if dtype in _COMPLEX else stored
     if array.dtype.name != dtype or array.shape != shape:
         raise ValueError(f"{array.dtype.name} {array.shape} instead of {dtype} {shape}")

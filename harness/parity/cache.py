@@ -1,7 +1,7 @@
-"""Disk cache of arrays that are slow to make: oracle, reference and captured inputs.
+"""Caches arrays that are slow to compute on disk: oracle, reference and captured inputs.
 
-A cache can only be trusted if its key covers everything the content depends on: put `versions()`, the digest of
-`harness.parity.closure` and `arrays_digest(...)` of inputs and weights (or scale, seed and checkpoint) into it.
+A cache can only be trusted if its key covers everything that the content depends on: `versions()`, the digest of
+`harness.parity.closure`, and `arrays_digest(...)` of inputs and weights (or scale, seed and checkpoint).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import keep_within, remove_unfinished
+from harness.files import prune_files, remove_temporary_files
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
 __all__ = ["ArrayCache", "arrays_digest", "versions"]
@@ -30,41 +30,41 @@ Array = npt.NDArray[Any]
 _log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_BYTES = 20 << 30
-"""Above this size the entries that were not used for longest are deleted."""
+"""Size above which the least recently used entries are deleted."""
 
 
 class ArrayCache:
-    """Entries `<root>/<2 digits>/<sha256 of the key>.safetensors`, safe to share between processes."""
+    """A folder of entries `<2 digits>/<sha256 of the key>.safetensors`, safe to share between processes."""
 
     def __init__(self, root: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        """Uses the folder `root`, which need not exist yet; nothing is touched before the first use."""
+        """Uses the folder `root`, which need not exist; the first use creates it."""
         self.root = root
         self.limit_bytes = limit_bytes
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """Returns the file that belongs to the key, whether it exists or not."""
+        """Returns the file of a key, whether it exists or not."""
         name = hashlib.sha256(_canonical(key).encode()).hexdigest()
         return self.root / name[:2] / f"{name}.safetensors"
 
     def get_or_make(self, key: Mapping[str, Any], make: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
-        """Returns the arrays of the key, from the disk if they are there and unharmed, otherwise from `make`.
+        """Returns the arrays of the key, from an intact entry on disk or from `make`.
 
-        While one process makes an entry, the others that want the same one wait for it.
+        While one process makes an entry, other processes that need it wait.
 
         Args:
-            key: JSON-able; canonicalized, so that the order of its items does not matter.
-            make: Called without arguments; whatever it raises passes through and leaves no entry behind.
+            key: JSON-able; the order of its items does not matter.
+            make: Called without arguments; its exceptions pass through and leave no entry behind.
 
         Raises:
-            HarnessError: If the folder cannot be written, or the disk is full.
-            TypeError: If the key is not JSON-able or a value is no array of numbers.
+            HarnessError: The folder cannot be written, or the disk is full.
+            TypeError: The key is not JSON-able, or a value is not an array of numbers.
         """
         from filelock import FileLock
 
         path, tag = self.path(key), _canonical(key)
-        found = _read(path, tag)
-        if found is not None:
-            return found
+        entry = _read(path, tag)
+        if entry is not None:
+            return entry
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(path.with_suffix(".lock"))
@@ -74,28 +74,28 @@ class ArrayCache:
                 f"cannot use the cache {self.root}: {error}; set SAM3_TVM_CACHE to a folder that can be written"
             ) from error
         try:
-            found = _read(path, tag)
-            if found is not None:
-                return found
-            remove_unfinished([path])
-            made = dict(make())
-            write_arrays(path, made, tag)
+            entry = _read(path, tag)
+            if entry is not None:
+                return entry
+            remove_temporary_files([path])
+            arrays = dict(make())
+            write_arrays(path, arrays, tag)
         finally:
             lock.release()
-        keep_within(self.limit_bytes, self.root.glob("??/*.safetensors"), path)
-        return made
+        prune_files(self.limit_bytes, self.root.glob("??/*.safetensors"), path)
+        return arrays
 
 
 def versions() -> dict[str, str]:
-    """Returns what PyTorch's results also depend on, for keys: package versions, vector features, threads."""
+    """Returns what else PyTorch's results depend on, for keys: package versions, vector features, threads."""
     import torch
 
-    found = {name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")}
-    found["python"] = platform.python_version()
-    found["machine"] = platform.machine()
-    found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    found["threads"] = str(torch.get_num_threads())
-    return found
+    values = {name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")}
+    values["python"] = platform.python_version()
+    values["machine"] = platform.machine()
+    values["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    values["threads"] = str(torch.get_num_threads())
+    return values
 
 
 def _version(package: str) -> str:
@@ -110,7 +110,7 @@ def _canonical(key: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path, tag: str) -> dict[str, Array] | None:
-    """Reads the entry; None if there is none or it is corrupt, in which case it is deleted with a warning."""
+    """Reads the entry; None if it is missing or corrupt. A corrupt entry is deleted with a warning."""
     try:
         arrays = read_arrays(path, tag)
     except FileNotFoundError:
@@ -121,5 +121,5 @@ def _read(path: Path, tag: str) -> dict[str, Array] | None:
             path.unlink()
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # the date of the last use, which pruning goes by
+        os.utime(path)  # the time of the last use, by which entries are deleted
     return arrays

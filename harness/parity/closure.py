@@ -1,7 +1,7 @@
-"""The source files that a module's results depend on: its import closure, for keys of cached arrays.
+"""Finds the source files that a module's results depend on: its import closure, for keys of cached arrays.
 
-Imports are read from the source and not executed. Those inside functions count, because they run when the code does;
-those under `if TYPE_CHECKING:` do not.
+Imports are read from the source and not executed. Imports inside functions count, because they run with the code; those
+under `if TYPE_CHECKING:` do not.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from harness.core.errors import HarnessError
 
 
 def import_closure(*modules: str) -> tuple[Path, ...]:
-    """Returns the files of these modules and of all that they import from the packages that they are in, sorted.
+    """Returns the sorted files of modules and of everything that they import from their own packages.
 
-    A package stands for its `__init__.py`; the packages around an imported module count too, because importing the
+    A package stands for its `__init__.py`. The parent packages of an imported module count too, because importing the
     module runs them.
 
     Args:
-        modules: Dotted names.
+        modules: Dotted names of the modules.
 
     Raises:
-        HarnessError: There is no such module, or a file cannot be read.
+        HarnessError: A module does not exist, or a file cannot be read.
     """
-    tops = {name.partition(".")[0] for name in modules}
-    found: dict[str, Path] = {}
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        if name in found:
+    packages = {name.partition(".")[0] for name in modules}
+    files: dict[str, Path] = {}
+    pending = list(modules)
+    while pending:
+        name = pending.pop()
+        if name in files:
             continue
         path = _source_of(name)
         if path is None:
             raise HarnessError(f"there is no module {name!r} to take the import closure of; reinstall the package")
-        found[name] = path
-        around = name.rpartition(".")[0]
-        waiting += [around] if around else []
-        waiting += _imports(path, name, tops)
-    return tuple(sorted(set(found.values())))
+        files[name] = path
+        parent = name.rpartition(".")[0]
+        pending += [parent] if parent else []
+        pending += _imports(path, name, packages)
+    return tuple(sorted(set(files.values())))
 
 
 def closure_digest(*modules: str) -> str:
-    """Computes the SHA-256 over the files of `import_closure`: their names and contents.
+    """Computes the SHA-256 of the names and contents of the files of `import_closure`.
 
     Raises:
-        HarnessError: As `import_closure`.
+        HarnessError: A module does not exist, or a file cannot be read.
     """
     digest = hashlib.sha256()
     root = _root_of(modules[0])
@@ -62,73 +62,73 @@ def closure_digest(*modules: str) -> str:
 
 
 def _root_of(module: str) -> Path:
-    """Returns the folder that a module's top package is in."""
+    """Returns the folder that contains a module's top-level package."""
     path = _source_of(module.partition(".")[0])
     assert path is not None
     return path.parent.parent
 
 
-def _imports(path: Path, module: str, tops: Collection[str]) -> Iterator[str]:
-    """Yields the modules below `tops` that a file imports; `from a import b` is `a.b` if that is a module, else `a`."""
+def _imports(path: Path, module: str, packages: Collection[str]) -> Iterator[str]:
+    """Yields the modules of `packages` that a file imports; `from a import b` is `a.b` if that is one, else `a`."""
     try:
         statements = _import_statements(path.read_bytes())
     except (OSError, SyntaxError) as error:
         raise HarnessError(f"cannot read the source file {path}: {error}; reinstall the package") from error
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for level, named, names in statements:
-        if named is None:
-            yield from (name for name in names if name.partition(".")[0] in tops)
+    for level, source_name, names in statements:
+        if source_name is None:
+            yield from (name for name in names if name.partition(".")[0] in packages)
         else:
             parts = package.split(".")
             base = ".".join(parts[: len(parts) - level + 1]) if level else ""
-            source = ".".join(part for part in (base, named) if part)
-            for name in names if source.partition(".")[0] in tops else ():
-                inner = f"{source}.{name}"
-                yield inner if _source_of(inner) else source
+            source = ".".join(part for part in (base, source_name) if part)
+            for name in names if source.partition(".")[0] in packages else ():
+                submodule = f"{source}.{name}"
+                yield submodule if _source_of(submodule) else source
 
 
 @cache
 def _import_statements(content: bytes) -> tuple[tuple[int, str | None, tuple[str, ...]], ...]:
     """Returns level, module and names of each import in a source file; the module of `import a` is None.
 
-    Several keys of one case are about the same hundred files.
+    The result is cached, because several keys of one case cover the same hundred files.
     """
-    found: list[tuple[int, str | None, tuple[str, ...]]] = []
-    for node in _run(ast.parse(content)):
+    statements: list[tuple[int, str | None, tuple[str, ...]]] = []
+    for node in _runtime_nodes(ast.parse(content)):
         if isinstance(node, ast.Import):
-            found.append((0, None, tuple(alias.name for alias in node.names)))
+            statements.append((0, None, tuple(alias.name for alias in node.names)))
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
-    return tuple(found)
+            statements.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+    return tuple(statements)
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes of a tree without what only a type checker reads."""
+def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of a syntax tree, except those that only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            yield from (inner for other in child.orelse for inner in (other, *_run(other)))
+            yield from (inner for statement in child.orelse for inner in (statement, *_runtime_nodes(statement)))
             continue
         yield child
-        yield from _run(child)
+        yield from _runtime_nodes(child)
 
 
 def _source_of(name: str) -> Path | None:
-    """Returns the source file of a module, if any. Only top packages are looked up in the import system."""
-    top, *rest = name.split(".")
+    """Returns the source file of a module, if any; only top-level packages are found by the import system."""
+    top, *submodules = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
         folders = list(spec.submodule_search_locations or []) if spec is not None else []
-        return _inside(Path(folders[0]), rest) if folders else None
+        return _file_in(Path(folders[0]), submodules) if folders else None
     origin = Path(spec.origin)
-    return _inside(origin.parent, rest) if origin.name == "__init__.py" else (origin if not rest else None)
+    return _file_in(origin.parent, submodules) if origin.name == "__init__.py" else (origin if not submodules else None)
 
 
-def _inside(folder: Path, rest: list[str]) -> Path | None:
-    path = folder.joinpath(*rest)
-    for candidate in (path / "__init__.py", path.with_name(f"{path.name}.py") if rest else path):
+def _file_in(folder: Path, submodules: list[str]) -> Path | None:
+    path = folder.joinpath(*submodules)
+    for candidate in (path / "__init__.py", path.with_name(f"{path.name}.py") if submodules else path):
         if candidate.is_file():
             return candidate
     return None

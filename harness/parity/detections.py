@@ -1,6 +1,6 @@
-"""The judge of what a user gets: which queries are kept, their masks, boxes and scores in the photograph.
+"""Judges detections in a photograph: the kept queries, their masks, boxes and scores.
 
-These are decisions and positions, not activations, so they have criteria of their own beside the strict gate.
+Detections are decisions and positions, not activations, so they have their own criteria besides the strict gate.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.parity import metrics
-from harness.parity.verdict import unmeasured
+from harness.parity.verdict import unmeasured_verdict
 
 Array = npt.NDArray[Any]
 
 UNDECIDED = 1e-4
-"""Pixels whose logit is as near to zero may fall on either side of it."""
+"""Pixels whose logit is within this distance of zero may fall on either side."""
 BOX_PIXELS = 0.01
 """Limit on the error of a box's coordinates, in pixels of the photograph."""
 SCORE = 1e-5
@@ -46,99 +46,104 @@ class Detections:
 
 @dataclass(frozen=True)
 class ReferenceDetections:
-    """Upstream's detections.
+    """Upstream's detections, in two runs and in float64.
 
     Attributes:
-        found: The first run.
-        again: The second run.
-        undecided: bool [K, h, w], the pixels whose logit is so near to zero that they may fall on either side.
-        boxes, scores: float64, the oracle's, of the queries that the first run keeps; None without an oracle.
+        first: The detections of the first run.
+        second: The detections of the second run.
+        undecided: bool [K, h, w], True for pixels whose logit is within `UNDECIDED` of zero.
+        boxes, scores: The oracle's boxes and scores in float64, for the queries that the first run keeps; None without
+            an oracle.
     """
 
-    found: Detections
-    again: Detections
+    first: Detections
+    second: Detections
     undecided: Array
     boxes: Array | None = None
     scores: Array | None = None
 
 
-Outside = Callable[[Array, Array], Array]
-"""Takes what was found and what upstream finds, of one shape; returns where the criterion is violated."""
+Criterion = Callable[[Array, Array], Array]
+"""Takes actual and reference values of equal shape; returns where a criterion is violated."""
 
 
-def judge_detections(prefix: str, actual: Detections, truth: ReferenceDetections) -> tuple[Verdict, ...]:
-    """Judges one answer: the same queries kept; masks equal but for undecided pixels; boxes and scores within limits.
+def judge_detections(prefix: str, actual: Detections, reference: ReferenceDetections) -> tuple[Verdict, ...]:
+    """Judges detections: equal queries, equal masks except undecided pixels, boxes and scores within limits.
 
     Args:
-        prefix: Put before the names of the verdicts, which are `queries`, `masks`, `boxes` and `scores`.
-        actual: What the compiled model found.
-        truth: What upstream finds.
+        prefix: Prefix of the names of the verdicts, which are `queries`, `masks`, `boxes` and `scores`.
+        actual: The compiled model's detections.
+        reference: Upstream's detections.
 
     Returns:
-        Four verdicts; that on masks says how many undecided pixels differ, also where it is strict.
+        Four verdicts. The verdict on masks says how many undecided pixels differ, even if it is strict.
     """
-    first, again = truth.found, truth.again
+    first_run, second_run = reference.first, reference.second
 
-    def judged(name: str, outside: Outside, what: str, exact: Array | None = None) -> Verdict:
-        a, r, second = (getattr(found, name) for found in (actual, first, again))
-        return _judge(f"{prefix}{name}", a, r, second, outside, what, exact)
+    def judge_field(name: str, criterion: Criterion, problem: str, oracle: Array | None = None) -> Verdict:
+        a, r, second = (getattr(detections, name) for detections in (actual, first_run, second_run))
+        return _judge(f"{prefix}{name}", a, r, second, criterion, problem, oracle)
 
     return (
-        judged("queries", np.not_equal, "queries are kept on one side only"),
-        judge_masks(f"{prefix}masks", actual.masks, first.masks, again.masks, truth.undecided),
-        judged("boxes", _beyond(BOX_PIXELS), f"coordinates are off by more than {BOX_PIXELS:g} pixel", truth.boxes),
-        judged("scores", _beyond(SCORE), f"scores are off by more than {SCORE:g}", truth.scores),
+        judge_field("queries", np.not_equal, "queries are kept on one side only"),
+        judge_masks(f"{prefix}masks", actual.masks, first_run.masks, second_run.masks, reference.undecided),
+        judge_field(
+            "boxes", _exceeds(BOX_PIXELS), f"coordinates are off by more than {BOX_PIXELS:g} pixel", reference.boxes
+        ),
+        judge_field("scores", _exceeds(SCORE), f"scores are off by more than {SCORE:g}", reference.scores),
     )
 
 
-def judge_masks(name: str, actual: Array, reference: Array, again: Array, undecided: Array) -> Verdict:
-    """Judges masks: they are equal but for undecided pixels; a strict verdict says how many of these differ.
+def judge_masks(name: str, actual: Array, reference: Array, second: Array, undecided: Array) -> Verdict:
+    """Judges masks: they must be equal except for undecided pixels, whose number a strict verdict tells.
 
     Args:
-        name: What the verdict is called.
+        name: Name of the verdict.
         actual: The compiled model's masks, bool [K, h, w].
-        reference: Upstream's.
-        again: Upstream's of a second run.
-        undecided: The pixels whose logit is so near to zero that they may fall on either side, bool [K, h, w].
+        reference: Upstream's masks.
+        second: Upstream's masks in a second run.
+        undecided: bool [K, h, w], True for pixels whose logit is within `UNDECIDED` of zero.
     """
 
-    def outside(a: Array, r: Array) -> Array:
+    def criterion(a: Array, r: Array) -> Array:
         different: Array = (a != r) & ~undecided
         return different
 
-    masks = _judge(name, actual, reference, again, outside, "pixels differ, and their logit is not near zero", None)
+    masks = _judge(name, actual, reference, second, criterion, "pixels differ, and their logit is not near zero", None)
     if masks.kind is VerdictKind.STRICT and (near := metrics.unequal(actual, reference)):
         return replace(masks, reason=f"{near} pixels differ, all of which have a logit within {UNDECIDED:g} of zero")
     return masks
 
 
-def _beyond(limit: float) -> Outside:
-    # Not "greater": NaN is beyond every limit.
+def _exceeds(limit: float) -> Criterion:
+    # A negated "less": NaN must exceed every limit.
     return lambda a, r: ~(np.abs(a.astype(np.float64) - r) <= limit)
 
 
-def _judge(name: str, a: Array, r: Array, again: Array, outside: Outside, what: str, exact: Array | None) -> Verdict:
+def _judge(
+    name: str, a: Array, r: Array, second: Array, outside: Criterion, problem: str, exact: Array | None
+) -> Verdict:
     if a.shape != r.shape:
-        return unmeasured(name, a, f"shape {list(a.shape)} instead of {list(r.shape)}")
+        return unmeasured_verdict(name, a, f"shape {list(a.shape)} instead of {list(r.shape)}")
     if a.dtype != r.dtype:
-        return unmeasured(name, a, f"dtype {a.dtype.name} instead of {r.dtype.name}")
-    verdict = unmeasured(name, a, "")
-    if again.shape != r.shape or metrics.bitwise_different(r, again):
+        return unmeasured_verdict(name, a, f"dtype {a.dtype.name} instead of {r.dtype.name}")
+    verdict = unmeasured_verdict(name, a, "")
+    if second.shape != r.shape or metrics.bitwise_different(r, second):
         reason = "the reference differs from its own second run"
         return replace(verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=reason)
-    wrong = int(np.count_nonzero(outside(a, r)))
-    verdict = replace(verdict, outside=wrong)
+    violations = int(np.count_nonzero(outside(a, r)))
+    verdict = replace(verdict, outside=violations)
     if not metrics.is_exact(r.dtype):
-        verdict = _measured(verdict, a, r, exact)
-    if wrong:
-        return replace(verdict, reason=f"{wrong} of {a.size} {what}")
+        verdict = _add_metrics(verdict, a, r, exact)
+    if violations:
+        return replace(verdict, reason=f"{violations} of {a.size} {problem}")
     return replace(verdict, kind=VerdictKind.STRICT)
 
 
-def _measured(verdict: Verdict, a: Array, r: Array, exact: Array | None) -> Verdict:
+def _add_metrics(verdict: Verdict, a: Array, r: Array, exact: Array | None) -> Verdict:
     difference = metrics.difference(a, r)
-    nothing = metrics.OracleRatio(math.nan, math.nan)
-    ratio = nothing if exact is None else metrics.oracle_ratio(a, r, exact)
+    not_measured = metrics.OracleRatio(math.nan, math.nan)
+    ratio = not_measured if exact is None else metrics.oracle_ratio(a, r, exact)
     return replace(
         verdict,
         max_abs=difference.max_abs,

@@ -1,4 +1,4 @@
-"""Measures how the errors of an output are distributed, for who looks at them; nothing is judged by it."""
+"""Measures how the errors of an output are distributed, for display only; no verdict depends on it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from harness.parity import metrics
 
 Array = npt.NDArray[Any]
 
-_SMALLEST = 8
-"""Height and width from which on two axes are an image."""
+_MIN_IMAGE_SIZE = 8
+"""Height and width from which the last two axes may be an image."""
 _LEVELS = 8
-"""Levels of grey on either side of zero."""
+"""Levels of grey on each side of zero."""
 _MARK = (226, 0, 120)
-"""Colour of pixels that differ: no grey, and far from both black and white."""
+"""Colour of pixels that differ, far from grey, black and white."""
 
 
-def with_distributions(
+def add_distributions(
     verdicts: tuple[Verdict, ...], actual: Mapping[str, Array], reference: Mapping[str, Array]
 ) -> tuple[Verdict, ...]:
-    """Adds to each verdict how errors are distributed, where both sides have the same shape and dtype.
+    """Adds the distribution of errors to each verdict whose output has the reference's shape and dtype.
 
     Args:
-        verdicts: From a judge.
-        actual: What the compiled model returned, by name; an output that is missing here is left as it is.
-        reference: PyTorch's, by name.
+        verdicts: Verdicts of a judge.
+        actual: The compiled model's outputs by name; verdicts on outputs that are missing here are unchanged.
+        reference: PyTorch's outputs by name.
     """
     return tuple(
         replace(verdict, distribution=distribution(verdict.name, actual[verdict.name], reference[verdict.name]))
@@ -44,30 +44,30 @@ def with_distributions(
 
 
 def distribution(name: str, actual: Array, reference: Array) -> Distribution | None:
-    """Measures one output; None if there is nothing to tell about it.
+    """Measures the distribution of one output's errors; None if it would be empty.
 
     Args:
-        name: Its name, of which the last word says whether it is a mask: `mask`, `masks` or `logits`.
-        actual: What the compiled model returned.
-        reference: PyTorch's, of the same shape and dtype.
+        name: Name of the output, whose last word says whether it is a mask: `mask`, `masks` or `logits`.
+        actual: The compiled model's output.
+        reference: PyTorch's output, of the same shape and dtype.
     """
-    exact = metrics.is_exact(reference.dtype)
+    is_exact = metrics.is_exact(reference.dtype)
     masks = re.split(r"[/_]", name)[-1] in ("mask", "masks", "logits")
     image = is_image(reference.shape, masks)
-    found = Distribution(
-        histogram=() if exact else histogram(actual, reference),
-        largest=largest_errors(actual, reference) if image and not exact else (),
+    measured = Distribution(
+        histogram=() if is_exact else histogram(actual, reference),
+        largest=largest_errors(actual, reference) if image and not is_exact else (),
         masks=mask_pictures(actual, reference) if image and masks else (),
     )
-    return None if found == Distribution() else found
+    return None if measured == Distribution() else measured
 
 
 def is_image(shape: tuple[int, ...], masks: bool) -> bool:
     """Returns whether the last two axes are height and width.
 
-    Feature maps are square, and tokens × channels are not; only masks have the shape of a photograph.
+    Feature maps are square, and tokens × channels are not; only masks have a photograph's shape.
     """
-    if len(shape) < 3 or 0 in shape or min(shape[-2:]) < _SMALLEST:
+    if len(shape) < 3 or 0 in shape or min(shape[-2:]) < _MIN_IMAGE_SIZE:
         return False
     return masks or shape[-1] == shape[-2]
 
@@ -105,13 +105,13 @@ def largest_errors(actual: Array, reference: Array) -> tuple[tuple[float, ...], 
 
 
 def mask_pictures(actual: Array, reference: Array) -> tuple[MaskPicture, ...]:
-    """Draws the masks that tell most; see `Distribution`."""
-    ours, theirs = _planes(actual), _planes(reference)
-    differing = [int(np.count_nonzero(_differing(a, r))) for a, r in zip(ours, theirs, strict=True)]
-    inside = [int(np.count_nonzero(_inside(r))) for r in theirs]
-    telling = [(-wrong, -min(area, theirs[0].size - area)) for wrong, area in zip(differing, inside, strict=True)]
-    chosen = sorted(sorted(range(len(telling)), key=telling.__getitem__)[:MASKS])
-    return tuple(_picture(np.unravel_index(n, reference.shape[:-2]), differing[n], ours[n], theirs[n]) for n in chosen)
+    """Draws the masks with the most information; see `Distribution`."""
+    tvm, torch = _planes(actual), _planes(reference)
+    differing = [int(np.count_nonzero(_differing_pixels(a, r))) for a, r in zip(tvm, torch, strict=True)]
+    areas = [int(np.count_nonzero(_foreground(r))) for r in torch]
+    ranks = [(-count, -min(area, torch[0].size - area)) for count, area in zip(differing, areas, strict=True)]
+    indices = sorted(sorted(range(len(ranks)), key=ranks.__getitem__)[:MASKS])
+    return tuple(_picture(np.unravel_index(n, reference.shape[:-2]), differing[n], tvm[n], torch[n]) for n in indices)
 
 
 def _comparable(actual: Array | None, reference: Array | None) -> bool:
@@ -124,48 +124,48 @@ def _planes(array: Array) -> Array:
     return array.reshape(-1, *array.shape[-2:])
 
 
-def _inside(mask: Array) -> Array:
-    inside: Array = mask > 0
-    return inside
+def _foreground(mask: Array) -> Array:
+    foreground: Array = mask > 0
+    return foreground
 
 
-def _differing(a: Array, r: Array) -> Array:
-    differing: Array = _inside(a) != _inside(r)
-    return differing if metrics.is_exact(r.dtype) else differing | (np.isnan(a) != np.isnan(r))
+def _differing_pixels(a: Array, r: Array) -> Array:
+    pixels: Array = _foreground(a) != _foreground(r)
+    return pixels if metrics.is_exact(r.dtype) else pixels | (np.isnan(a) != np.isnan(r))
 
 
 def _picture(index: tuple[Any, ...], differing: int, a: Array, r: Array) -> MaskPicture:
     finite = np.abs(r[np.isfinite(r)])
     scale = float(finite.max(initial=0)) or 1.0
-    torch, tvm = (_png(_grey(_sampled(side), scale)) for side in (r, a))
+    torch, tvm = (_png(_grey(_sample(mask), scale)) for mask in (r, a))
     return MaskPicture(
-        index=tuple(int(place) for place in index),
+        index=tuple(int(position) for position in index),
         size=(r.shape[0], r.shape[1]),
         differing=differing,
         torch=torch,
         tvm=None if tvm == torch else tvm,
-        marks=_marks(_cells(_differing(a, r), PIXELS)) if differing else None,
+        marks=_marks(_cells(_differing_pixels(a, r), PIXELS)) if differing else None,
     )
 
 
-def _sampled(plane: Array) -> Array:
-    """Takes the pixels in the middle of the cells of a picture, as it comes: an average would hide its edge."""
+def _sample(plane: Array) -> Array:
+    """Takes the pixels in the middle of a picture's cells; an average would blur its edge."""
     edges = (np.arange(n + 1) * length // n for n, length in _lengths(plane, PIXELS))
-    rows, columns = ((each[:-1] + each[1:]) // 2 for each in edges)
-    sampled: Array = plane[np.ix_(rows, columns)]
-    return sampled
+    rows, columns = ((axis_edges[:-1] + axis_edges[1:]) // 2 for axis_edges in edges)
+    pixels: Array = plane[np.ix_(rows, columns)]
+    return pixels
 
 
-def _cells(plane: Array, most: int) -> Array:
+def _cells(plane: Array, limit: int) -> Array:
     """Takes the maximum of each cell."""
-    rows, columns = (np.arange(n) * length // n for n, length in _lengths(plane, most))
+    rows, columns = (np.arange(n) * length // n for n, length in _lengths(plane, limit))
     cells: Array = np.maximum.reduceat(np.maximum.reduceat(plane, rows, axis=0), columns, axis=1)
     return cells
 
 
-def _lengths(plane: Array, most: int) -> list[tuple[int, int]]:
-    """Returns the number of cells along each axis, nearly square, and of the pixels that they divide."""
-    scale = max(1.0, max(plane.shape) / most)
+def _lengths(plane: Array, limit: int) -> list[tuple[int, int]]:
+    """Returns, for each axis, the number of nearly square cells and of the pixels that they divide."""
+    scale = max(1.0, max(plane.shape) / limit)
     return [(max(1, round(length / scale)), length) for length in plane.shape]
 
 

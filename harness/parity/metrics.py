@@ -1,8 +1,8 @@
-"""How far one array is from another: pure NumPy, float64 arithmetic, in chunks so that memory stays small.
+"""Measures how far one array is from another in NumPy, with float64 arithmetic in chunks that limit memory.
 
-Notation: `a` is what the compiled model returned, `r` PyTorch eager fp32, `o` the float64 oracle; they have one shape.
-Elements that are NaN or infinite on any of the compared sides are left out of every sum and maximum; the masks
-themselves are compared by `mask_mismatches`, before any value is looked at.
+Notation: `a` is the compiled model's output, `r` PyTorch eager fp32, `o` the float64 oracle; all have the same shape.
+Elements that are NaN or infinite in any compared array are left out of every sum and maximum. `mask_mismatches`
+compares the masks of these elements before any value is compared.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ATOL = 1e-5
 RTOL = 1e-5
 """Relative part of the strict gate."""
 FLOOR_EPS = 4
-"""How many units of fp32 rounding PyTorch is always granted: the floor under its error in `r_rms` and `r_inf`."""
+"""Units of fp32 rounding that PyTorch is always granted: the floor under its error in `r_rms` and `r_inf`."""
 
 _CHUNK = 1 << 14  # 128 KiB of float64: a handful of temporaries of this size stay in a core's own cache
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Error of `a` against `r`; floats are NaN where there is no element to measure.
+    """Error of `a` against `r`; floats are NaN if there is no element to measure.
 
     Attributes:
         elements: Number of elements.
-        outside: Elements that violate |a - r| ≤ ATOL + RTOL·|r|, and those that are NaN or infinite on one side only.
+        outside: Number of elements that violate |a - r| ≤ ATOL + RTOL·|r|, or are NaN or infinite on one side only.
         max_abs, mean_abs: Largest and mean |a - r|.
-        max_rel: Largest |a - r| / |r| over the elements where r ≠ 0 (those where r = 0 are seen by `max_abs`).
+        max_rel: Largest |a - r| / |r| over the elements where r ≠ 0 (`max_abs` covers those where r = 0).
         required_tolerance: Smallest t for which |a - r| ≤ t + t·|r| everywhere; inf where the NaN/Inf masks differ.
         sqnr_db: 10·log10(Σ|r|² / Σ|a - r|²), inf where equal.
     """
@@ -52,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class OracleRatio:
-    """Error of `a` against the float64 oracle in units of PyTorch's own; see `oracle_ratio`."""
+    """Error of `a` against the float64 oracle divided by PyTorch's own; see `oracle_ratio`."""
 
     r_rms: float
     r_inf: float
@@ -64,42 +64,42 @@ def is_exact(dtype: np.dtype[Any]) -> bool:
 
 
 def _flat(array: Array) -> Array:
-    """Flattens in C order; the result is a view wherever the memory allows it."""
+    """Flattens in C order; the result is a view where the memory layout allows it."""
     return array.reshape(-1)
 
 
-def wide(chunk: Array) -> Array:
+def widen(chunk: Array) -> Array:
     """Converts a chunk of any dtype to float64, or to complex128 if it is complex."""
     converted: Array = chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64)
     return converted
 
 
-def parts(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yields arrays of one size in parts, flat."""
-    flat = [_flat(array) for array in arrays]
-    for start in range(0, flat[0].size, _CHUNK):
-        yield tuple(array[start : start + _CHUNK] for array in flat)
+def raw_chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yields chunks of arrays of one size, flat."""
+    flat_arrays = [_flat(array) for array in arrays]
+    for start in range(0, flat_arrays[0].size, _CHUNK):
+        yield tuple(array[start : start + _CHUNK] for array in flat_arrays)
 
 
 def chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yields arrays of one size in parts, flat and in float64, or complex128 if they are complex."""
-    for part in parts(*arrays):
-        yield tuple(map(wide, part))
+    """Yields chunks of arrays of one size, flat and in float64, or complex128 for complex arrays."""
+    for chunk in raw_chunks(*arrays):
+        yield tuple(map(widen, chunk))
 
 
 def same_specials(a: Array, r: Array) -> Array:
     """Returns where both are finite, both NaN, or both the same infinity (per real and imaginary part).
 
     Args:
-        a: Of any real or complex dtype.
-        r: The same, of the same shape.
+        a: Array of any real or complex dtype.
+        r: Array of the same shape.
     """
     if a.dtype.kind == "c" or r.dtype.kind == "c":
         return same_specials(np.real(a), np.real(r)) & same_specials(np.imag(a), np.imag(r))
-    same: Array = np.isfinite(a) & np.isfinite(r)
-    same |= np.isnan(a) & np.isnan(r)
-    same |= np.isinf(a) & (a == r)
-    return same
+    equal: Array = np.isfinite(a) & np.isfinite(r)
+    equal |= np.isnan(a) & np.isnan(r)
+    equal |= np.isinf(a) & (a == r)
+    return equal
 
 
 def _mismatches(a: Array, r: Array, finite: Array) -> int:
@@ -107,35 +107,35 @@ def _mismatches(a: Array, r: Array, finite: Array) -> int:
 
 
 def mask_mismatches(a: Array, r: Array) -> int:
-    """Returns the number of elements that are NaN, +inf or -inf on one side and something else on the other."""
+    """Returns the number of elements that are NaN, +inf or -inf on one side only."""
     if is_exact(a.dtype) and is_exact(r.dtype):
         return 0
     return sum(
-        int(np.count_nonzero(~same_specials(wide(x), wide(y))))
-        for x, y in parts(a, r)
+        int(np.count_nonzero(~same_specials(widen(x), widen(y))))
+        for x, y in raw_chunks(a, r)
         if not (_is_finite(x) and _is_finite(y))
     )
 
 
 def any_finite(a: Array) -> bool:
-    """Returns whether an element is neither NaN nor infinite."""
-    return any(bool(np.isfinite(x).any()) for (x,) in parts(a))
+    """Returns whether some element is neither NaN nor infinite."""
+    return any(bool(np.isfinite(x).any()) for (x,) in raw_chunks(a))
 
 
-def _is_finite(part: Array) -> bool:
-    return bool(np.isfinite(part).all())
+def _is_finite(chunk: Array) -> bool:
+    return bool(np.isfinite(chunk).all())
 
 
 def difference(a: Array, r: Array) -> Difference:
     """Measures `a` against `r`, arrays of one shape and any real, complex, integer or boolean dtype.
 
-    The required tolerance is max |a - r| / (1 + |r|), rounded up a little so that it really passes when it is used.
+    The required tolerance is max |a - r| / (1 + |r|), rounded up slightly so that it really passes.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: The shapes differ.
     """
-    _require_same_shape(a, r)
-    outside = compared = mismatches = 0
+    _check_same_shape(a, r)
+    outside = count = mismatches = 0
     max_abs = sum_abs = max_rel = tolerance = signal = noise = 0.0
     with np.errstate(all="ignore"):
         for x, y in chunks(a, r):
@@ -148,7 +148,7 @@ def difference(a: Array, r: Array) -> Difference:
             outside += int(np.count_nonzero(error > ATOL + RTOL * size))
             if not error.size:
                 continue
-            compared += error.size
+            count += error.size
             sum_abs += float(error.sum())
             max_abs = max(max_abs, float(error.max()))
             tolerance = max(tolerance, float((error / (1.0 + size)).max()))
@@ -161,32 +161,32 @@ def difference(a: Array, r: Array) -> Difference:
             noise += float(np.square(error).sum())
     if tolerance > 0:
         tolerance = max(tolerance * (1 + 4 * sys.float_info.epsilon), math.nextafter(tolerance, math.inf))
-    nothing = compared == 0
+    empty = count == 0
     return Difference(
         elements=a.size,
         outside=outside + mismatches,
-        max_abs=math.nan if nothing else max_abs,
-        mean_abs=math.nan if nothing else sum_abs / compared,
-        max_rel=math.nan if nothing else max_rel,
-        required_tolerance=math.inf if mismatches else (math.nan if nothing else tolerance),
-        sqnr_db=math.nan if nothing else _decibel(signal, noise),
+        max_abs=math.nan if empty else max_abs,
+        mean_abs=math.nan if empty else sum_abs / count,
+        max_rel=math.nan if empty else max_rel,
+        required_tolerance=math.inf if mismatches else (math.nan if empty else tolerance),
+        sqnr_db=math.nan if empty else _decibel(signal, noise),
     )
 
 
 def unequal(a: Array, r: Array) -> int:
-    """Number of elements that differ, compared in their own dtype: what integers and booleans are judged by."""
-    _require_same_shape(a, r)
-    return sum(int(np.count_nonzero(x != y)) for x, y in parts(a, r))
+    """Returns the number of unequal elements, compared in their own dtype; integers and booleans are judged by it."""
+    _check_same_shape(a, r)
+    return sum(int(np.count_nonzero(x != y)) for x, y in raw_chunks(a, r))
 
 
 def bitwise_different(a: Array, b: Array) -> int:
-    """Number of elements whose bits differ; two NaNs are the same whatever their payload, -0 and +0 are not."""
-    _require_same_shape(a, b)
+    """Returns the number of elements whose bits differ; all NaNs are equal, -0 and +0 are not."""
+    _check_same_shape(a, b)
     if a.dtype != b.dtype:
         return a.size
     count = 0
-    for p, q in parts(a, b):
-        bits_p, bits_q = (np.ascontiguousarray(part).view(np.uint8) for part in (p, q))
+    for p, q in raw_chunks(a, b):
+        bits_p, bits_q = (np.ascontiguousarray(chunk).view(np.uint8) for chunk in (p, q))
         word = np.uint64 if bits_p.size % 8 == 0 else np.uint8
         if np.array_equal(bits_p.view(word), bits_q.view(word)):
             continue
@@ -198,14 +198,14 @@ def bitwise_different(a: Array, b: Array) -> int:
 
 
 def oracle_ratio(a: Array, r: Array, o: Array) -> OracleRatio:
-    """Measures the error against the oracle relative to PyTorch's own.
+    """Measures the error against the oracle, divided by PyTorch's own.
 
     With e(x) = x - o: r_rms = rms(e(a)) / max(rms(e(r)), 4·eps·rms(o)), r_inf likewise with the largest magnitude; eps
-    is fp32's. Below 1 means that the compiled code is more accurate than PyTorch. Where both denominators vanish
-    (o = r = 0) the ratio is 0 if a is exact too, otherwise inf. NaN where no element is finite on all three sides.
+    is fp32's. A ratio below 1 means that the compiled code is more accurate than PyTorch. If both denominators vanish
+    (o = r = 0), the ratio is 0 if a is exact too, otherwise inf. It is NaN if no element is finite in all three arrays.
     """
-    _require_same_shape(a, r)
-    _require_same_shape(a, o)
+    _check_same_shape(a, r)
+    _check_same_shape(a, o)
     eps = float(np.finfo(np.float32).eps)
     count = 0
     square_a = square_r = square_o = max_a = max_r = max_o = 0.0
@@ -236,9 +236,9 @@ def oracle_ratio(a: Array, r: Array, o: Array) -> OracleRatio:
 def relative_rms(a: Array, o: Array) -> float:
     """Returns the root mean square of a - o divided by that of o, over the elements that are finite in both.
 
-    NaN where there are none; inf where o is zero and a is not.
+    The result is NaN if there is no such element, and inf if o is zero and a is not.
     """
-    _require_same_shape(a, o)
+    _check_same_shape(a, o)
     noise = signal = 0.0
     count = 0
     with np.errstate(all="ignore"):
@@ -262,6 +262,6 @@ def _decibel(signal: float, noise: float) -> float:
     return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
 
 
-def _require_same_shape(a: Array, b: Array) -> None:
+def _check_same_shape(a: Array, b: Array) -> None:
     if a.shape != b.shape:
         raise ValueError(f"shapes differ: {a.shape} and {b.shape}")

@@ -1,4 +1,4 @@
-"""The reference of each precision: PyTorch eager fp32, or upstream under autocast."""
+"""Chooses the reference of each precision: PyTorch eager fp32, or upstream under autocast."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from harness.core.program import Arrays
 if TYPE_CHECKING:
     import torch
 
-AGAIN = "again:"
-"""Prefix under which the second run of a reference is kept, for the outputs in which it differs from the first."""
+SECOND_RUN = "again:"
+"""Prefix of the names of outputs of a reference's second run, for outputs in which it differs from the first."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """How PyTorch is run to make what a case is held to.
+    """A way to run PyTorch that produces the reference of a case.
 
     Attributes:
-        kind: What cached arrays of it are called.
-        code: The module that runs it, for keys of cached arrays.
-        run: Runs a module on its inputs; arrays by the names of its outputs.
+        kind: Name of its cached arrays.
+        code: Module that contains the code, for keys of cached arrays.
+        run: Runs a module on its inputs; returns arrays by output name.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Reference:
 
 
 def reference_of(precision: Precision) -> Reference:
-    """Returns the reference of a precision: eager fp32, or under autocast where the precision is half."""
+    """Returns the reference of a precision: eager fp32, or autocast if the precision is half."""
     if precision.is_half:
         from harness.parity.autocast import half_reference
 
@@ -47,18 +47,18 @@ def reference_of(precision: Precision) -> Reference:
 
 
 def run_twice(run: Callable[[], Arrays]) -> Arrays:
-    """Runs twice; returns the first run's arrays and, under `AGAIN`, those of the second that differ bitwise."""
+    """Runs twice; returns the first run's arrays and, under `SECOND_RUN`, those of the second that differ bitwise."""
     from harness.parity.metrics import bitwise_different
 
     first, second = run(), run()
     return first | {
-        f"{AGAIN}{name}": second[name]
+        f"{SECOND_RUN}{name}": second[name]
         for name, array in first.items()
         if array.shape != second[name].shape or bitwise_different(array, second[name])
     }
 
 
-def first_and_again(both: Arrays) -> tuple[Arrays, Arrays]:
-    """Returns the two runs of `run_twice`."""
-    first = {name: array for name, array in both.items() if not name.startswith(AGAIN)}
-    return first, {name: both.get(f"{AGAIN}{name}", array) for name, array in first.items()}
+def split_runs(arrays: Arrays) -> tuple[Arrays, Arrays]:
+    """Splits the arrays of `run_twice` into those of the first and of the second run."""
+    first = {name: array for name, array in arrays.items() if not name.startswith(SECOND_RUN)}
+    return first, {name: arrays.get(f"{SECOND_RUN}{name}", array) for name, array in first.items()}

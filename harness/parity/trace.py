@@ -1,4 +1,4 @@
-"""Traces of PyTorch modules: the same calls in fp32, under autocast or in float64."""
+"""Runs traces of PyTorch modules: the same calls in fp32, under autocast or in float64."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     import torch
 
 RunModule = Callable[["torch.nn.Module", "Sequence[torch.Tensor]", Sequence[str]], Mapping[str, Any]]
-"""Runs a module on its inputs; arrays by the names of its outputs, as `harness.parity.oracle.reference` does."""
+"""Runs a module on its inputs; returns arrays by output name, as `harness.parity.oracle.reference` does."""
 
 
 def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> Arrays:
-    """Runs a trace of PyTorch modules, each call on what the same run made before.
+    """Runs a trace of PyTorch modules; each call gets the outputs of earlier calls of the same run.
 
     Args:
-        programs: By name.
+        programs: Programs by name.
         trace: The calls.
-        run: How a module is run: in fp32, under autocast, or in float64.
+        run: Runs a module in fp32, under autocast, or in float64.
     """
     import torch
 
     outputs: Arrays = {}
-    made: dict[tuple[str, str], Any] = {}
+    results: dict[tuple[str, str], Any] = {}
     for call in trace:
         program = programs[call.program]
         inputs = [
-            torch.from_numpy(made[value.call, value.name]) if isinstance(value, Output) else value
+            torch.from_numpy(results[value.call, value.name]) if isinstance(value, Output) else value
             for value in call.arguments
         ]
         for name, array in run(program.module, inputs, program.outputs).items():
-            outputs[f"{call.prefix}{name}"] = made[call.name, name] = array
+            outputs[f"{call.prefix}{name}"] = results[call.name, name] = array
     return outputs
 
 
@@ -43,7 +43,7 @@ def independent_calls(
     """Returns one call for each sample; the main sample's outputs have no prefix.
 
     Args:
-        samples: Inputs by sample name; the first is the main one.
+        samples: Inputs by sample name; the first sample is the main one.
         programs: The name of the program of each sample.
     """
     main = next(iter(samples))

@@ -1,12 +1,14 @@
-"""The process of a call: answer the request that is in a folder, and end."""
+"""Runs the call whose request is in a folder, as the main program of an isolated process."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,92 +20,104 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
-from harness.files import whole
-from harness.processes.call import DETAILS_BYTES, WorkerEnd
+from harness.files import full_disk, replace_file
+from harness.processes.call import DETAILS_BYTES, ROOM, WorkerEnd
 from harness.processes.threads import configure_threads
 from harness.runtime.errors import Sam3Error
 
-_STARTED_WITH = dict(os.environ)
-"""The environment of this process, or of the template that it was forked off, before anything was loaded."""
+_TEMPORARY = "temporary"
+_INITIAL_ENVIRONMENT = dict(os.environ)
+"""The environment of this process, or of its template, before any library was loaded."""
 
 
 def answer_and_end(folder: Path) -> NoReturn:
-    """Answers the request in `folder` and ends, without the teardown of native libraries."""
+    """Runs the request in `folder` and exits without the teardown of native libraries."""
     faulthandler.enable()
     die_with_parent()
     try:
         answer = pickle.dumps(_answer(folder))
     except Exception as error:
         answer = pickle.dumps(_failure(error))
-    with whole(folder / "answer") as unfinished:
-        unfinished.write_bytes(answer)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        _write_answer(folder, answer)
+    except OSError as error:
+        (folder / ROOM).unlink(missing_ok=True)
+        shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
+        _write_answer(folder, pickle.dumps(_failure(error)))
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 
-def named(function: str) -> Callable[..., Any]:
-    """Imports the function that `module:name` names."""
+def _write_answer(folder: Path, answer: bytes) -> None:
+    with replace_file(folder / "answer") as temporary:
+        temporary.write_bytes(answer)
+
+
+def import_function(function: str) -> Callable[..., Any]:
+    """Imports the function with the name `module:name`."""
     module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    imported: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return imported
 
 
 def _answer(folder: Path) -> dict[str, Any]:
-    crumbs = os.open(folder / "breadcrumbs", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    breadcrumbs = os.open(folder / "breadcrumbs", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def enter(stage: str) -> None:
-        os.write(crumbs, f"{time.time()} {' '.join(stage.splitlines())}\n".encode())
+    def on_stage(stage: str) -> None:
+        os.write(breadcrumbs, f"{time.time()} {' '.join(stage.splitlines())}\n".encode())
 
     try:
         request = pickle.loads((folder / "request").read_bytes())
         sys.path[:] = request["path"]
         os.chdir(request["directory"])
-        _take_environment(request["environment"])
+        _apply_environment(request["environment"])
         configure_threads(request["threads"])
-        _keep_files_in(folder)
-        value = named(request["function"])(request["argument"], enter)
+        _redirect_temporary_files(folder)
+        value = import_function(request["function"])(request["argument"], on_stage)
     except Exception as error:
         return _failure(error)
-    return {"kind": WorkerEnd.OK.value, "value": value, "peak_rss_bytes": _own_peak()}
+    return {"kind": WorkerEnd.OK.value, "value": value, "peak_rss_bytes": _peak_rss_bytes()}
 
 
-def _take_environment(environment: dict[str, str]) -> None:
-    """Makes the environment the caller's; what libraries have set while they were loaded stays."""
-    for name in _STARTED_WITH.keys() - environment.keys():
+def _apply_environment(environment: dict[str, str]) -> None:
+    """Makes the environment the caller's, but keeps what libraries have set while they were loaded."""
+    for name in _INITIAL_ENVIRONMENT.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)
 
 
-def _keep_files_in(folder: Path) -> None:
-    """Makes temporary files, those of programs that are started too, go with the call, however it ends."""
-    own = folder / "temporary"
-    own.mkdir()
-    os.environ["TMPDIR"] = str(own)
-    tempfile.tempdir = None  # where they were before a fork
+def _redirect_temporary_files(folder: Path) -> None:
+    """Puts temporary files, including those of started programs, into the folder of the call."""
+    temporary = folder / _TEMPORARY
+    temporary.mkdir()
+    os.environ["TMPDIR"] = str(temporary)
+    tempfile.tempdir = None  # it may be set from before a fork
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    kind = WorkerEnd.OUT_OF_MEMORY if _lacks_memory(error) else WorkerEnd.FAILED
+    kind = WorkerEnd.OUT_OF_MEMORY if _is_memory_error(error) else WorkerEnd.FAILED
+    sentence = str(error) if isinstance(error, HarnessError | Sam3Error) else full_disk(error)
     return {
         "kind": kind.value,
         "type": type(error).__name__,
-        "message": str(error),
+        "message": str(error) if sentence is None else sentence,
         "details": "".join(traceback.format_exception(error))[-DETAILS_BYTES:],
-        "user_error": isinstance(error, HarnessError | Sam3Error),
-        "peak_rss_bytes": _own_peak(),
+        "user_error": sentence is not None,
+        "peak_rss_bytes": _peak_rss_bytes(),
     }
 
 
-def _lacks_memory(error: Exception) -> bool:
+def _is_memory_error(error: Exception) -> bool:
     # torch's CPU allocator raises a plain RuntimeError
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def _own_peak() -> int:
-    """Returns the largest resident set of this process since it was started, 0 where the system does not tell.
+def _peak_rss_bytes() -> int:
+    """Returns the largest resident set of this process since its start, in bytes; 0 if the system does not tell.
 
-    Not getrusage: Linux lets its maximum start at the parent's resident set.
+    getrusage does not serve: on Linux its maximum starts at the parent's resident set.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -116,15 +130,15 @@ def _own_peak() -> int:
 def die_with_parent() -> None:
     """Kills this process group once stdin ends, whose other end the parent holds."""
     parent = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
-    def listen() -> None:
+    def wait_for_parent() -> None:
         os.read(parent, 1)
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=listen, name="die-with-parent", daemon=True).start()
+    threading.Thread(target=wait_for_parent, name="die-with-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

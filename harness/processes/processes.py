@@ -1,4 +1,4 @@
-"""The processes of calls, as their parent sees them: spawned, or forked off a template that has loaded libraries."""
+"""Starts, forks and kills the processes of calls, on the parent's side."""
 
 from __future__ import annotations
 
@@ -14,93 +14,94 @@ from pathlib import Path
 from typing import Protocol
 
 CAN_FORK = sys.platform == "linux"
-"""Apple's frameworks, which torch loads on a Mac, do not work in a forked process."""
+"""True where processes can be forked; Apple's frameworks, which torch loads on a Mac, fail in a fork."""
 
 _POLL = 0.01
 
 
 class Stopped(Exception):
-    """A call was ended by whoever had made it."""
+    """Raised if another thread ended the call."""
 
 
 class Process(Protocol):
     """A running call.
 
     Attributes:
-        pid: Its process id, which is also that of its process group.
+        pid: Process id, which is also the id of its process group.
     """
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code, negative if a signal ended it; None while it runs."""
+        """Returns the exit code, negative if a signal ended the process; None while it runs."""
 
     def kill(self) -> int:
-        """Kills its process group, waits for its end, and returns its exit code."""
+        """Kills the process group, waits for the end, and returns the exit code."""
 
 
 class Spawned:
-    """A fresh interpreter, which answers the request in a folder."""
+    """A fresh interpreter that answers the request in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Starts it."""
+        """Starts the interpreter."""
         with (folder / "output").open("ab") as output:
             self._process = start_python("harness.processes.child", str(folder), stdout=output.fileno())
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """Does what `Process` says."""
+        """Returns the exit code, or None while the interpreter runs."""
         return self._process.poll()
 
     def kill(self) -> int:
-        """Does what `Process` says."""
+        """Kills the process group, and returns the exit code."""
         return kill_and_collect(self._process)
 
 
 class Template:
-    """A process that loads libraries once and forks for each call that needs them.
+    """A process that loads libraries once and is forked for each call that needs them.
 
-    Where processes cannot be forked, there is none, and each call gets a fresh interpreter. Several threads may use it.
+    Where processes cannot be forked, each call gets a fresh interpreter instead. Several threads may use a template.
     """
 
     def __init__(self, load: str) -> None:
-        """Starts nothing yet. `load` is a function without arguments, as `module:name`; what it raises is ignored.
+        """Starts no process yet.
 
-        It must start no threads: they would be missing in the forks.
+        `load` is the name of a function without arguments, as `module:name`; its exceptions are ignored. It must start
+        no threads, because forks would lack them.
         """
         self._load = load
         self._process: subprocess.Popen[bytes] | None = None
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
-    def runs(self) -> bool:
-        """Whether there is a process to fork."""
+    def is_running(self) -> bool:
+        """Returns whether there is a process to fork."""
         return self._process is not None and self._process.poll() is None
 
     def process(self, folder: Path, stop: threading.Event) -> Process:
-        """Returns a new process that answers the request in a folder; the template is started if it does not run.
+        """Returns a new process that answers the request in a folder, and starts the template if needed.
 
-        If the template ends while it loads, that is a fresh interpreter: it will tell why.
+        If the template ends while it loads, the process is a fresh interpreter, which will report the error.
 
         Args:
             folder: Folder of the call.
-            stop: Another thread sets it to give up while the template loads.
+            stop: Event that another thread sets to give up while the template loads.
 
         Raises:
             Stopped: `stop` was set; the template has ended.
         """
         if not CAN_FORK:
             return Spawned(folder)
-        with self._one_at_a_time:
+        with self._lock:
             if stop.is_set():
                 raise Stopped
-            if not self.runs:
+            if not self.is_running:
                 self.close()
-                self._process = start_python("harness.processes.forking", self._load, stdout=subprocess.PIPE)
+                self._process = start_python("harness.processes.template", self._load, stdout=subprocess.PIPE)
             assert self._process is not None
             try:
-                return _forked(self._process, folder, stop) or Spawned(folder)
-            except BaseException:  # interrupted: its next answer would be this call's
+                return _fork(self._process, folder, stop) or Spawned(folder)
+            except BaseException:  # interrupted: the template's next answer would be the one to this call
                 self.close()
                 raise
 
@@ -112,24 +113,24 @@ class Template:
 
 
 class _Forked:
-    """A fork of a template, which answers the request in a folder and whose exit code the template leaves there."""
+    """A fork of a template that answers the request in a folder; the template writes its exit code there."""
 
     def __init__(self, template: subprocess.Popen[bytes], folder: Path, pid: int, alive: int) -> None:
-        """Takes the file descriptor whose end tells the process that this one is gone."""
+        """Takes the file descriptor whose end tells the fork that this process is gone."""
         self._template = template
-        self._ended = folder / "ended"
+        self._exit_file = folder / "ended"
         self._alive: int | None = alive
         self.pid = pid
 
     def poll(self) -> int | None:
-        """Does what `Process` says; a process that ends while the template is gone counts as killed."""
+        """Returns the exit code; a process that ends after the template is gone counts as killed."""
         template_runs = self._template.poll() is None
         with contextlib.suppress(FileNotFoundError):
-            return int(self._ended.read_text())
+            return int(self._exit_file.read_text())
         return None if template_runs else -signal.SIGKILL
 
     def kill(self) -> int:
-        """Does what `Process` says."""
+        """Kills the process group, and returns the exit code."""
         _kill_group(self.pid)
         while (code := self.poll()) is None:
             time.sleep(_POLL)
@@ -139,13 +140,13 @@ class _Forked:
         return code
 
 
-def _forked(template: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> _Forked | None:
+def _fork(template: subprocess.Popen[bytes], folder: Path, stop: threading.Event) -> _Forked | None:
     """Returns a fork that answers the request in a folder; None if the template has ended."""
     assert template.stdin is not None and template.stdout is not None
     with (folder / "output").open("ab"):
         pass
     os.mkfifo(folder / "alive")
-    # Both ways: opened for writing alone, it would wait for the reader.
+    # Read and write: opening a pipe for writing alone waits for a reader.
     alive = os.open(folder / "alive", os.O_RDWR)
     pid = b""
     try:
@@ -162,16 +163,16 @@ def _forked(template: subprocess.Popen[bytes], folder: Path, stop: threading.Eve
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, such that another Python finds this package too."""
+    """Returns this process's environment, changed so that another Python finds this package."""
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Starts a module as a program in a session of its own, where Ctrl-C does not reach it.
+    """Starts a module as a program in its own session, where Ctrl-C does not reach it.
 
-    It imports nothing from the current folder (`-P`), which may hold anybody's files. The end of its stdin tells it
-    that this process is gone: see `harness.processes.child.die_with_parent`.
+    The program imports nothing from the current folder (`-P`), which may hold anybody's files. The end of its stdin
+    tells it that this process is gone; see `harness.processes.child.die_with_parent`.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
@@ -186,10 +187,10 @@ def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int,
 
 
 def kill_and_collect(process: subprocess.Popen[bytes]) -> int:
-    """Kills a process with its group, closes the pipes to it, and gives its exit code."""
+    """Kills a process with its group, closes the pipes to it, and returns its exit code."""
     import psutil
 
-    # When it was collected, its number may be another's by now; what is left of its group keeps the number free.
+    # A collected process's id may belong to another process by now, unless members of its group still reserve it.
     if process.returncode is None or not psutil.pid_exists(process.pid):
         _kill_group(process.pid)
     code = process.wait()

@@ -1,13 +1,13 @@
-"""How many threads this process runs on, and making TVM and torch use that many.
+"""Chooses the number of threads of this process, and makes TVM and torch use it.
 
-The number is an option of the commands and of pytest, and `SAM3_TVM_THREADS` has its default; without either,
-`harness.runtime.threads.default_threads` chooses. Processes that `harness.processes` starts are told the number of the
+The number is an option of the commands and of pytest, and `SAM3_TVM_THREADS` holds its default; without either,
+`harness.runtime.threads.default_threads` chooses. Processes that `harness.processes` starts get the number of the
 process that starts them.
 
 TVM's thread pool starts on the first parallel loop of each calling thread, and counts *physical* cores, which on many
-virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: the environment variable `TVM_NUM_THREADS` is
-what it obeys, as long as it is set before that first loop; `runtime.config_threadpool` can only lower the number, and
-not once the pool runs. The pool never has more threads than there are CPUs.
+virtual machines is half of the CPUs or fewer. Measured with TVM 0.27: TVM obeys the environment variable
+`TVM_NUM_THREADS` if it is set before that first loop; `runtime.config_threadpool` can only lower the number, and not
+once the pool runs. The pool never has more threads than there are CPUs.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from harness.core.errors import HarnessError
 from harness.runtime.threads import VARIABLE, default_threads, leave_placing_to_the_system, usable_cpus
 
 OPTION_VARIABLE = "SAM3_TVM_THREADS"
-"""The environment variable with the default of the option --threads; commands and pytest read it, and nothing else."""
+"""The environment variable with the default of the option --threads; only commands and pytest read it."""
 OPENMP_VARIABLE = "OMP_NUM_THREADS"
 SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
-"""How often TVM's idle threads look for work before they sleep; read when the pool starts."""
+"""Variable for how often TVM's idle threads look for work before they sleep; read when the pool starts."""
 
 
 Result = TypeVar("Result")
 
-_chosen: int | None = None
-"""The number of threads that this process was told to run on."""
+_thread_count: int | None = None
+"""The chosen number of threads of this process; None for the default."""
 
 
 def thread_count() -> int:
-    """The number of threads that this process runs on: the one that was chosen, otherwise the default."""
-    return default_threads().count if _chosen is None else _chosen
+    """Returns the number of threads that this process runs on: the chosen number, otherwise the default."""
+    return default_threads().count if _thread_count is None else _thread_count
 
 
 def choose_threads(count: int | None) -> None:
-    """Makes `count` the number of threads of this process and of those that it starts; None leaves it as it is.
+    """Makes `count` the number of threads of this process and its children; None changes nothing.
 
     Raises:
         HarnessError: `count` is not positive, or more than the CPUs that this process may use.
     """
-    global _chosen
+    global _thread_count
     if count is not None:
-        _chosen = checked(count)
+        _thread_count = validate_threads(count)
 
 
-def checked(count: int) -> int:
-    """`count`, if a run on so many threads makes sense.
+def validate_threads(count: int) -> int:
+    """Returns `count` if a run on so many threads makes sense.
 
     Raises:
-        HarnessError: It is not positive, or more than the CPUs that this process may use.
+        HarnessError: `count` is not positive, or more than the CPUs that this process may use.
     """
     usable = usable_cpus()
     if 1 <= count <= usable:
@@ -65,17 +65,17 @@ def checked(count: int) -> int:
     )
 
 
-def reason() -> str:
-    """Why a run uses `thread_count()` threads, as part of a sentence."""
-    if _chosen is not None:
+def thread_count_reason() -> str:
+    """Returns why a run uses `thread_count()` threads, as part of a sentence."""
+    if _thread_count is not None:
         return f"--threads or {OPTION_VARIABLE} says so"
     return default_threads().reason
 
 
 def configure_threads(count: int | None = None) -> int:
-    """Makes TVM, torch and OpenMP libraries of this process use `count` threads; returns the number.
+    """Makes TVM, torch and OpenMP libraries of this process use `count` threads, and returns the number.
 
-    Call it before the first parallel loop runs.
+    It must be called before the first parallel loop runs.
 
     Args:
         count: The number of threads, as for `choose_threads`.
@@ -93,54 +93,54 @@ def configure_threads(count: int | None = None) -> int:
     return count
 
 
-def on_tvm_threads(count: int, run: Callable[[], Result]) -> Result:
-    """Calls a function whose parallel loops of TVM run on `count` threads, or on as many as there are CPUs.
+def run_on_tvm_threads(count: int, run: Callable[[], Result]) -> Result:
+    """Calls a function whose parallel loops of TVM run on `count` threads, or on all CPUs if there are fewer.
 
-    It is called in a thread of its own, whose pool TVM starts with the number that the environment has at that time;
-    no other thread may start one meanwhile.
+    The function runs in its own thread. TVM starts that thread's pool with the number in the environment at that time,
+    so no other thread may start a pool meanwhile.
     """
-    before = os.environ.get(VARIABLE)
+    previous = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(count)
     try:
-        with ThreadPoolExecutor(1) as alone:
-            return alone.submit(run).result()
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(run).result()
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[VARIABLE]
         else:
-            os.environ[VARIABLE] = before
+            os.environ[VARIABLE] = previous
 
 
 def share_cpus() -> None:
-    """Makes threads that wait for others sleep, in all processes that this one starts, unless the environment decides.
+    """Makes waiting threads sleep in all processes that this one starts, unless the environment decides.
 
-    Spinning, which gains microseconds where a process has its CPUs to itself, takes them from the other processes.
+    Spinning gains microseconds if a process has its CPUs to itself, but takes CPU time from other processes.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault(SPIN_VARIABLE, "0")
 
 
 def tvm_threads() -> int:
-    """Number of threads that a parallel loop of TVM really runs on, counted by running one.
+    """Returns the number of threads that a parallel loop of TVM really runs on, counted by running one.
 
-    It starts the pool of the calling thread: whoever only wants to know how a fresh process would fare asks in one.
+    This starts the pool of the calling thread; to learn about a fresh process, call it in one.
     """
     import ctypes
 
     import tvm  # noqa: F401  (loads the runtime library with its symbols visible)
 
-    seen: list[int] = []
+    thread_ids: list[int] = []
     task = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
     @task
-    def note_thread(_index: int, _group: int | None, _data: int | None) -> int:
-        seen.append(threading.get_native_id())
+    def record_thread(_index: int, _group: int | None, _data: int | None) -> int:
+        thread_ids.append(threading.get_native_id())
         return 0
 
     # The function that compiled parallel loops call, from TVM's c_backend_api.h; 0 tasks stands for all threads.
     launch = ctypes.CDLL(None).TVMBackendParallelLaunch
     launch.argtypes = [task, ctypes.c_void_p, ctypes.c_int]
     launch.restype = ctypes.c_int
-    if launch(note_thread, None, 0) != 0:
+    if launch(record_thread, None, 0) != 0:
         raise RuntimeError("TVM could not launch a parallel loop")
-    return len(set(seen))
+    return len(set(thread_ids))

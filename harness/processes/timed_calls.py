@@ -1,7 +1,7 @@
-"""A process that stays, and calls one function after the other, each within a time limit.
+"""Calls one function after the other in a long-lived process, each within a time limit.
 
 `run_isolated` starts a process for each call. This process serves many calls, which take milliseconds and come by the
-thousand when schedules are measured; a crash or a hang ends it, and the next call starts another one.
+thousand when schedules are measured. A crash or a hang ends the process, and the next call starts a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from harness.processes.child import die_with_parent
 from harness.processes.processes import kill_and_collect, start_python
 from harness.processes.threads import configure_threads, thread_count
-from harness.processes.torch_free import leave_torch_out
+from harness.processes.torch_free import hide_torch
 
 _WITH_TORCH = "with-torch"
 
@@ -29,13 +29,13 @@ class CallError(Exception):
 
 
 class TimedCalls:
-    """Calls functions in another process, which it starts with the first call and after each crash or hang.
+    """A process for calls, started by the first call and after each crash or hang.
 
-    The other process runs on as many threads as this one.
+    The process runs on as many threads as this one.
     """
 
     def __init__(self, torch: bool = False) -> None:
-        """Starts nothing yet.
+        """Starts no process yet.
 
         Args:
             torch: Whether the functions may use PyTorch. TVM imports PyTorch if it can, which takes two thirds of the
@@ -43,27 +43,27 @@ class TimedCalls:
         """
         self._torch = torch
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: Connection[Any, Any] | None = None
+        self._connection: Connection[Any, Any] | None = None
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
-        """Calls a function of some module and returns what it returns.
+        """Calls a module-level function and returns its result.
 
         Raises:
             CallError: The process died, the call took longer than `seconds` and was killed, or the function raised an
                 error.
         """
         try:
-            end = self._end or self._start()
-            end.send((function, arguments))
-            answered = end.poll(seconds)
-            value, failure = end.recv() if answered else (None, "")
+            connection = self._connection or self._start()
+            connection.send((function, arguments))
+            ready = connection.poll(seconds)
+            value, failure = connection.recv() if ready else (None, "")
         except (EOFError, OSError) as error:
             self.close()
             raise CallError("it crashed") from error
-        except BaseException:  # Ctrl-C: the next call would take the answer that nobody took
+        except BaseException:  # Ctrl-C: the next call would read the unread answer
             self.close()
             raise
-        if not answered:
+        if not ready:
             self.close()
             raise CallError(f"it was not done after {seconds:g} s")
         if failure:
@@ -71,21 +71,23 @@ class TimedCalls:
         return value
 
     def close(self) -> None:
-        """Ends the process and all that it started."""
+        """Ends the process and everything that it started."""
         process, self._process = self._process, None
-        end, self._end = self._end, None
+        connection, self._connection = self._connection, None
         if process is not None:
             kill_and_collect(process)
-        if end is not None:
-            end.close()
+        if connection is not None:
+            connection.close()
 
     def _start(self) -> Connection[Any, Any]:
-        self._end, other = Pipe()
-        with other:
-            arguments = (str(other.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
-            self._process = start_python(__name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(other.fileno(),))
-        self._end.recv()
-        return self._end
+        self._connection, child_end = Pipe()
+        with child_end:
+            arguments = (str(child_end.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
+            self._process = start_python(
+                __name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(child_end.fileno(),)
+            )
+        self._connection.recv()
+        return self._connection
 
 
 def last_line(error: BaseException | str) -> str:
@@ -94,26 +96,26 @@ def last_line(error: BaseException | str) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _serve(end: Connection[Any, Any], threads: int, torch: bool) -> None:
-    """Answers requests until nobody holds the other end of the connection."""
+def _serve(connection: Connection[Any, Any], threads: int, torch: bool) -> None:
+    """Answers requests until the other end of the connection is closed."""
     configure_threads(threads)
     if not torch:
-        leave_torch_out()
-    # Most functions need TVM; its import is no part of their time.
+        hide_torch()
+    # Most functions need TVM; its import must not count as their time.
     import tvm  # noqa: F401
 
-    end.send(None)
+    connection.send(None)
     while True:
         try:
-            request = end.recv_bytes()
+            request = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        # Answers are arrays of hundreds of megabytes: no name here keeps one until the next call.
-        end.send(_answer(request))
+        # Answers are arrays of hundreds of megabytes: no variable may keep one alive until the next call.
+        connection.send(_answer(request))
 
 
 def _answer(request: bytes) -> tuple[Any, str]:
-    """Returns the value that the function returned, and the traceback if it raised an error."""
+    """Returns the function's result, and the traceback if it raised an error."""
     try:
         function, arguments = pickle.loads(request)
         return function(*arguments), ""

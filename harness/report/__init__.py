@@ -1,4 +1,4 @@
-"""Reports: JSON is the truth; Markdown and HTML are rendered from it."""
+"""Builds reports: JSON is the truth; Markdown and HTML are rendered from it."""
 
 from __future__ import annotations
 

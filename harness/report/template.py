@@ -1,4 +1,4 @@
-"""Pages from templates."""
+"""Renders pages from jinja templates."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     import jinja2
 
 Filters = Mapping[str, Callable[..., Any]]
-"""Functions that a template calls to write a value, by name."""
+"""Functions by name that a template calls to format a value."""
 
 
 def rendered(template: Path, filters: Filters, **values: Any) -> str:
-    """Renders Markdown from a template of jinja; blank lines that follow each other become one.
+    """Renders Markdown from a jinja template; consecutive blank lines become one.
 
     Args:
-        template: The file; templates that it includes lie beside it.
-        filters: What it calls to write a value; every value that lands in a table goes through `cell`.
-        **values: What it knows.
+        template: File of the template; templates that it includes are in the same folder.
+        filters: Functions that the template calls to format values; every value in a table goes through `cell`.
+        **values: Variables of the template.
     """
     page = _environment(template, filters, escaped=False).get_template(template.name).render(values)
     return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
 
 
 def rendered_html(template: Path, filters: Filters, **values: Any) -> str:
-    """Renders HTML from a template of jinja; every value is text, whatever it has in it.
+    """Renders HTML from a jinja template; every value is escaped.
 
     Args:
-        template: The file; templates that it includes lie beside it.
-        filters: What it calls to write a value.
-        **values: What it knows.
+        template: File of the template; templates that it includes are in the same folder.
+        filters: Functions that the template calls to format values.
+        **values: Variables of the template.
     """
     return _environment(template, filters, escaped=True).get_template(template.name).render(values)
 

@@ -1,8 +1,8 @@
-"""The names of Arm processors, which Linux tells by numbers alone.
+"""Names Arm processors, which Linux reports by numbers alone.
 
-Implementers and parts are those of the register MIDR_EL1, as `/proc/cpuinfo` has them; the names are in Linux's
-`arch/arm64/include/asm/cputype.h` and in util-linux's `lscpu-arm.c`. Cores that several makers use are told apart by
-who sells the machine (DMI) or who made the chip (SOC_ID, whose maker is a JEP106 code).
+Implementers and parts are those of the register MIDR_EL1, as `/proc/cpuinfo` lists them. Their names are in Linux's
+`arch/arm64/include/asm/cputype.h` and in util-linux's `lscpu-arm.c`. Where several makers use the same core, the seller
+of the machine (DMI) or the maker of the chip (SOC_ID, with a JEP106 code) tells them apart.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ _AMPERE_SOC = "jep106:0a16"
 
 
 def arm_model(root: Path = ROOT) -> str | None:
-    """Returns the name of the Arm processor of this machine, with its cores; None if `/proc/cpuinfo` tells of none.
+    """Returns the name of this machine's Arm processor with its cores; None if `/proc/cpuinfo` lists none.
 
     Args:
-        root: Where `proc` and `sys` are; the file system's root except in tests.
+        root: The folder with `proc` and `sys`; the file system's root except in tests.
     """
     cpuinfo = read_text(root / "proc/cpuinfo")
     implementers = re.findall(r"^CPU implementer\s*:\s*(0x[0-9a-fA-F]+)$", cpuinfo, re.M)
@@ -91,7 +91,7 @@ def arm_model(root: Path = ROOT) -> str | None:
 
 
 def _product(root: Path, core: str) -> str | None:
-    """The processor with such cores, where their name does not say it."""
+    """Returns the product name of a processor with such cores; None if the core's name says it already."""
     if core in _AMPERE_ONE:
         return "AmpereOne"
     if read_text(root / "sys/class/dmi/id/sys_vendor") == _AMAZON:

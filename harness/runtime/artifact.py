@@ -1,4 +1,4 @@
-"""A compiled model on disk, and calling its entry points."""
+"""Loads a compiled model from disk and calls its entry points."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Tensors = dict[str, Any]
 """TVM's tensors by name; `harness.runtime.devices.to_numpy` turns one into an array."""
 
 
-class Loaded(Protocol):
-    """A compiled model that is loaded, here or on a device; see `Artifact`."""
+class LoadedModel(Protocol):
+    """A loaded compiled model, on this machine or on a remote device; see `Artifact`."""
 
     folder: Path
     manifest: Manifest
@@ -47,20 +47,20 @@ class Loaded(Protocol):
         """Runs an entry point."""
 
     def fetch(self, tensor: Any, /) -> npt.NDArray[Any]:
-        """Returns a tensor's values."""
+        """Returns the values of a tensor."""
 
     def reading_once(self, entry: str, /) -> AbstractContextManager[None]:
-        """Gives back the memory of an entry point's weights as its calls in the context read them."""
+        """Releases the memory of an entry point's weights as its calls in the context read them."""
 
 
 @dataclass
-class _Reading:
-    """The weights that a call reads; an object of its own, which a machine can hold without holding the artifact."""
+class _WeightReleaser:
+    """Releases the weights of the current call; a virtual machine can hold it without holding the artifact."""
 
     weights: MappedWeights | None = None
 
-    def note(self, _kernel: Any, _name: str, before: bool, _result: Any, *arguments: Any) -> None:
-        """Gives back what a kernel has read of them; see `VirtualMachine.instrumented`."""
+    def release_arguments(self, _kernel: Any, _name: str, before: bool, _result: Any, *arguments: Any) -> None:
+        """Releases the weights that a kernel has read; see `VirtualMachine.instrumented`."""
         import tvm_ffi
 
         if before or self.weights is None:
@@ -71,11 +71,11 @@ class _Reading:
 
 
 class Artifact:
-    """A compiled model, loaded. Several threads may use it; calls run one after another.
+    """A loaded compiled model. Several threads may use it; calls run one after another.
 
     Attributes:
-        folder: Where it is.
-        manifest: What it says about itself.
+        folder: The folder that it was loaded from.
+        manifest: The folder's manifest.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Artifact:
         self.manifest = manifest
         self._machine = machine
         self._device = device
-        # A GPU has copies of its own; on the CPU the mapped files are what the code reads.
+        # A GPU gets copies; on the CPU the code reads the mapped files.
         self._weights = dict(weights) if device.type == "cpu" else {}
         self._arguments = {
             name: _on_device(weights[name], entry.weights, device) if entry.weights else []
@@ -98,19 +98,20 @@ class Artifact:
         }
         self._lock = threading.Lock()
         self._read_once: Counter[str] = Counter()
-        self._reading = _Reading()
+        self._releaser = _WeightReleaser()
 
     @classmethod
     def load(cls, folder: str | Path, *, check: bool = True) -> Artifact:
         """Loads a folder that `sam3-tvm compile` wrote; for the CPU weights are mapped and not read.
 
         Args:
-            folder: The folder; of one for several CPUs, this CPU's is loaded (`harness.runtime.preparing`).
+            folder: The folder. Of a folder for several CPUs, the variant for this CPU is loaded
+                (`harness.runtime.preparing`).
             check: Whether to compare every file with its checksum first: about 0.5 s per GB, on two threads.
 
         Raises:
-            ArtifactError: It is no artifact, incomplete, damaged, or of another version.
-            LoadError: It was compiled for another machine or for a device that is not there.
+            ArtifactError: The folder is no artifact, incomplete, damaged, or of another version.
+            LoadError: The folder was compiled for another machine or for a device that this machine lacks.
         """
         folder = prepared(Path(folder))
         manifest = read_manifest(folder)
@@ -122,8 +123,10 @@ class Artifact:
         check_files(folder, manifest.files, contents=check)
         check_header(folder / LIBRARY)
         device = open_device(manifest.target, folder)
-        found = compute_version(device)
-        problem = architecture_problem(manifest.architectures, found) if found and manifest.architectures else None
+        capability = compute_version(device)
+        problem = (
+            architecture_problem(manifest.architectures, capability) if capability and manifest.architectures else None
+        )
         if problem is not None:
             raise LoadError(f"{folder} was {problem}: compile it for this GPU")
         machine = load_library(folder / LIBRARY, device)
@@ -135,42 +138,42 @@ class Artifact:
         """Runs an entry point.
 
         Args:
-            entry: Its name, a key of `manifest.entries`.
+            entry: Name of the entry point, a key of `manifest.entries`.
             inputs: NumPy arrays or tensors from another call, by name. Arrays that are contiguous, writable and aligned
-                are used where they are.
+                are used without a copy.
 
         Returns:
             Tensors by name, as the manifest names them; each owns its memory.
 
         Raises:
-            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range;
-                or the weights were written into since they were loaded.
+            Sam3Error: An input is missing or has another shape or dtype than the manifest says, an index is out of
+                range, or the weights file was modified since it was loaded.
         """
         signature = self.manifest.entries[entry]
         check_inputs(entry, signature, inputs, self.fetch)
-        given = (inputs[spec.name] for spec in signature.inputs)
+        values = (inputs[spec.name] for spec in signature.inputs)
         with self._lock:
             if self._device.type == "cpu" and entry in self._weights:
                 self._weights[entry].check_unchanged()
-            arguments = [to_device(x, self._device) if isinstance(x, np.ndarray) else x for x in given]
-            self._reading.weights = self._weights.get(entry) if self._read_once[entry] else None
-            machine = self._machine if self._reading.weights is None else self._releasing
+            arguments = [to_device(x, self._device) if isinstance(x, np.ndarray) else x for x in values]
+            self._releaser.weights = self._weights.get(entry) if self._read_once[entry] else None
+            machine = self._machine if self._releaser.weights is None else self._releasing_machine
             result = machine.call(entry, *arguments, *self._arguments[entry])
         results = [result] if len(signature.outputs) == 1 and hasattr(result, "__dlpack__") else list(result)
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
-        """Returns a tensor's values; see `harness.runtime.devices.to_numpy`."""
+        """Returns the values of a tensor; see `harness.runtime.devices.to_numpy`."""
         return to_numpy(tensor)
 
     @contextmanager
     def reading_once(self, entry: str) -> Iterator[None]:
-        """Gives back the memory of an entry point's weights as its calls in the context read them.
+        """Releases the memory of an entry point's weights as its calls in the context read them.
 
-        What a kernel has read goes as soon as the kernel ends, so that the weights of one layer are in memory at a
-        time. At the end of the context what TVM keeps for the next calls goes, too. The next call maps the weights
-        again: 0.14 s for the 1.8 GB of the full image encoder, measured. A GPU keeps both, because copying them anew
-        takes longer than the call.
+        The weights that a kernel has read are released as soon as the kernel ends, so that only the weights of one
+        layer are in memory at a time. At the end of the context TVM's memory pool is cleared, too. The next call maps
+        the weights again: 0.14 s for the 1.8 GB of the full image encoder, measured. A GPU keeps both, because a new
+        copy takes longer than the call.
         """
         with self._lock:
             self._read_once[entry] += 1
@@ -190,13 +193,13 @@ class Artifact:
             tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
 
     @cached_property
-    def _releasing(self) -> VirtualMachine:
-        """A machine that gives back what a kernel has read of the weights of the entry point that it runs."""
-        return self._machine.instrumented(self._reading.note)
+    def _releasing_machine(self) -> VirtualMachine:
+        """Returns a machine that releases the weights that a kernel has read."""
+        return self._machine.instrumented(self._releaser.release_arguments)
 
 
 def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Device) -> list[Any]:
-    """Copies the named weights to the device, and frees the memory in this process that they were read from."""
+    """Copies the named weights to the device, and releases the mapped pages that were read."""
     tensors = [to_device(weights.tensors[name], device, weights.dtypes[name]) for name in names]
     if device.type != "cpu":
         weights.release()
@@ -206,16 +209,16 @@ def _on_device(weights: MappedWeights, names: Sequence[str], device: tvm_ffi.Dev
 def check_inputs(
     entry: str, signature: Entry, inputs: Mapping[str, Any], fetch: Callable[[Any], npt.NDArray[Any]]
 ) -> None:
-    """Compares the inputs of an entry point with its signature; compiled code reads what an index says unasked.
+    """Compares the inputs of an entry point with its signature, because compiled code does not check indices.
 
     Args:
-        entry: Its name.
-        signature: What the manifest says.
+        entry: Name of the entry point.
+        signature: Its signature in the manifest.
         inputs: Arrays or tensors, by name.
         fetch: Returns the values of a tensor; called for indices alone.
 
     Raises:
-        Sam3Error: One is missing, has another shape or dtype, or an index is out of range.
+        Sam3Error: An input is missing, has another shape or dtype, or an index is out of range.
     """
     names = [spec.name for spec in signature.inputs]
     if sorted(inputs) != sorted(names):
@@ -224,21 +227,21 @@ def check_inputs(
     for spec in signature.inputs:
         shape, dtype = tuple(inputs[spec.name].shape), str(inputs[spec.name].dtype)
         if dtype != spec.dtype or not _fits(shape, spec, free):
-            wanted = f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
-            raise Sam3Error(f"{entry} takes {spec.name} as {wanted}, not {dtype} {list(shape)}")
+            expected = f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
+            raise Sam3Error(f"{entry} takes {spec.name} as {expected}, not {dtype} {list(shape)}")
     for spec in signature.inputs:
         if spec.below is not None:
             below = free[spec.below] if isinstance(spec.below, str) else spec.below
-            given = inputs[spec.name]
-            values = given if isinstance(given, np.ndarray) else fetch(given)
+            value = inputs[spec.name]
+            values = value if isinstance(value, np.ndarray) else fetch(value)
             wrong = values[(values < 0) | (values >= below)]
             if wrong.size:
                 raise Sam3Error(f"{entry} takes {spec.name} from 0 to {below - 1}, not {wrong[0]}")
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec, free: dict[str, int]) -> bool:
-    """Returns whether a shape is the specified one; a letter stands for the same number everywhere."""
+    """Returns whether a shape matches its specification; a letter stands for the same number everywhere."""
     return len(shape) == len(spec.shape) and all(
-        extent == (free.setdefault(wanted, extent) if isinstance(wanted, str) else wanted)
-        for extent, wanted in zip(shape, spec.shape, strict=True)
+        extent == (free.setdefault(expected, extent) if isinstance(expected, str) else expected)
+        for extent, expected in zip(shape, spec.shape, strict=True)
     )

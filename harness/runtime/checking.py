@@ -1,4 +1,4 @@
-"""Whether the files of a folder are those that were written: their sizes and checksums."""
+"""Compares the files of a folder with the sizes and checksums in its manifest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from harness.runtime.weights import file_digest
 
 
 def check_files(folder: Path, files: Mapping[str, File], *, contents: bool) -> None:
-    """Compares files with what is known of them, sizes first, then if asked for checksums.
+    """Compares files with their expected sizes, and then, if requested, with their checksums.
 
     Args:
         folder: The folder.
-        files: What is known of them, by name.
+        files: Expected sizes and checksums, by file name.
         contents: Whether to compare checksums.
 
     Raises:
-        ArtifactError: A file is missing or another one.
+        ArtifactError: A file is missing or differs.
     """
     present = {name: file for name, file in files.items() if name not in OPTIONAL or (folder / name).exists()}
     for name, expected in present.items():
@@ -33,9 +33,9 @@ def check_files(folder: Path, files: Mapping[str, File], *, contents: bool) -> N
             )
     if contents:
         with ThreadPoolExecutor() as pool:
-            found: Mapping[str, File] = dict(
+            actual: Mapping[str, File] = dict(
                 zip(present, pool.map(lambda name: file_digest(folder / name), present), strict=True)
             )
-        for name, file in found.items():
+        for name, file in actual.items():
             if file != present[name]:
                 raise ArtifactError(f"{folder / name} is damaged, its checksum is wrong: copy it or compile again")

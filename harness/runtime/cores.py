@@ -1,7 +1,7 @@
-"""The cores of this machine: which CPUs share one, and which are slower than others.
+"""Lists the cores of this machine: which CPUs share a core, and which cores are slower than others.
 
-Linux tells it in files, macOS in what `sysctl` prints. A CPU is what the system schedules threads on: a core, or one of
-the hardware threads (SMT siblings) of a core.
+Linux describes cores in files, macOS in the output of `sysctl`. A CPU is what the system schedules threads on: a core,
+or one of the hardware threads (SMT siblings) of a core.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from pathlib import Path
 from harness.runtime.system import ROOT, read_text, sysctl
 
 _EFFICIENT_BELOW = 0.8
-"""Share of the largest capacity below which a CPU is an efficiency core's. Capacities of one kind of core differ by a
-few percent with their clocks; those of kinds that do the same vector work per cycle lie closer than this."""
+"""Share of the largest capacity below which a CPU belongs to an efficiency core.
+
+Capacities of one kind of core differ by a few percent with their clocks. Capacities of kinds of cores that do the same
+vector work per cycle differ by less than this share.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Cpu:
     """A CPU.
 
     Attributes:
-        number: As the system counts.
-        siblings: Numbers of the CPUs of its core, its own among them.
+        number: The system's number of the CPU.
+        siblings: Numbers of the CPUs of its core, including its own.
         performance: Whether its core is among the fast ones of the machine.
     """
 
@@ -41,19 +44,23 @@ class Cores:
     """The CPUs of a machine.
 
     Attributes:
-        cpus: All that are there and switched on, in the order of their numbers.
-        virtual: Whether a hypervisor tells what they are, which need not be so.
+        cpus: All CPUs that are present and online, in the order of their numbers.
+        virtual: Whether a hypervisor reports them, which may be inaccurate.
     """
 
     cpus: tuple[Cpu, ...]
     virtual: bool = False
 
     def __str__(self) -> str:
-        """What they are, in words."""
+        """Returns a description of the CPUs, in words."""
         fast = [cpu for cpu in self.cpus if cpu.performance]
         slow = [cpu for cpu in self.cpus if not cpu.performance]
-        told = f"{_told(fast, 'performance core')}, {_told(slow, 'efficiency core')}" if slow else _told(fast, "core")
-        return f"{told}, as a virtual machine tells" if self.virtual else told
+        description = (
+            f"{_describe(fast, 'performance core')}, {_describe(slow, 'efficiency core')}"
+            if slow
+            else _describe(fast, "core")
+        )
+        return f"{description}, as a virtual machine tells" if self.virtual else description
 
 
 def core_count(cpus: list[Cpu]) -> int:
@@ -65,7 +72,7 @@ def read_cores(root: Path = ROOT) -> Cores:
     """Returns the CPUs that Linux lists.
 
     Args:
-        root: Where `proc` and `sys` are; the file system's root except in tests.
+        root: The folder with `proc` and `sys`; the file system's root except in tests.
     """
     folder = root / "sys/devices/system/cpu"
     first = read_text(root / "proc/cpuinfo").partition("\n\n")[0]
@@ -74,7 +81,7 @@ def read_cores(root: Path = ROOT) -> Cores:
     cpus = []
     for number in numbers:
         topology = folder / f"cpu{number}" / "topology"
-        # The first is the name since Linux 5.3, the second the one before.
+        # The first name is that of Linux 5.3 and later, the second that of older kernels.
         text = read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list")
         siblings = parse_list(text) & frozenset(numbers)
         cpus.append(Cpu(number, siblings | {number}, number not in slow))
@@ -82,30 +89,30 @@ def read_cores(root: Path = ROOT) -> Cores:
 
 
 def cores_of_macos(listing: str) -> Cores:
-    """Returns the CPUs in what `sysctl hw` prints.
+    """Returns the CPUs that `sysctl hw` lists.
 
-    Apple lists its kinds of cores as performance levels, the fastest first; since macOS 12.3 they have names.
+    Apple lists its kinds of cores as performance levels, the fastest first; since macOS 12.3 the levels have names.
     """
     values = dict(re.findall(r"^hw\.([\w.]+): (.*)$", listing, re.M))
     levels = [number for number in range(8) if f"perflevel{number}.physicalcpu" in values]
     cpus: list[Cpu] = []
     for number in levels:
         name = values.get(f"perflevel{number}.name", "")
-        _add(cpus, values, f"perflevel{number}.", name != "Efficiency" if name else number == levels[0])
+        _add_cpus(cpus, values, f"perflevel{number}.", name != "Efficiency" if name else number == levels[0])
     if not levels:
-        _add(cpus, values, "", True)
+        _add_cpus(cpus, values, "", True)
     return Cores(tuple(cpus))
 
 
 @functools.cache
 def cores() -> Cores:
-    """Returns the CPUs of this machine; where the system tells nothing, as many as Python counts, each a core."""
-    found = cores_of_macos(sysctl("hw")) if platform.system() == "Darwin" else read_cores()
-    return found if found.cpus else Cores(tuple(Cpu(n, frozenset({n})) for n in range(os.cpu_count() or 1)))
+    """Returns the CPUs of this machine; where the system lists none, as many single-thread cores as Python counts."""
+    machine = cores_of_macos(sysctl("hw")) if platform.system() == "Darwin" else read_cores()
+    return machine if machine.cpus else Cores(tuple(Cpu(n, frozenset({n})) for n in range(os.cpu_count() or 1)))
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Returns the numbers in a list as Linux writes it: `0-3,5`; none if it is no list."""
+    """Returns the numbers of a list in Linux's format, `0-3,5`; none if the text is no list."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -116,10 +123,10 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def _efficient(root: Path, numbers: list[int], cpuinfo: str) -> frozenset[int]:
-    """The CPUs of efficiency cores.
+    """Returns the numbers of the CPUs of efficiency cores.
 
-    Intel's hybrid processors have a list of them (Linux 5.13 and later). Elsewhere the kernel tells each CPU's
-    capacity, or the firmware its highest performance; AMD's firmware ranks cores of one kind with it.
+    For Intel's hybrid processors Linux has a list (5.13 and later). Elsewhere the kernel reports the capacity of each
+    CPU, or the firmware reports its highest performance; AMD's firmware uses this value to rank cores of one kind.
     """
     atoms = parse_list(read_text(root / "sys/devices/cpu_atom/cpus"))
     if atoms:
@@ -136,20 +143,24 @@ def _efficient(root: Path, numbers: list[int], cpuinfo: str) -> frozenset[int]:
     return frozenset()
 
 
-def _add(cpus: list[Cpu], values: Mapping[str, str], prefix: str, performance: bool) -> None:
-    """Adds CPUs that macOS only counts, with numbers of their own."""
+def _add_cpus(cpus: list[Cpu], values: Mapping[str, str], prefix: str, performance: bool) -> None:
+    """Adds CPUs, numbered in order, because macOS only counts them."""
     physical = int(values.get(f"{prefix}physicalcpu", 0))
-    each = int(values.get(f"{prefix}logicalcpu", physical)) // physical if physical else 0
+    threads = int(values.get(f"{prefix}logicalcpu", physical)) // physical if physical else 0
     for _ in range(physical):
         start = len(cpus)
-        siblings = frozenset(range(start, start + each))
+        siblings = frozenset(range(start, start + threads))
         cpus += [Cpu(number, siblings, performance) for number in sorted(siblings)]
 
 
-def _told(cpus: list[Cpu], noun: str) -> str:
+def _describe(cpus: list[Cpu], noun: str) -> str:
     count = core_count(cpus)
-    told = f"{count} {noun}{'' if count == 1 else 's'}"
+    description = f"{count} {noun}{'' if count == 1 else 's'}"
     if count == len(cpus):
-        return told
-    each = len(cpus) / count
-    return f"{told} with {each:g} hardware threads each" if each.is_integer() else f"{told} with {len(cpus)} CPUs"
+        return description
+    threads = len(cpus) / count
+    return (
+        f"{description} with {threads:g} hardware threads each"
+        if threads.is_integer()
+        else f"{description} with {len(cpus)} CPUs"
+    )

@@ -1,4 +1,4 @@
-"""The processor of this machine: its name, and which instruction sets it has, in LLVM's spelling."""
+"""Names the processor of this machine and lists its instruction sets in LLVM's spelling."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ VECTOR_FEATURES = (
     "cssc",
     "mops",
 )
-"""Features that LLVM may use by itself in compiled loops; a CPU's name must promise no more than the machine has.
+"""Features that LLVM may use by itself in compiled loops; a target CPU must not have one that the machine lacks.
 
-Features that only intrinsics use (AMX tiles, AES) are left out: hypervisors often hide them, and no kernel needs them
-unless they are named, see `MATRIX_UNIT`.
+Features that only intrinsics use (AMX tiles, AES) are left out. Hypervisors often hide these features, and no kernel
+needs them unless the target names them, see `MATRIX_UNIT`.
 """
 
 MATRIX_UNIT = ("amx-tile", "amx-bf16")
-"""Features of x86's matrix unit that kernels use where a target names them."""
+"""Features of x86's matrix unit, which kernels use only where the target names them."""
 
 _INTEGER_PAIRS = {"avx512f": ("avx512vnni", "avx512bw"), "avx2": ("avx2", "fma")}
-"""By the widest vectors of an x86 processor: features with which pairs of 16-bit integers are faster than fp32.
+"""Features with which pairs of 16-bit integers are faster than fp32, by the widest vectors of an x86 processor.
 
 AVX2 starts two multiplications of pairs and two additions in the time of two fp32 multiply-adds; 512-bit vectors need
 VNNI, which does both at once.
@@ -84,7 +84,7 @@ VNNI, which does both at once.
 
 
 def has_integer_pairs(has: Callable[[str], bool]) -> bool:
-    """Returns whether pairs of 16-bit integers are faster than fp32 on a processor, from what features it has."""
+    """Returns whether pairs of 16-bit integers are faster than fp32 on a processor; `has` tests for a feature."""
     widest = next(filter(has, _INTEGER_PAIRS), None)
     return widest is not None and all(map(has, _INTEGER_PAIRS[widest]))
 
@@ -97,7 +97,7 @@ X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
 )
 
-# Linux names (arch/x86/include/asm/cpufeatures.h) that LLVM spells otherwise; the rest are equal without "_".
+# Linux names (arch/x86/include/asm/cpufeatures.h) that LLVM spells otherwise; other names are equal without "_".
 _LINUX_X86 = {
     "sse4_1": "sse4.1",
     "sse4_2": "sse4.2",
@@ -139,17 +139,17 @@ _emulated: set[str] = set()
 
 
 def cpu_model(root: Path = ROOT) -> str:
-    """Returns the name of the processor as its vendor writes it, or the architecture where it is not to be found.
+    """Returns the vendor's name of the processor, or the architecture where no name is found.
 
     Args:
-        root: Where `proc` and `sys` are; the file system's root except in tests.
+        root: The folder with `proc` and `sys`; the file system's root except in tests.
     """
-    told = _cpuinfo(read_text(root / "proc/cpuinfo")).get("model name") or arm_model(root)
-    return told or sysctl("-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
+    name = _cpuinfo(read_text(root / "proc/cpuinfo")).get("model name") or arm_model(root)
+    return name or sysctl("-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
 def architecture() -> str:
-    """Returns `x86_64`, `aarch64` or whatever else this process runs on, the same on every system."""
+    """Returns the architecture of this process, such as `x86_64` or `aarch64`, by one name on every system."""
     return normalized(platform.machine())
 
 
@@ -159,14 +159,14 @@ def this_platform() -> Platform:
 
 
 def normalized(machine: str) -> str:
-    """Returns one name for an architecture that systems and compilers call by several."""
+    """Returns one name for an architecture that systems and compilers name differently."""
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
 
 
 def cpu_features() -> frozenset[str] | None:
-    """Returns the features of this machine's processor in LLVM's spelling; None where the system does not tell.
+    """Returns the features of this machine's processor in LLVM's spelling; None where the system does not list them.
 
-    Those that a program emulates for this process count as well.
+    Features that a program emulates for this process are included.
     """
     if platform.system() == "Darwin":
         return features_of_macos(sysctl("hw.optional", "machdep.cpu"))
@@ -195,10 +195,10 @@ def features_of_linux(cpuinfo: str) -> frozenset[str] | None:
 
 
 def features_of_macos(listing: str) -> frozenset[str] | None:
-    """Returns the features in what `sysctl hw.optional machdep.cpu` prints; None if there are none.
+    """Returns the features that `sysctl hw.optional machdep.cpu` lists; None if it lists none.
 
-    Apple names the features of its own processors one by one, more with each release: one that is not listed is not
-    known to be absent.
+    Apple names the features of its own processors one by one, more with each release. A feature that is not listed may
+    still be present.
     """
     values = dict(re.findall(r"^([\w.]+): (.*)$", listing, re.M))
     keys = ("machdep.cpu.features", "machdep.cpu.leaf7_features", "machdep.cpu.extfeatures")
@@ -212,7 +212,7 @@ def features_of_macos(listing: str) -> frozenset[str] | None:
 
 
 def x86_level(features: frozenset[str]) -> str:
-    """Returns the highest level of the x86-64 ABI that `features` (LLVM's spelling) fulfil."""
+    """Returns the highest level of the x86-64 ABI whose features are all among `features` (LLVM's spelling)."""
     for index, (level, _) in enumerate(X86_LEVELS):
         if all(needed <= features for _, needed in X86_LEVELS[index:]):
             return level
@@ -220,7 +220,7 @@ def x86_level(features: frozenset[str]) -> str:
 
 
 def common_cpu(features: frozenset[str]) -> str:
-    """Returns LLVM's name of a CPU that has no more than `features` (LLVM's spelling)."""
+    """Returns LLVM's name of a CPU that has no features beside `features` (LLVM's spelling)."""
     return "generic" if "neon" in features else x86_level(features)
 
 

@@ -1,4 +1,4 @@
-"""The devices that compiled models run on: whether one is there, and NumPy arrays to and from its memory.
+"""Opens the devices that compiled models run on, and moves NumPy arrays to and from their memory.
 
 A GPU needs a library of TVM beside TVM's runtime; CUDA needs the driver and `CUDART` as well.
 """
@@ -39,10 +39,10 @@ def open_device(target: str, folder: Path | None = None) -> tvm_ffi.Device:
 
     Args:
         target: Name of the target, a key of `DEVICES`.
-        folder: Where to look for libraries that are not installed: an artifact brings them along.
+        folder: Where to look for libraries that are not installed; an artifact has copies.
 
     Raises:
-        LoadError: There is none, or TVM's runtime library is not to be found.
+        LoadError: There is no such device, or TVM's runtime library is missing.
     """
     problem = device_problem(target, folder)
     if problem is not None:
@@ -53,7 +53,7 @@ def open_device(target: str, folder: Path | None = None) -> tvm_ffi.Device:
 
 
 def device_problem(target: str, folder: Path | None = None) -> str | None:
-    """Returns why this machine has no device for a target, or None; arguments as of `open_device`."""
+    """Returns why this machine has no device for a target, or None; takes the arguments of `open_device`."""
     load_runtime(folder)
     import tvm_ffi
 
@@ -68,37 +68,37 @@ def device_problem(target: str, folder: Path | None = None) -> str | None:
 
 
 def compute_version(device: tvm_ffi.Device) -> tuple[int, int] | None:
-    """Returns CUDA's compute capability of a device; None for one that has none."""
-    found = _attribute(device, _COMPUTE_VERSION)
-    if not isinstance(found, str):
+    """Returns CUDA's compute capability of a device; None for a device without one."""
+    version = _attribute(device, _COMPUTE_VERSION)
+    if not isinstance(version, str):
         return None
-    major, _, minor = found.partition(".")
+    major, _, minor = version.partition(".")
     return int(major), int(minor or 0)
 
 
-def architecture_problem(compiled_for: Iterable[str], found: tuple[int, int]) -> str | None:
+def architecture_problem(compiled_for: Iterable[str], capability: tuple[int, int]) -> str | None:
     """Returns why a GPU runs none of the code in a library, or None.
 
-    Machine code runs on what has the same major number and no smaller minor number; PTX on everything that is not
-    older; an architecture with a letter only on itself (CUDA C++ Programming Guide, "Compatibility").
+    Machine code runs on devices of the same major number and no smaller minor number. PTX runs on every device that is
+    not older. An architecture with a letter runs only on itself (CUDA C++ Programming Guide, "Compatibility").
 
     Args:
         compiled_for: `sm_86` for machine code, `compute_80` for PTX.
-        found: Compute capability of the device.
+        capability: Compute capability of the device.
     """
     names = tuple(compiled_for)
-    if any(_runs(name, found) for name in names):
+    if any(_runs(name, capability) for name in names):
         return None
-    return f"compiled for {', '.join(names)}, and this GPU is sm_{found[0]}{found[1]}"
+    return f"compiled for {', '.join(names)}, and this GPU is sm_{capability[0]}{capability[1]}"
 
 
-def _runs(name: str, found: tuple[int, int]) -> bool:
+def _runs(name: str, capability: tuple[int, int]) -> bool:
     form, _, number = name.partition("_")
     digits = number.rstrip("af")
     compiled = int(digits[:-1]), int(digits[-1])
     if digits != number:
-        return compiled == found
-    return compiled <= found and (form == "compute" or compiled[0] == found[0])
+        return compiled == capability
+    return compiled <= capability and (form == "compute" or compiled[0] == capability[0])
 
 
 def _attribute(device: tvm_ffi.Device, kind: int) -> Any:
@@ -109,11 +109,11 @@ def _attribute(device: tvm_ffi.Device, kind: int) -> Any:
 
 
 def _load_device_runtime(name: str, folder: Path | None) -> str | None:
-    """Loads TVM's library for a kind of device; why it cannot be, or None."""
+    """Loads TVM's library for a kind of device; returns the reason if it cannot be loaded."""
     library = find_library(device_library(name), folder)
     if library is None:
-        here = (name == "metal") == (platform.system() == "Darwin")
-        return f"{device_library(name)} is missing, install apache-tvm 0.27" if here else _MISSING[name]
+        has_such_devices = (name == "metal") == (platform.system() == "Darwin")
+        return f"{device_library(name)} is missing, install apache-tvm 0.27" if has_such_devices else _MISSING[name]
     if name == "cuda" and (cudart := find_cudart(folder)) is not None:
         ctypes.CDLL(str(cudart))
     try:
@@ -127,23 +127,27 @@ def _load_device_runtime(name: str, folder: Path | None) -> str | None:
 
 
 def device_library(name: str) -> str:
-    """Returns the name of TVM's runtime library for a kind of device, as `DEVICES` calls it."""
+    """Returns the file name of TVM's runtime library for a kind of device, a value of `DEVICES`."""
     return library_name(f"tvm_runtime_{name}")
 
 
 def runtime_libraries(target: str) -> list[Path]:
-    """Finds the libraries that run a target's code on a machine of this kind where TVM is not installed.
+    """Finds the libraries that run a target's code where TVM is not installed.
 
     Raises:
-        LoadError: TVM's runtime library is not to be found.
+        LoadError: TVM's runtime library is missing.
     """
     name = DEVICES[target]
-    own = [] if name == "cpu" else [find_library(device_library(name))]
-    return [path for path in (runtime_library(), *own, find_cudart() if name == "cuda" else None) if path is not None]
+    device_runtime = [] if name == "cpu" else [find_library(device_library(name))]
+    return [
+        path
+        for path in (runtime_library(), *device_runtime, find_cudart() if name == "cuda" else None)
+        if path is not None
+    ]
 
 
 def find_cudart(folder: Path | None = None) -> Path | None:
-    """Finds `CUDART` beside a model or in NVIDIA's package; None if at most the system has one."""
+    """Finds `CUDART` beside a model or in NVIDIA's package; None if only the system may have it."""
     package = find_spec("nvidia")
     installed = (package.submodule_search_locations or ()) if package else ()
     paths = [*([folder / CUDART] if folder else []), *(Path(root) / "cu13" / "lib" / CUDART for root in installed)]
@@ -151,12 +155,14 @@ def find_cudart(folder: Path | None = None) -> Path | None:
 
 
 def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None = None) -> Any:
-    """Makes a tensor of an array: on the CPU its own memory if it is contiguous, writable, aligned and of the dtype.
+    """Returns a tensor with the values of an array.
+
+    On the CPU the tensor shares the array's memory if that is contiguous, writable, aligned and of the dtype.
 
     Args:
         value: The array.
-        device: Where the tensor is to be.
-        dtype: What the array's bits are, if that is another type of the same size: `bfloat16`.
+        device: The device of the tensor.
+        dtype: The dtype of the array's bits, if it is another one of the same size: `bfloat16`.
     """
     import tvm_ffi
 
@@ -172,7 +178,7 @@ def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None
 
 
 def to_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """Returns a tensor's values; on the CPU nothing is copied, and the array keeps the tensor's memory alive."""
+    """Returns the values of a tensor; on the CPU the array shares the tensor's memory and keeps it alive."""
     import tvm_ffi
 
     if isinstance(tensor, np.ndarray):

@@ -1,16 +1,16 @@
-"""Errors of the runtime, which end in one sentence for the user instead of a traceback."""
+"""Defines the runtime's errors, which reach the user as one sentence instead of a traceback."""
 
 from __future__ import annotations
 
 
 class Sam3Error(Exception):
-    """A mistake in what the runtime was given, told in one sentence: what was wrong, where, and what to do.
+    """An error in the input of the runtime, described in one sentence: what is wrong, where, and what to do.
 
-    The command prints it as `error: …` and exits with 2, like a `HarnessError`, which the runtime does not know.
+    The command prints it as `error: …` and exits with 2, like a `HarnessError`, which the runtime does not import.
     """
 
 
 def reason(error: BaseException) -> str:
-    """Returns what an error of a library says, in one line, for a sentence that quotes it."""
-    said = getattr(error, "strerror", None) or str(error)
-    return " ".join(said.split()) or type(error).__name__
+    """Returns the message of an error of a library in one line, to be quoted in a sentence."""
+    message = getattr(error, "strerror", None) or str(error)
+    return " ".join(message.split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""A compiled library on a device, with its parameters."""
+"""Runs a compiled library on a device with its parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import tvm
 
 TRANSFORM_PARAMETERS = "main_transform_params"
-"""The function that Relax's LiftTransformParams makes: parameters as imported to parameters as `main` wants them."""
+"""The function of Relax's LiftTransformParams that turns imported parameters into those that `main` takes."""
 
 
 class Executable:
@@ -31,16 +31,16 @@ class Executable:
         parameters: Sequence[np.ndarray],
         instrument: Callable[..., None] | None = None,
     ) -> None:
-        """Loads the library and moves the parameters to the device, packed as the compiled code wants them.
+        """Loads the library, moves the parameters to the device, and packs them as the compiled code takes them.
 
         Args:
-            library: Written by `harness.targets.compiling.compile_module`.
-            device: Where to run.
-            parameters: Values of everything that `main` takes after its inputs, in order.
-            instrument: Told of each call before and after it, as TVM's virtual machine tells its instruments.
+            library: A library that `harness.targets.compiling.compile_module` wrote.
+            device: The device to run on.
+            parameters: Values of the parameters that follow the inputs of `main`, in order.
+            instrument: Called before and after each kernel, with the arguments of TVM's instruments.
 
         Raises:
-            LoadError: The library is none, or was compiled for a processor that this machine has not.
+            LoadError: The file is no library, or was compiled for a processor that this machine does not have.
         """
         import tvm
 
@@ -56,10 +56,11 @@ class Executable:
         self._constants = {np.from_dlpack(tensor).ctypes.data for tensor in tensors} if on_cpu else set()
 
     def run(self, inputs: Sequence[np.ndarray | tvm.runtime.Tensor]) -> list[np.ndarray]:
-        """Runs it once, and returns the outputs in order.
+        """Runs the component once and returns its outputs in order.
 
-        Arrays are copied to the device, tensors are there already. On the CPU no output is copied: it owns the memory
-        that it was computed in, and one that does not depend on the inputs is a read-only view of the model's own.
+        Arrays are copied to the device; tensors must be on the device already. On the CPU no output is copied: it owns
+        the memory that it was computed in. An output that does not depend on the inputs is a read-only view of the
+        model's memory.
         """
         import tvm
 

@@ -1,9 +1,9 @@
-"""Loading a compiled library, or saying in one sentence why this machine cannot run it.
+"""Loads a compiled library, or says in one sentence why this machine cannot run it.
 
-A processor that meets an instruction it lacks kills the process with SIGILL; the dynamic loader reports a library of
-another architecture as a file that is not there, and dies of SIGBUS where a file is cut off. So the file's header is
-read before it is loaded, and the library says itself what its code needs: `harness.targets.compiling` puts a function
-into it that only returns text.
+A processor that meets an unknown instruction kills the process with SIGILL. The dynamic loader reports a library of
+another architecture as a missing file, and dies of SIGBUS where a file is truncated. Therefore the file's header is
+read before the file is loaded. The library also states the CPU that its code needs: `harness.targets.compiling` adds a
+function to it that only returns text.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     import tvm_ffi
 
 REQUIRED_CPU = "required_cpu"
-"""The function of a library that returns the CPU it was compiled for, then the features of it that its code may use.
+"""The function of a library that returns the CPU that it was compiled for and the features that its code may use.
 
-One line, separated by spaces, in LLVM's spelling; it runs in TVM's virtual machine, not on compiled code.
+The text is one line, separated by spaces, in LLVM's spelling. The function runs in TVM's virtual machine, without
+compiled code.
 """
 
 HAND_OUT_PARTS = "hand_out_parts"
-"""The function of a library that makes its parallel loops be handed out part by part; `harness.targets.parallel`."""
+"""The function of a library that lets threads fetch its parallel loops part by part; see `harness.targets.parallel`."""
 
 _ELF_MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 """`e_machine` of the ELF header (System V ABI)."""
@@ -45,17 +46,17 @@ _HEADER_BYTES = 64
 
 
 _PACKAGE = "apache-tvm"
-"""The distribution that TVM's libraries are installed by."""
+"""The distribution that installs TVM's libraries."""
 
 
 class LoadError(Sam3Error):
-    """A library that this machine cannot run, told in one sentence: which, why, and what to do."""
+    """A library that this machine cannot run; the sentence says which, why, and what to do."""
 
 
 class VirtualMachine:
     """TVM's virtual machine with a loaded library; its functions by name.
 
-    `tvm.relax.VirtualMachine` is the same thing, but importing it loads TVM's compiler.
+    `tvm.relax.VirtualMachine` does the same, but importing it loads TVM's compiler.
     """
 
     _CPU, _POOLED = 1, 2
@@ -64,10 +65,10 @@ class VirtualMachine:
     def __init__(self, module: Any, device: tvm_ffi.Device) -> None:
         self._library, self._device = module, device
         self._module = module["vm_load_executable"]()
-        places = [(device.dlpack_device_type(), device.index)]
-        if places[0][0] != self._CPU:
-            places.append((self._CPU, 0))  # where shapes are computed
-        self._module["vm_initialization"](*(value for kind, index in places for value in (kind, index, self._POOLED)))
+        devices = [(device.dlpack_device_type(), device.index)]
+        if devices[0][0] != self._CPU:
+            devices.append((self._CPU, 0))  # where shapes are computed
+        self._module["vm_initialization"](*(value for kind, index in devices for value in (kind, index, self._POOLED)))
 
     def __getitem__(self, name: str) -> Any:
         return self._module[name]
@@ -79,7 +80,8 @@ class VirtualMachine:
         """Returns another machine with the same library, which calls an instrument before and after each kernel.
 
         Args:
-            instrument: Gets the kernel, its name, whether it is to run or has run, its result, and its arguments.
+            instrument: Takes the kernel, its name, whether the kernel is about to run or has run, its result, and its
+                arguments.
         """
         machine = VirtualMachine(self._library, self._device)
         machine["set_instrument"](instrument)
@@ -88,8 +90,8 @@ class VirtualMachine:
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls a function.
 
-        TVM's machine holds what it returned last until it returns something else: what a caller dropped would take
-        memory while the next result is computed. So another function is called, which returns text.
+        TVM's machine holds its last result until it returns another one, so that a result that the caller dropped would
+        take memory while the next one is computed. Therefore another function is called afterwards, which returns text.
         """
         result = self._module[name](*arguments)
         if REQUIRED_CPU in self:
@@ -98,20 +100,20 @@ class VirtualMachine:
 
 
 def load_runtime(folder: Path | None = None) -> None:
-    """Loads TVM's runtime library, unless it is there, with its symbols visible to compiled libraries.
+    """Loads TVM's runtime library, unless it is loaded, with its symbols visible to compiled libraries.
 
-    `import tvm` would do it too, but loads the compiler as well, which takes 0.3 GB of memory.
+    `import tvm` would also do this, but loads the compiler as well, which takes 0.3 GB of memory.
 
     Args:
-        folder: Where to look for it if TVM is not installed: an artifact brings the library along.
+        folder: Where to look for the library if TVM is not installed; an artifact has a copy.
 
     Raises:
-        LoadError: It is not to be found, or broken.
+        LoadError: The library is missing or broken.
     """
     use_default_threads()
     import tvm_ffi
 
-    # Two copies of the library in one process would register everything twice.
+    # Two copies of the library in one process would register all functions twice.
     if tvm_ffi.get_global_func("vm.builtin.memory_manager.clear", allow_missing=True) is None:
         library = runtime_library(folder)
         try:
@@ -125,7 +127,7 @@ def runtime_library(folder: Path | None = None) -> Path:
     """Returns TVM's runtime library; see `find_library`.
 
     Raises:
-        LoadError: There is neither.
+        LoadError: The library is neither installed nor in the folder.
     """
     name = library_name("tvm_runtime")
     library = find_library(name, folder)
@@ -144,30 +146,31 @@ def library_name(stem: str) -> str:
 def find_library(name: str, folder: Path | None = None) -> Path | None:
     """Returns a library of TVM: the installed one, otherwise the one in the folder, otherwise None.
 
-    A folder that was made with another version than the installed one has its own library first.
+    The library in the folder comes first if the folder was made with another version than the installed one.
     """
     package = find_spec("tvm")
     installed = (package.submodule_search_locations or ()) if package else ()
     roots = [*(Path(root) / "lib" for root in installed), *([folder] if folder else [])]
-    if folder is not None and _made_with_another_version(folder):
+    if folder is not None and _has_another_version(folder):
         roots.reverse()
     return next((root / name for root in roots if (root / name).is_file()), None)
 
 
-def _made_with_another_version(folder: Path) -> bool:
+def _has_another_version(folder: Path) -> bool:
+    """Returns whether a folder was compiled with another version of TVM than the installed one."""
     try:
-        made = read_manifest(folder).made.get(_PACKAGE)
-        return made is not None and made != version(_PACKAGE)
+        compiled_with = read_manifest(folder).made.get(_PACKAGE)
+        return compiled_with is not None and compiled_with != version(_PACKAGE)
     except (ArtifactError, PackageNotFoundError):
         return False
 
 
 def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
-    """Loads a library that is known to run here into TVM's virtual machine.
+    """Loads a library into TVM's virtual machine after checking that this machine can run it.
 
     Args:
-        library: Written by `harness.targets.compiling.compile_module`.
-        device: Where to run.
+        library: A library that `harness.targets.compiling.compile_module` wrote.
+        device: The device to run on.
 
     Raises:
         LoadError: There is no such library, or its code is not for this machine.
@@ -184,8 +187,8 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
         compiled_for, *required = str(machine[REQUIRED_CPU]()).split()
         problem = cpu_problem(compiled_for, required)
         if problem:
-            here = common_cpu(cpu_features() or frozenset())
-            raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {here}")
+            cpu = common_cpu(cpu_features() or frozenset())
+            raise LoadError(f"{library} was {problem}: compile it on this machine, or with --cpu {cpu}")
         if MATRIX_UNIT[0] in required and (refusal := matrix_unit_problem()):
             raise LoadError(
                 f"{library} uses the processor's matrix unit (AMX), which the system refuses this process ({refusal}): "
@@ -195,7 +198,7 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
 
 
 def open_library(library: Path) -> tvm_ffi.Module:
-    """Opens a library with TVM's runtime, which has been loaded; its parallel loops are handed out part by part."""
+    """Opens a library with TVM's runtime, which must be loaded, and lets threads fetch its loops part by part."""
     import tvm_ffi
 
     module = tvm_ffi.load_module(str(library))
@@ -205,11 +208,11 @@ def open_library(library: Path) -> tvm_ffi.Module:
 
 
 def cpu_problem(compiled_for: str, required: list[str]) -> str | None:
-    """Returns why this machine's processor cannot run code compiled for another one; None if it can or may.
+    """Returns why this machine's processor cannot run code that was compiled for a CPU; None if it can or may.
 
     Args:
         compiled_for: LLVM's name of that CPU.
-        required: The features of it that the code may use, in LLVM's spelling.
+        required: The features that the code may use, in LLVM's spelling.
     """
     present = cpu_features()
     missing = [] if present is None else [feature for feature in required if feature not in present]
@@ -219,7 +222,7 @@ def cpu_problem(compiled_for: str, required: list[str]) -> str | None:
 
 
 def check_header(library: Path) -> None:
-    """Reads the beginning of a library.
+    """Checks the first bytes of a library.
 
     Raises:
         LoadError: There is no such library, or it is for another system or kind of processor.
@@ -230,29 +233,29 @@ def check_header(library: Path) -> None:
 
 
 def header_problem(library: Path) -> str | None:
-    """Returns why this system cannot load the file as a library, from its first bytes; None if they are in order."""
+    """Returns why this system cannot load the file as a library, from its first bytes; None if it can."""
     try:
         with library.open("rb") as file:
             header = file.read(_HEADER_BYTES)
             size = file.seek(0, os.SEEK_END)
     except OSError as error:
         return f"{library} cannot be read ({error.strerror}): give the library that was compiled"
-    found = _origin(header)
-    if found is None:
+    origin = _origin(header)
+    if origin is None:
         return f"{library} is not a compiled library: give the file that was compiled for this machine"
-    if size < _least_size(header):
+    if size < _minimum_size(header):
         return f"{library} is cut off: compile it again"
-    here = this_platform()
-    if found == here:
+    host = this_platform()
+    if origin == host:
         return None
     return (
-        f"{library} was compiled for {found[0]} on {found[1]}, this is {here[0]} on {here[1]}: "
+        f"{library} was compiled for {origin[0]} on {origin[1]}, this is {host[0]} on {host[1]}: "
         "compile it on this machine"
     )
 
 
 def _origin(header: bytes) -> tuple[str, str] | None:
-    """Returns the system and architecture of a shared library; None if it is none."""
+    """Returns the system and architecture of a shared library; None for another file."""
     if len(header) < _HEADER_BYTES:
         return None
     if header[:4] == b"\x7fELF":
@@ -264,8 +267,8 @@ def _origin(header: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _least_size(header: bytes) -> int:
-    """Returns where the table of sections ends, which linkers write last; 0 if the header does not tell."""
+def _minimum_size(header: bytes) -> int:
+    """Returns the end of the section table, which linkers write last; 0 if the header does not state it."""
     if header[:6] != b"\x7fELF\2\1":
         return 0
     (table,) = struct.unpack_from("<Q", header, 40)

@@ -1,4 +1,4 @@
-"""The manifest of an artifact folder: `manifest.json`."""
+"""Defines the manifest of an artifact folder, `manifest.json`, and reads it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ from typing import Any, TypeVar
 from harness.runtime.errors import Sam3Error
 
 FORMAT = 1
-"""Version of the folder's layout; a runtime reads the version that it was written for and no other."""
+"""Version of the folder's layout; a runtime reads this version alone."""
 MANIFEST = "manifest.json"
 VARIANTS = "variants.json"
 """Describes a folder for several CPUs; see `harness.runtime.variants`."""
 VARIANT = "variant.json"
-"""Describes one CPU's part of such a folder: its manifest as long as it has no weights."""
+"""Describes one CPU's variant in such a folder: its manifest until its weights are packed."""
 LIBRARY = "model.so"
 PACKING_LIBRARY = "packing.so"
-"""Packs the weights of every entry point; runs on the machine that compiled, whatever was compiled for."""
-PROBE_LIBRARY = "probe.so"
-"""A linear layer, in the folders of variants of which a matrix unit may be the fastest; `harness.runtime.probing`."""
-PROBED = "probed.json"
-"""Which variant that found to be the fastest."""
+"""Packs the weights of every entry point; runs on the machine that compiled, whatever the target is."""
 CUDART = "libcudart.so.13"
-"""CUDA's runtime library, as TVM 0.27 is linked with it; NVIDIA allows to pass it on (CUDA EULA, attachment A)."""
+"""CUDA's runtime library that TVM 0.27 is linked with; NVIDIA allows its redistribution (CUDA EULA, attachment A)."""
 RUNTIME_LIBRARIES = (
     *(f"libtvm_runtime{device}.{suffix}" for device in ("", "_cuda", "_metal") for suffix in ("so", "dylib")),
     CUDART,
 )
-"""Libraries in a folder for machines where TVM is not installed."""
-OPTIONAL = (PACKING_LIBRARY, PROBE_LIBRARY, *RUNTIME_LIBRARIES)
-"""Files that a folder may lack and still run."""
+"""Libraries that a folder has for machines without TVM."""
+OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
+"""Files without which a folder still runs."""
 
 Description = TypeVar("Description")
 
@@ -43,17 +39,17 @@ def weights_file(entry: str) -> str:
 
 
 class ArtifactError(Sam3Error):
-    """A folder that is no artifact, is damaged, or was made for another machine or version, told in one sentence."""
+    """A folder that is no artifact, is damaged, or was made for another machine or version."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """How long one prompt may be.
+    """The maximum length of one prompt.
 
     Attributes:
-        points, boxes: Of a prompt that says what to look for; with the 32 tokens of the text and the CLS token, the
-            defaults make a prompt of 128 tokens.
-        clicks: Points of a prompt for one object; 0 where the model answers no such prompts.
+        points, boxes: Maximum numbers in a prompt that says what to look for. With the 32 tokens of the text and the
+            CLS token, the defaults make a prompt of 128 tokens.
+        clicks: Maximum number of points in a prompt for one object; 0 where the model answers no such prompts.
         video: Whether objects are tracked through videos; only a model that answers clicks does.
     """
 
@@ -62,25 +58,25 @@ class Capacity:
     clicks: int = 0
     video: bool = False
 
-    def includes(self, other: Capacity) -> bool:
-        """Returns whether a model of this capacity answers every prompt that one of the other capacity answers."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return all(own >= others for own, others in pairs)
+    def includes(self, capacity: Capacity) -> bool:
+        """Returns whether a model of this capacity answers every prompt that a model of the other capacity answers."""
+        pairs = zip(astuple(self), astuple(capacity), strict=True)
+        return all(count >= other_count for count, other_count in pairs)
 
 
 DEFAULT_CAPACITY = Capacity()
-"""Without prompts for one object."""
+"""The capacity of a model without prompts for one object."""
 DEFAULT_CLICKS = 16
-"""As many as upstream's tracker reads (`max_point_num_in_prompt_enc` of `Sam3TrackerPredictor`)."""
+"""The number of points that upstream's tracker reads (`max_point_num_in_prompt_enc` of `Sam3TrackerPredictor`)."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that goes into an entry point or comes out: a dimension is a number, or a letter where any will do.
+    """An input or output tensor of an entry point; a dimension is a number, or a letter where any extent is allowed.
 
     Attributes:
-        below: Of an input that indexes something: its values are at least 0 and less than this, a number or the letter
-            of a dimension; None of any other, and in folders that were compiled before there were ranges.
+        below: For an input of indices, their exclusive upper bound: a number or the letter of a dimension; the lower
+            bound is 0. None for other tensors and in folders that were compiled before this field existed.
     """
 
     name: str
@@ -91,7 +87,12 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Entry:
-    """The signature of an entry point; `weights` are names in its weights file, in the order in which it takes them."""
+    """The signature of an entry point.
+
+    Attributes:
+        inputs, outputs: Its tensors, in order.
+        weights: Names in its weights file, in the order in which it takes them.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -108,30 +109,30 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about an artifact that is not in its library or its weights.
+    """All facts about an artifact that are not in its library or its weights.
 
     Attributes:
         format: `FORMAT` of the version that wrote it.
-        made: How it was made: when (UTC), versions of the packages, the options that were given.
+        made: The time (UTC), the versions of the packages and the options of the compilation.
         target: Name of the target.
-        system, architecture: What the library runs on, `Linux` and `x86_64` for instance.
+        system, architecture: The system that the library runs on, for instance `Linux` and `x86_64`.
         cpu: LLVM's name of the CPU that host code was compiled for.
-        cpu_features: The features of it that the code may use, in LLVM's spelling.
-        architectures: Architectures of GPUs that the library has code for, as
-            `harness.runtime.devices.architecture_problem` reads them; none if it runs on every one.
-        scale, strategy: Which model, and how its rotary position encoding was compiled.
-        precision: Type in which weights and operands of products are kept: `fp32`, `fp16` or `bf16`. Inputs and
-            outputs of the entry points are as `entries` says, and no half type is among them.
-        float32: Groups of products that stayed float32 in a half precision.
-        model: Name of the model that was compiled.
-        frontend: Name of the frontend through which it was.
-        weights: Where the weights are from: `seed 0`, or name and digest of a checkpoint.
-        trained: Whether they are from a checkpoint.
-        capacity: The longest prompt.
-        point_prompts: Whether the weights know points; those in Transformers' layout do not.
+        cpu_features: The features of this CPU that the code may use, in LLVM's spelling.
+        architectures: GPU architectures that the library has code for, in the format of
+            `harness.runtime.devices.architecture_problem`; empty if it runs on every GPU.
+        scale, strategy: Scale of the model and strategy of its rotary position encoding.
+        precision: Type of weights and operands of products: `fp32`, `fp16` or `bf16`. Inputs and outputs of the entry
+            points have the types in `entries`, and none of these is a half type.
+        float32: Groups of products that stay float32 in a half precision.
+        model: Name of the compiled model.
+        frontend: Name of the frontend that exported and imported the model.
+        weights: Origin of the weights: `seed 0`, or name and digest of a checkpoint.
+        trained: Whether the weights are from a checkpoint.
+        capacity: The maximum length of a prompt.
+        point_prompts: Whether the weights support points; weights in Transformers' layout do not.
         vocabulary: Name of the tokenizer's vocabulary file.
         entries: The entry points, by name.
-        files: Every other file of the folder, by name.
+        files: All other files of the folder, by name.
     """
 
     made: Mapping[str, str]
@@ -169,20 +170,20 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
         name: Name of the file.
 
     Raises:
-        ArtifactError: There is none, or it is of another version or damaged.
+        ArtifactError: The file is missing, damaged, or of another version.
     """
     return read_description(folder / name, _manifest)
 
 
 def read_description(path: Path, parse: Callable[[dict[str, Any]], Description]) -> Description:
-    """Reads a file that describes its folder, in JSON.
+    """Reads a JSON file that describes its folder.
 
     Args:
         path: The file.
-        parse: Makes the description of what the file has; may raise what wrong types and missing keys raise.
+        parse: Makes the description from the file's contents; may raise the errors of wrong types and missing keys.
 
     Raises:
-        ArtifactError: There is none, or it is of another version or damaged.
+        ArtifactError: The file is missing, damaged, or of another version.
     """
     folder = path.parent
     if not folder.is_dir():
@@ -194,9 +195,9 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else None
+        version = data.get("format") if isinstance(data, dict) else None
         raise ArtifactError(
-            f"{folder} was written in version {found} of the format, this program reads version {FORMAT}: "
+            f"{folder} was written in version {version} of the format, this program reads version {FORMAT}: "
             "compile the model again, or use the program that compiled it"
         )
     try:
@@ -206,7 +207,7 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
 
 
 def _absent(path: Path) -> str:
-    """Returns what to do about a description that is not there."""
+    """Returns the sentence that says what to do about a missing description."""
     folder = path.parent
     if (folder / VARIANTS).is_file():
         return f"{folder} is for several CPUs: give the folder of one of them, which is in it"

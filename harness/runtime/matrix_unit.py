@@ -1,7 +1,8 @@
-"""The matrix unit of x86, Intel's AMX: whether the system lets this process have it.
+"""Requests the matrix unit of x86, Intel's AMX, from the system for this process.
 
-Linux keeps the state of tile registers for the processes that ask (`Documentation/arch/x86/xstate.rst` in its source);
-an instruction of any other process ends it with SIGILL. A container's filter of system calls may refuse to be asked.
+Linux keeps the state of tile registers only for processes that request it (`Documentation/arch/x86/xstate.rst` in its
+source). A tile instruction ends any other process with SIGILL. A container's filter of system calls may block the
+request.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ SYSTEM_CALL, REQUEST, TILE_DATA = 158, 0x1023, 18
 
 
 def matrix_unit_problem() -> str | None:
-    """Asks the system for the unit, for this process and those that it forks; returns why it is refused, or None.
+    """Requests the unit for this process and its future forks; returns why the system refuses it, or None.
 
-    Where it is emulated, nobody needs to be asked.
+    No request is made where the unit is emulated.
     """
     if emulated_features().issuperset(MATRIX_UNIT):
         return None

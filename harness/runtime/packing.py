@@ -1,4 +1,4 @@
-"""Weights as compiled code wants them: packed by code that was compiled along with it, then written to a file."""
+"""Packs weights for the code that was compiled along with the packing library, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PACKING = "_transform_params"
 
 
 def packs(machine: VirtualMachine | None, entry: str) -> bool:
-    """Returns whether the weights of an entry point are packed; otherwise it takes them as they are."""
+    """Returns whether the weights of an entry point are packed; otherwise it takes them as imported."""
     return machine is not None and f"{entry}{PACKING}" in machine
 
 
 def pack(machine: VirtualMachine, entry: str, weights: Iterable[tuple[Array, str]]) -> dict[str, Array]:
-    """Returns the weights of an entry point as its compiled code takes them, by name and in that order.
+    """Returns the packed weights of an entry point, by name and in the order in which its compiled code takes them.
 
     Args:
-        machine: With the packing library.
+        machine: A virtual machine with the packing library.
         entry: Name of the entry point, whose weights are packed.
         weights: Its weights as imported, in order, and the names of their dtypes; bfloat16 may be bits in uint16.
     """
@@ -38,12 +38,12 @@ def pack(machine: VirtualMachine, entry: str, weights: Iterable[tuple[Array, str
 
 
 def named(entry: str, weights: Iterable[Array]) -> dict[str, Array]:
-    """Returns the weights that compiled code takes by names, which say no more than their order."""
+    """Returns weights with names that state their order alone."""
     return {f"{entry}.{index:04d}": value for index, value in enumerate(weights)}
 
 
 def write_packed(folder: Path, entry: str, weights: Mapping[str, Array]) -> dict[str, File]:
-    """Writes the weights file of an entry point into a folder; returns its description by name, for the manifest."""
+    """Writes the weights file of an entry point; returns its description by name, for the manifest."""
     return {weights_file(entry): write_weights(folder / weights_file(entry), weights)} if weights else {}
 
 

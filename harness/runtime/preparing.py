@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,6 @@ from harness.runtime.loading import LoadError, cpu_problem, load_library
 from harness.runtime.manifest import (
     MANIFEST,
     PACKING_LIBRARY,
-    PROBE_LIBRARY,
     VARIANT,
     ArtifactError,
     Manifest,
@@ -24,7 +23,6 @@ from harness.runtime.manifest import (
 )
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.packing import pack, packs, write_packed
-from harness.runtime.probing import fastest
 from harness.runtime.variants import is_for_several, read_variants
 from harness.runtime.weights import MappedWeights
 
@@ -55,25 +53,14 @@ def prepared(folder: Path, announce: Announce = lambda sentence: None) -> Path:
 
 
 def _chosen(folder: Path) -> str:
-    """Returns the variant that uses most of what this CPU has, of several such the one that was named first.
-
-    If that is one in fp32 for a matrix unit, it is timed beside the best without, and the faster one is taken.
-    """
+    """Returns the variant that uses most of what this CPU has, of several such the one that was named first."""
     manifests = {name: read_manifest(folder / name, VARIANT) for name in read_variants(folder).names}
     problems = {name: _problem(manifest) for name, manifest in manifests.items()}
     running = [name for name, problem in problems.items() if problem is None]
     if not running:
         told = "; ".join(f"{name} was {problem}" for name, problem in problems.items())
         raise LoadError(f"{folder} has no code for this {cpu_model()}: {told}. Compile it with --cpu for this one, too")
-
-    def best(names: Sequence[str]) -> str:
-        return max(names, key=lambda name: len(manifests[name].cpu_features))
-
-    chosen = best(running)
-    of_vectors = [name for name in running if MATRIX_UNIT[0] not in manifests[name].cpu_features]
-    if chosen in of_vectors or not of_vectors or PROBE_LIBRARY not in manifests[chosen].files:
-        return chosen
-    return fastest(folder, [best(of_vectors), chosen])
+    return max(running, key=lambda name: len(manifests[name].cpu_features))
 
 
 def _problem(manifest: Manifest) -> str | None:

@@ -1,4 +1,4 @@
-"""Where systems tell about the machine: Linux in files, macOS in what `sysctl` prints."""
+"""Reads the system's facts about the machine: Linux has them in files, macOS in the output of `sysctl`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path("/")
-"""Where `proc` and `sys` are, except in tests."""
+"""The folder with `proc` and `sys`, except in tests."""
 
 
 def read_text(path: Path) -> str:
-    """Returns a file's text without blanks at its ends; empty if it is not there."""
+    """Returns the text of a file without blanks at its ends; empty if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -19,8 +19,8 @@ def read_text(path: Path) -> str:
 
 
 def sysctl(*arguments: str) -> str:
-    """Returns what macOS's `sysctl` prints, without blanks at its ends; empty on other systems."""
+    """Returns the output of macOS's `sysctl`, without blanks at its ends; empty on other systems."""
     if platform.system() != "Darwin":
         return ""
-    answer = subprocess.run(["/usr/sbin/sysctl", *arguments], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()
+    process = subprocess.run(["/usr/sbin/sysctl", *arguments], capture_output=True, text=True, check=False)
+    return process.stdout.strip()

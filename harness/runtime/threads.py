@@ -1,7 +1,7 @@
-"""How many CPUs this process may use and how many threads it gets, and telling TVM's thread pool before it starts.
+"""Counts the CPUs that this process may use, and sets the size of TVM's thread pool before the pool starts.
 
-TVM's pool counts *physical* cores, which on many virtual machines is half of the CPUs or fewer. Measured with TVM 0.27:
-the environment variable `TVM_NUM_THREADS` is what it obeys, as long as it is set before the first parallel loop.
+TVM's pool counts *physical* cores, which on many virtual machines is half of the CPUs or fewer. Measured with TVM 0.27,
+the pool has `TVM_NUM_THREADS` threads if this environment variable is set before the first parallel loop.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from harness.runtime.system import ROOT, read_text
 
 VARIABLE = "TVM_NUM_THREADS"
 BINDING_VARIABLE = "TVM_BIND_THREADS"
-"""Whether threads are bound to CPUs, unless this is 0: by TVM when its pool starts, by a library in its long loops."""
+"""Unless it is 0, threads are bound to CPUs: by TVM when its pool starts, by a library in its long loops."""
 
 
 def use_default_threads() -> None:
-    """Makes TVM's pool as large as `default_threads` says, unless the environment says how large."""
+    """Makes TVM's pool as large as `default_threads` says, unless the environment sets its size."""
     os.environ.setdefault(VARIABLE, str(default_threads().count))
     leave_placing_to_the_system(int(os.environ[VARIABLE]))
 
 
 def leave_placing_to_the_system(count: int) -> None:
-    """Keeps TVM from binding `count` threads to CPUs where that would crowd cores, unless the environment decides.
+    """Keeps TVM from binding `count` threads to CPUs where this would crowd cores, unless the environment decides.
 
-    It binds one thread after the other to the CPUs with the highest clocks, and then in the order of their numbers,
-    which are often those of one core after the other: two threads would share a core while another is idle.
+    TVM binds threads to the CPUs with the highest clocks first, and then in the order of their numbers. These numbers
+    are often consecutive on a core, so that two threads would share a core while another is idle.
     """
     cpus = usable(cores(), affinity_mask())
     if count < len(cpus) and core_count(cpus) < len(cpus):
@@ -43,7 +43,7 @@ class Choice:
 
     Attributes:
         count: The number.
-        reason: Why, as part of a sentence.
+        reason: The reason for it, as part of a sentence.
     """
 
     count: int
@@ -51,22 +51,22 @@ class Choice:
 
 
 def default_threads() -> Choice:
-    """Returns the number of threads that a process runs on unless it is told otherwise."""
+    """Returns the default number of threads of a process."""
     return choose(cores(), affinity_mask(), cgroup_quota())
 
 
 def choose(machine: Cores, allowed: frozenset[int] | None, quota: float | None) -> Choice:
     """Returns the default number of threads on a machine: one for each fast core, and no more than the quota.
 
-    TVM gives each thread an equal part of a loop, which ends with its slowest thread: an efficiency core has a third of
-    the vector units or fewer. The kernels keep all vector units of a core busy with one thread, so that a second one on
-    it gains nothing and needs cache. A virtual machine's siblings are counted as CPUs, because what it tells of cores
-    need not be so, and because all that it has are often hardware threads.
+    TVM gives each thread an equal part of a loop, which ends with its slowest thread; an efficiency core has a third of
+    the vector units or fewer. One thread keeps all vector units of a core busy, so that a second one gains nothing and
+    needs cache. The siblings of a virtual machine are counted as CPUs, because its report of cores may be wrong, and
+    because it often has hardware threads alone.
 
     Args:
-        machine: Its CPUs.
+        machine: The CPUs of the machine.
         allowed: The CPUs that the process may run on; None for all.
-        quota: The CPUs' worth of time that it gets; None for no limit.
+        quota: The CPU time that the process gets, in CPUs; None for no limit.
     """
     cpus = usable(machine, allowed)
     total, reasons = len(machine.cpus), []
@@ -87,11 +87,11 @@ def choose(machine: Cores, allowed: frozenset[int] | None, quota: float | None) 
 
 
 def usable(machine: Cores, allowed: frozenset[int] | None = None) -> list[Cpu]:
-    """Returns the CPUs of a machine that are allowed; all of them if the system names none of those that are.
+    """Returns the CPUs of a machine that are allowed; all CPUs if the system lists none of the allowed ones.
 
     Args:
-        machine: Its CPUs.
-        allowed: Their numbers; None for all.
+        machine: The CPUs of the machine.
+        allowed: Numbers of the allowed CPUs; None for all.
     """
     return [cpu for cpu in machine.cpus if allowed is None or cpu.number in allowed] or list(machine.cpus)
 
@@ -108,18 +108,18 @@ def affinity_mask() -> frozenset[int] | None:
 
 
 def affinity() -> int:
-    """Returns the number of CPUs that the process may run on; all of them where the system has no affinity masks."""
+    """Returns the number of CPUs that the process may run on; all CPUs where the system has no affinity masks."""
     allowed = affinity_mask()
     return os.cpu_count() or 1 if allowed is None else len(allowed)
 
 
 def cgroup_quota(root: Path = ROOT) -> float | None:
-    """Returns the CPUs' worth of time that the control groups of this process grant; None if unlimited.
+    """Returns the CPU time that the control groups of this process grant, in CPUs; None if unlimited.
 
     The smallest quota of all levels counts.
 
     Args:
-        root: Where `proc` and `sys` are; the file system's root except in tests.
+        root: The folder with `proc` and `sys`; the file system's root except in tests.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -127,8 +127,8 @@ def cgroup_quota(root: Path = ROOT) -> float | None:
         return None
     quotas: list[float] = []
     for line in lines:
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
+        hierarchy, _, fields = line.partition(":")
+        controllers, _, group = fields.partition(":")
         if hierarchy == "0":
             quotas += _quotas(root / "sys/fs/cgroup", group, _quota_v2)
         elif "cpu" in controllers.split(","):
@@ -137,7 +137,7 @@ def cgroup_quota(root: Path = ROOT) -> float | None:
 
 
 def _quotas(mount: Path, group: str, read: Callable[[Path], float | None]) -> list[float]:
-    """Quotas of a group and of its ancestors; in a container the group's path may not exist below the mount."""
+    """Returns the quotas of a group and its ancestors; in a container the group's path may not exist in the mount."""
     directory = mount / group.lstrip("/")
     levels = [directory, *directory.parents]
     return [quota for level in levels if level.is_relative_to(mount) and (quota := read(level)) is not None]
@@ -161,10 +161,10 @@ def _quota_v1(level: Path) -> float | None:
 
 
 def cgroup_cpuset(root: Path = ROOT) -> frozenset[int] | None:
-    """Returns the CPUs that the control groups of this process allow; None if they say nothing about that.
+    """Returns the CPUs that the control groups of this process allow; None if they do not limit them.
 
     Args:
-        root: Where `proc` and `sys` are; the file system's root except in tests.
+        root: The folder with `proc` and `sys`; the file system's root except in tests.
     """
     group = read_text(root / "proc/self/cpuset")
     for line in read_text(root / "proc/mounts").splitlines():
@@ -181,6 +181,6 @@ def cgroup_cpuset(root: Path = ROOT) -> frozenset[int] | None:
         # In a container the group's path may not exist below the mount, which is then the group itself.
         for level in (directory, *directory.parents):
             texts = [read_text(level / name) for name in names] if level.is_relative_to(mount) else []
-            if found := parse_list(next(filter(None, texts), "")):
-                return found
+            if cpus := parse_list(next(filter(None, texts), "")):
+                return cpus
     return None

@@ -1,4 +1,4 @@
-"""Weights files: safetensors, with every large tensor where compiled code can use it as it lies in the file."""
+"""Writes and maps weights files: safetensors files whose large tensors compiled code can use without a copy."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ _DTYPES = {
     "I8": "int8",
     "BOOL": "bool",
 }
-"""The dtypes of the format that occur here, by their names."""
-_SPELLED = {name: code for code, name in _DTYPES.items()}
+"""The dtypes of the format that weights have, by the format's names."""
+_CODES = {name: code for code, name in _DTYPES.items()}
 _BITS = {"bfloat16": "uint16"}
-"""NumPy's dtypes that hold the bits of a dtype that NumPy has not."""
+"""NumPy's dtypes that hold the bits of dtypes that NumPy lacks."""
 
 
 def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
     """Writes tensors as a safetensors file; returns its size and checksum.
 
     The safetensors library aligns to 8 bytes and sorts by name. Here the data begins at a multiple of 64 bytes, and
-    tensors that fill a multiple of 64 bytes come first, so that these can be mapped; the format allows any order.
+    tensors that fill a multiple of 64 bytes come first, so that they can be mapped. The format allows any order.
 
     Args:
         path: The file, which must not exist.
         tensors: C-contiguous and little-endian, by name; bfloat16 is ml_dtypes'.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     names = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)
     header, offset = {}, 0
     for name in names:
         end = offset + tensors[name].nbytes
         header[name] = {
-            "dtype": _SPELLED[tensors[name].dtype.name],
+            "dtype": _CODES[tensors[name].dtype.name],
             "shape": list(tensors[name].shape),
             "data_offsets": [offset, end],
         }
@@ -78,16 +78,16 @@ def write_weights(path: Path, tensors: Mapping[str, Array]) -> File:
 
 
 def _bytes(array: Array) -> Array:
-    """Returns the array's memory; hashes and files take it as it is."""
+    """Returns the bytes of an array as a view."""
     return array.reshape(-1).view(np.uint8)
 
 
 class MappedWeights:
-    """The tensors of a weights file, mapped: a page is read when it is first used, and shared between processes.
+    """The tensors of a mapped weights file: a page is read at its first use, and shared between processes.
 
     Attributes:
-        tensors: Tensors by name; writable as DLPack wants them, but what is written stays in this process. Those of
-            bfloat16 are their bits, as uint16: what runs a model needs no package for a type that NumPy has not.
+        tensors: Tensors by name. They are writable because DLPack requires it, but changes stay in this process.
+            Tensors of bfloat16 are their bits in uint16, so that running a model needs no package for this dtype.
         dtypes: Names of the tensors' dtypes, `bfloat16` among them.
     """
 
@@ -95,7 +95,7 @@ class MappedWeights:
         """Maps the file.
 
         Raises:
-            ArtifactError: It cannot be read or is damaged.
+            ArtifactError: The file cannot be read or is damaged.
         """
         try:
             with path.open("rb") as file:
@@ -111,22 +111,22 @@ class MappedWeights:
             raise ArtifactError(f"{path} cannot be read as weights ({error}): compile the model again") from error
 
     def check_unchanged(self) -> None:
-        """Checks that nobody wrote into the file, whose pages are read as they are needed.
+        """Checks that the file was not modified, because its pages are read when they are needed.
 
-        A file that was replaced by another one of its name is still there.
+        A file that was replaced by another one of its name is still mapped.
 
         Raises:
-            ArtifactError: Somebody did.
+            ArtifactError: The file was modified.
         """
         if os.fstat(self._file).st_mtime_ns != self._written:
             raise ArtifactError(f"{self._path} was written into since it was loaded: load the model again")
 
     def release(self) -> None:
-        """Gives the memory back; pages that are used later are read again, mostly from the system's cache."""
+        """Releases the memory; pages that are used later are read again, mostly from the system's cache."""
         self._release(0, len(self._map))
 
     def release_at(self, address: int, size: int) -> None:
-        """Gives back whole pages of so many bytes in memory, if they are the file's."""
+        """Releases the whole pages of a memory range of `size` bytes, if the range is in the file's mapping."""
         begin = address - self._begin
         if begin >= 0 and begin + size <= len(self._map):
             page = mmap.PAGESIZE
@@ -153,7 +153,7 @@ def _tensors(mapped: mmap.mmap) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def aligned(array: Array) -> Array:
-    """Returns the array if it is contiguous, writable and aligned to 64 bytes, otherwise such a copy of it."""
+    """Returns the array if it is contiguous, writable and aligned to 64 bytes, otherwise such a copy."""
     if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return array
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
@@ -167,10 +167,10 @@ def file_digest(path: Path) -> File:
     """Returns the size and checksum of a file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
-        # The pages are read once: telling so keeps hashing from evicting what is in use.
+        # The pages are read once; this hint keeps hashing from evicting pages in use.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         digest = hashlib.file_digest(file, "sha256")

@@ -1,8 +1,8 @@
-"""The work of `sam3-tvm segment`: images in; overlays, masks and COCO annotations out."""
+"""Segments images for `sam3-tvm segment` and writes overlays, masks and COCO annotations."""
 
 from __future__ import annotations
 
 from harness.segment.images import find_images, unique_names
-from harness.segment.job import Failed, Job, Segmented, failures, run
+from harness.segment.job import FailedImage, Job, SegmentedImage, failures, run
 
-__all__ = ["Failed", "Job", "Segmented", "failures", "find_images", "run", "unique_names"]
+__all__ = ["FailedImage", "Job", "SegmentedImage", "failures", "find_images", "run", "unique_names"]

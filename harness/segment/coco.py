@@ -1,4 +1,4 @@
-"""COCO's format of annotated images: a data set that `pycocotools.coco.COCO` loads."""
+"""Makes data sets in COCO's format, which `pycocotools.coco.COCO` loads."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.segment.objects import Mask, Objects, corners_of_mask, decoded, encoded
+from harness.segment.objects import Mask, Objects, corners_of_mask, decode_mask, encode_masks
 
 INFO = {"description": "Objects that SAM 3 found, with their scores"}
-"""What a data set says about itself."""
+"""The `info` of a data set."""
 
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """An image and the objects that were found in it.
+    """An image and its annotated objects.
 
     Attributes:
-        file_name: The image, below the folder that all images of the data set lie in.
+        file_name: The image, relative to the common folder of all images of the data set.
         size: Width and height in pixels.
         annotations: Entries of `coco_annotations`.
     """
@@ -31,13 +31,13 @@ def coco_annotations(objects: Objects) -> list[dict[str, Any]]:
     """Makes an entry for each object, in their order.
 
     Returns:
-        `category` is the object's name, `score` its score, and `predicted_bbox` its box as it was found, (x, y, width,
-        height) in pixels, which may reach beyond the image. The rest is COCO's: `bbox` is the box of the mask, `area`
-        counts the pixels of the mask, and `segmentation` has `size` (height, width) and `counts`, COCO's compressed
-        run-length encoding, which `pycocotools.mask.decode` reads. An object whose mask has no pixels has area 0 and
-        the box (0, 0, 0, 0).
+        `category` is the object's category, `score` its score, and `predicted_bbox` its predicted box, (x, y, width,
+        height) in pixels, which may reach beyond the image. The other fields are COCO's: `bbox` is the box of the mask,
+        `area` counts the pixels of the mask, and `segmentation` has `size` (height, width) and `counts`, COCO's
+        compressed run-length encoding, which `pycocotools.mask.decode` reads. An object whose mask has no pixels has
+        area 0 and the box (0, 0, 0, 0).
     """
-    masks = encoded(objects.masks)
+    masks = encode_masks(objects.masks)
     return [
         {
             "category": category,
@@ -54,14 +54,14 @@ def coco_annotations(objects: Objects) -> list[dict[str, Any]]:
 
 
 def data_set(images: Sequence[AnnotatedImage], categories: Sequence[str]) -> dict[str, Any]:
-    """Makes a data set in COCO's format (https://cocodataset.org/#format-data), ids counted from 1.
+    """Makes a data set in COCO's format (https://cocodataset.org/#format-data), with ids that start at 1.
 
     Args:
-        images: The images; one without objects is an image of the data set as well.
-        categories: All names that annotations may have; a name counts once.
+        images: The images, including those without objects.
+        categories: All categories of the annotations; duplicates are ignored.
 
     Returns:
-        `info`, `licenses`, `images`, `categories` and `annotations`; each annotation has its `score` besides.
+        `info`, `licenses`, `images`, `categories` and `annotations`; each annotation also has its `score`.
     """
     numbers = category_numbers(categories)
     entries = [
@@ -87,16 +87,16 @@ def annotation_entry(image_id: int, entry: Mapping[str, Any], numbers: Mapping[s
     """Makes the entry of a data set's `annotations`, without its id, from one of `coco_annotations`.
 
     Args:
-        image_id: Of the image.
+        image_id: Id of the image.
         entry: The entry, whose category is a name.
-        numbers: What `category_numbers` returned.
+        numbers: The result of `category_numbers`.
     """
-    rest = {name: value for name, value in entry.items() if name != "category"}
-    return {"image_id": image_id, "category_id": numbers[entry["category"]], "iscrowd": 0} | rest
+    fields = {name: value for name, value in entry.items() if name != "category"}
+    return {"image_id": image_id, "category_id": numbers[entry["category"]], "iscrowd": 0} | fields
 
 
 def category_numbers(names: Sequence[str]) -> dict[str, int]:
-    """Numbers the names of categories from 1; a name counts once."""
+    """Numbers the names of categories from 1; duplicates are ignored."""
     return {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
 
 
@@ -105,9 +105,9 @@ def category_entries(numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()]
 
 
-def mask_of(annotation: dict[str, Any]) -> Mask:
+def annotation_mask(annotation: dict[str, Any]) -> Mask:
     """Decodes the mask [h, w] of an entry of `coco_annotations`."""
-    return decoded(annotation["segmentation"])
+    return decode_mask(annotation["segmentation"])
 
 
 def _extent(corners: Iterable[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Which images a command line means, what their results are called, and writing them."""
+"""Finds the images of a command line, names their results, and encodes PNG files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ _LONGEST = 200
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """The images that are named, and those in folders that are named, by name; each once.
+    """Returns the images among the paths and in the folders among them, sorted by name; each image once.
 
-    A file that is named is taken whatever it is; of a folder, the files whose suffix is that of an image, not those in
-    folders below it.
+    A file is taken whatever its suffix. Of a folder, files with the suffix of an image are taken, without subfolders.
 
     Raises:
         HarnessError: A path does not exist, or a folder has no image.
     """
-    found: dict[Path, Path] = {}
+    unique: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise HarnessError(f"{path} does not exist; give images or folders of images.")
@@ -39,8 +38,8 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
         if not images:
             raise HarnessError(f"The folder {path} has no images; give one that has.")
         for image in images:
-            found.setdefault(image.resolve(), image)
-    return list(found.values())
+            unique.setdefault(image.resolve(), image)
+    return list(unique.values())
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -53,9 +52,9 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def unique_names(images: Sequence[Path]) -> list[str]:
-    """A name for the results of each image: its own without suffix, with it or a number where others have it too.
+    """Returns a name for the results of each image: its stem, or its file name or a number where stems are equal.
 
-    Names differ in more than case, which some file systems do not see, and leave room for what is added to them.
+    Names differ in more than case, which some file systems ignore, and leave room for suffixes.
     """
     stems = Counter(image.stem.casefold() for image in images)
     taken: set[str] = set()
@@ -72,7 +71,7 @@ def unique_names(images: Sequence[Path]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """Cuts a name to its first 200 bytes, of the 255 that a file's name may have."""
+    """Cuts a name to its first 200 bytes; file systems allow 255 bytes with the suffix."""
     name_bytes = os.fsencode(name)
     return name if len(name_bytes) <= _LONGEST else name_bytes[:_LONGEST].decode(errors="ignore")
 
@@ -81,13 +80,13 @@ def write_png(path: Path, image: Image.Image) -> None:
     """Writes an image as PNG.
 
     Raises:
-        HarnessError: It cannot be written.
+        HarnessError: The file cannot be written.
     """
     write_bytes(path, png(image))
 
 
 def mask_png(mask: npt.NDArray[np.bool_]) -> bytes:
-    """Returns the file of a mask [h, w]: a PNG of 1 bit a pixel."""
+    """Returns the PNG file of a mask [h, w], with 1 bit per pixel."""
     from PIL import Image
 
     return png(Image.fromarray(mask))

@@ -1,6 +1,6 @@
-"""Images one after another: ask the model, write what it found; one that fails does not keep the others waiting.
+"""Segments images one after another and writes the results; an image that fails does not stop the others.
 
-A job that was interrupted or killed goes on where it was when it is run again (`harness.segment.journal`).
+A job that was interrupted or killed continues when it is run again (`harness.segment.journal`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.files import make_folder, write_bytes, write_json
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Manifest
-from harness.segment.asking import ask_all, category_of
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import mask_png, unique_names, write_png
 from harness.segment.journal import Journal, results_folder
-from harness.segment.objects import Objects, joined
+from harness.segment.objects import Objects, concatenate_objects
+from harness.segment.prompts import category_name, run_prompts
 
 ANNOTATIONS = "annotations.json"
 
@@ -36,16 +36,15 @@ _MASK_FILE = re.compile(r"\d{3,}\.png")
 
 @dataclass(frozen=True)
 class Job:
-    """What to do.
+    """The inputs of a run.
 
     Attributes:
         images: Files.
-        prompts: What to ask of each of them; each image is encoded once. Of what a prompt for one object gives, the
-            best mask is kept.
+        prompts: The prompts for each image, which is encoded once. Of a prompt for one object the best mask is kept.
         out: Folder for the results: for each image `NAME_overlay.png` and `NAME_masks/000.png` and so on, one for each
-            object in the order of `annotations.json`, which is a data set in COCO's format of all images that were
-            asked the same there, those of earlier jobs included.
-        threshold: What scores above it is kept.
+            object in the order of `annotations.json`. This file is a data set in COCO's format of all images with the
+            same prompts, including those of earlier jobs.
+        threshold: Objects score above this.
     """
 
     images: Sequence[Path]
@@ -55,21 +54,21 @@ class Job:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """What the objects of each prompt are called."""
-        return tuple(category_of(prompt) for prompt in self.prompts)
+        """The category of each prompt's objects."""
+        return tuple(category_name(prompt) for prompt in self.prompts)
 
 
 @dataclass(frozen=True)
-class Segmented:
-    """An image that was done.
+class SegmentedImage:
+    """An image that was segmented.
 
     Attributes:
         image: The file.
         size: Width and height in pixels.
-        annotations: What was found, entries of `harness.segment.coco.coco_annotations`.
-        notes: A sentence for each part of a prompt that was not used as it was given.
-        seconds: From reading the file to the last result written.
-        resumed: Whether an earlier run did it.
+        annotations: The objects, entries of `harness.segment.coco.coco_annotations`.
+        notes: A sentence for each part of a prompt that was changed or ignored.
+        seconds: Time from reading the file to writing the last result.
+        resumed: Whether the results are from an earlier run.
     """
 
     image: Path
@@ -81,50 +80,56 @@ class Segmented:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """An image that was not done, and the sentence that says why."""
+class FailedImage:
+    """An image that was not segmented.
+
+    Attributes:
+        image: The file.
+        reason: The sentence that says why.
+    """
 
     image: Path
     reason: str
 
 
-Result = Segmented | Failed
+Result = SegmentedImage | FailedImage
 
 
 class Model(Protocol):
-    """What a job asks of `harness.runtime.Sam3`."""
+    """The methods of `harness.runtime.Sam3` that a job uses."""
 
     @property
     def manifest(self) -> Manifest:
-        """What the model says about itself."""
+        """The model's manifest."""
 
     def check_prompt(self, prompt: Prompt, /) -> None:
         """Checks everything of a prompt that does not depend on the image."""
 
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int], /) -> object:
-        """Checks the rest."""
+        """Checks a prompt for an image of this size."""
 
     def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int], /) -> object:
-        """Checks everything of a prompt for one object."""
+        """Checks a prompt for one object in an image of this size."""
 
     def set_image(self, image: Any, /) -> EncodedImage:
         """Encodes an image."""
 
 
 def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
-    """Does all images that no earlier run of the same job has done.
+    """Segments all images without results of an earlier run of the same job.
 
-    `annotations.json` is written in the end, also when the user interrupts. If all is done already, nothing is written.
+    `annotations.json` is written in the end, also when the user interrupts. If all images are done already, nothing is
+    written.
 
     Args:
-        model: Whom to ask.
-        job: What to do.
+        model: The model.
+        job: The job.
         on_done: Called after each image.
 
     Raises:
-        HarnessError: A file cannot be written, or would replace an image of the job or what is no result of an earlier
-            one; or another command is writing the folder.
-        Sam3Error: A prompt makes no sense for any image.
+        HarnessError: A file cannot be written, or would replace an image of the job or a file that no earlier job
+            wrote; or another command is writing the folder.
+        Sam3Error: A prompt is invalid for any image.
     """
     for prompt in job.prompts:
         if isinstance(prompt, Prompt):
@@ -135,43 +140,43 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
         if overlay_path(job.out, name).resolve() in inputs:
             raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
     with results_folder(job.out):
-        journal = Journal(job.out, _question(model, job), _results_there(job.out, names))
+        journal = Journal(job.out, _question(model, job), _existing_results(job.out, names))
         return _run(model, job, names, journal, on_done)
 
 
 def _run(
     model: Model, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
 ) -> list[Result]:
-    done = {str(entry["name"]).casefold(): entry for entry in journal if "name" in entry}
+    entries = {str(entry["name"]).casefold(): entry for entry in journal if "name" in entry}
     annotations = job.out / ANNOTATIONS
-    if not done:
-        journal.remove_listed(annotations)  # of another question
+    if not entries:
+        journal.remove_listed(annotations)  # they belong to another question
     journal.list_files([annotations])
     results: list[Result] = []
     try:
         for image, name in zip(job.images, names, strict=True):
-            key = _key(image, name)
-            earlier = done.get(name.casefold())
-            if earlier is not None and earlier["key"] == key and _files_are_there(job.out, name, earlier):
-                result: Result = _resumed(image, earlier)
+            image_key = _image_key(image, name)
+            previous = entries.get(name.casefold())
+            if previous is not None and previous["key"] == image_key and _has_files(job.out, name, previous):
+                result: Result = _resumed(image, previous)
             else:
                 result = _segment(model, job, image, name, journal)
-                if isinstance(result, Segmented):
-                    entry = {field: getattr(result, field) for field in _KEPT}
-                    entry |= {"name": name, "image": str(image.resolve()), "key": key}
+                if isinstance(result, SegmentedImage):
+                    entry = {field: getattr(result, field) for field in _JOURNAL_FIELDS}
+                    entry |= {"name": name, "image": str(image.resolve()), "key": image_key}
                     journal.add(entry)
-                    done[name.casefold()] = entry
+                    entries[name.casefold()] = entry
             results.append(result)
             on_done(result)
     finally:
         if not (journal.is_whole and annotations.is_file()):
-            write_json(annotations, data_set(_annotated(job, names, done), job.categories))
+            write_json(annotations, data_set(_annotated(job, names, entries), job.categories))
     journal.end()
     return results
 
 
-def _results_there(out: Path, names: Sequence[str]) -> Iterator[Path]:
-    """The files of a folder that have names of results."""
+def _existing_results(out: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Yields the files of a folder that have names of results."""
     for path in (out / ANNOTATIONS, *(overlay_path(out, name) for name in names)):
         if path.exists():
             yield path
@@ -180,19 +185,19 @@ def _results_there(out: Path, names: Sequence[str]) -> Iterator[Path]:
             yield from (path for path in masks_path(out, name).iterdir() if _MASK_FILE.fullmatch(path.name))
 
 
-def _files_are_there(out: Path, name: str, entry: dict[str, Any]) -> bool:
+def _has_files(out: Path, name: str, entry: dict[str, Any]) -> bool:
     return all(path.is_file() for path in _files(out, name, len(entry["annotations"])))
 
 
 def _files(out: Path, name: str, count: int) -> list[Path]:
-    """The files of an image with so many objects: its overlay, and their masks."""
+    """Returns the result files of an image with `count` objects: its overlay and their masks."""
     return [overlay_path(out, name), *(masks_path(out, name) / f"{index:03}.png" for index in range(count))]
 
 
 def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) -> list[AnnotatedImage]:
-    """The images of the data set: those of the job in its order, then those of earlier jobs.
+    """Returns the images of the data set: those of the job in its order, then those of earlier jobs.
 
-    Each is called by its path below the folder that all of them lie in.
+    The name of an image is its path relative to the common folder of all images.
     """
     entries = [done[name.casefold()] for name in names if name.casefold() in done]
     images = {entry["image"] for entry in entries}
@@ -205,12 +210,12 @@ def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) 
     ]
 
 
-_KEPT = ("size", "annotations", "notes", "seconds")
-"""The fields of a `Segmented` that the journal keeps."""
+_JOURNAL_FIELDS = ("size", "annotations", "notes", "seconds")
+"""The fields of a `SegmentedImage` that are written to the journal."""
 
 
 def _question(model: Model, job: Job) -> dict[str, Any]:
-    """All that the results depend on besides the images, as JSON."""
+    """Returns all inputs of the results besides the images, as JSON."""
     files = json.dumps({name: asdict(file) for name, file in model.manifest.files.items()}, sort_keys=True)
     prompts = [
         {
@@ -222,18 +227,18 @@ def _question(model: Model, job: Job) -> dict[str, Any]:
     return {"model": hashlib.sha256(files.encode()).hexdigest(), "prompts": prompts, "threshold": job.threshold}
 
 
-def _key(image: Path, name: str) -> str:
-    """What says in a journal that an image is the same file, and that its results have the same name."""
+def _image_key(image: Path, name: str) -> str:
+    """Returns a key by which the journal recognizes an unchanged image with the same result name."""
     try:
         status = image.stat()
     except OSError:
-        return f"{image} cannot be read"  # the model says why
+        return f"{image} cannot be read"  # reading it raises the reason
     return json.dumps([str(image.resolve()), name, status.st_size, status.st_mtime_ns])
 
 
-def _resumed(image: Path, entry: dict[str, Any]) -> Segmented:
+def _resumed(image: Path, entry: dict[str, Any]) -> SegmentedImage:
     width, height = entry["size"]
-    return Segmented(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
+    return SegmentedImage(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
 
 
 def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -> Result:
@@ -243,7 +248,7 @@ def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -
     start = time.perf_counter()
     try:
         pixels = to_pixels(image)
-        # What is wrong with a prompt is told before the image is encoded, which takes long.
+        # Prompts are checked before the image is encoded, which takes long.
         for prompt in job.prompts:
             size = pixels.shape[1], pixels.shape[0]
             if isinstance(prompt, Prompt):
@@ -251,28 +256,28 @@ def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -
             else:
                 model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
-        objects = joined(ask_all(encoded, job.prompts, job.threshold))
+        objects = concatenate_objects(run_prompts(encoded, job.prompts, job.threshold))
     except (Sam3Error, RemoteError) as error:
-        return Failed(image, str(error))
+        return FailedImage(image, str(error))
     overlay, *masks = files = _files(job.out, name, len(objects.masks))
     journal.list_files(files)
     write_png(overlay, draw(pixels, objects, job.prompts))
     _write_masks(masks_path(job.out, name), masks, objects, journal)
-    return Segmented(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
+    return SegmentedImage(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
 
 
 def overlay_path(out: Path, name: str) -> Path:
-    """Where the overlay of an image goes."""
+    """Returns the path of an image's overlay."""
     return out / f"{name}_overlay.png"
 
 
 def masks_path(out: Path, name: str) -> Path:
-    """Where the masks of an image go."""
+    """Returns the folder of an image's masks."""
     return out / f"{name}_masks"
 
 
 def _write_masks(folder: Path, files: Sequence[Path], objects: Objects, journal: Journal) -> None:
-    """One 1-bit PNG for each object; those of an earlier run that are not replaced are removed."""
+    """Writes one 1-bit PNG for each object, and removes other masks of an earlier run."""
     make_folder(folder)
     for path, mask in zip(files, objects.masks, strict=True):
         write_bytes(path, mask_png(mask))
@@ -281,8 +286,8 @@ def _write_masks(folder: Path, files: Sequence[Path], objects: Objects, journal:
 
 
 def failures(results: Sequence[Result]) -> list[str]:
-    """A sentence for each image that was not done; it names the image."""
-    failed = [result for result in results if isinstance(result, Failed)]
+    """Returns a sentence for each image that failed; it names the image."""
+    failed = [result for result in results if isinstance(result, FailedImage)]
     return [
         result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
     ]

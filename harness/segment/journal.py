@@ -1,9 +1,8 @@
-"""The journal of a job: what is done of it and which files are its own, so that a run that was ended goes on.
+"""Keeps the journal of a job, which lists finished work and result files, so that an interrupted run can continue.
 
-It stays beside the results when they are whole: the same job then has nothing to do. What it does not list is neither
-replaced nor deleted. The first line says what was asked; what is done belongs to a question by its digest. A journal of
-another question, or of another model, is begun anew, with the list of files. A line that was not written to its end is
-ignored.
+The journal stays beside complete results; the same job then has nothing to do. Files that it does not list are neither
+replaced nor deleted. The first line is the question: the model and all inputs; entries belong to a question by its
+digest. A new question, or another model, starts a new journal with the list of files. An incomplete line is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.files import append_bytes, make_folder, only_writer, remove_unfinished, unfinished
+from harness.files import append_bytes, lock_folder, make_folder, remove_temporary_files, write_file
 
 JOURNAL = ".journal.jsonl"
 LOCK = ".lock"
@@ -27,22 +26,22 @@ _WHOLE = {"whole": True}
 
 @contextmanager
 def results_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder of a job's results, and keeps other commands from writing it as long as the context lasts.
+    """Makes the folder of a job's results, and locks it against other commands in the context.
 
     Raises:
-        HarnessError: It cannot be written, or another command is writing it.
+        HarnessError: The folder cannot be written, or another command is writing it.
     """
     make_folder(folder)
-    with only_writer(folder, folder / LOCK):
+    with lock_folder(folder, folder / LOCK):
         yield
 
 
 class Journal:
-    """What is done of a job, in a file of its output folder, entry after entry.
+    """The finished work of a job, in a file of its output folder, entry after entry.
 
     Attributes:
-        listed: Names, below the folder, of the files that are there and that earlier runs wrote.
-        is_whole: Whether the last thing that happened was that the results became whole.
+        listed: Names of existing files that earlier runs wrote, relative to the folder.
+        is_whole: Whether the results are complete.
     """
 
     def __init__(
@@ -50,18 +49,18 @@ class Journal:
         folder: Path,
         question: dict[str, Any],
         results: Iterable[Path] = (),
-        is_kept: Callable[[dict[str, Any]], bool] = lambda entry: True,
+        keeps: Callable[[dict[str, Any]], bool] = lambda entry: True,
     ) -> None:
-        """Takes the journal of an earlier run that was asked the same, or begins one.
+        """Continues the journal of an earlier run with the same question, or starts one.
 
         Args:
             folder: Folder of the results; it exists.
-            question: All that the results depend on besides what the entries are about; JSON.
-            results: Files that are there and that the job would replace or delete.
-            is_kept: Whether an entry of the earlier run stays; called for each of them in their order.
+            question: All inputs of the results besides those of single entries; JSON.
+            results: Existing files that the job would replace or delete.
+            keeps: Returns whether an entry of the earlier run stays; called for each of them in their order.
 
         Raises:
-            HarnessError: The journal cannot be written, or one of `results` was not written by a run that it tells of.
+            HarnessError: The journal cannot be written, or does not list one of `results`.
         """
         self._folder, self._path = folder, folder / JOURNAL
         self._digest = _digest(question)
@@ -72,30 +71,30 @@ class Journal:
                     f"{path} would be replaced or deleted, and was not written by this command; "
                     "give another folder with --out."
                 )
-        remove_unfinished([self._path, *(folder / name for name in listed)])
+        remove_temporary_files([self._path, *(folder / name for name in listed)])
         self.listed = frozenset(name for name in listed if (folder / name).exists())
-        self.is_whole, all_kept = False, True
-        # What is kept is written anew, so that the next line does not continue half of one.
-        with unfinished(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        self.is_whole, is_unchanged = False, True
+        # Kept entries are written anew, so that the next line does not continue an incomplete one.
+        with write_file(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.write(_line({_QUESTION: question}))
             file.write(_line({_FILES: sorted(self.listed)}))
             for entry in entries_of(folder, question):
-                self.is_whole = entry == _WHOLE and all_kept
+                self.is_whole = entry == _WHOLE and is_unchanged
                 if entry == _WHOLE:
                     continue
-                if is_kept(entry):
+                if keeps(entry):
                     file.write(_line({_QUESTION: self._digest} | entry))
                 else:
-                    all_kept = False
+                    is_unchanged = False
             if self.is_whole:
                 file.write(_line({_QUESTION: self._digest} | _WHOLE))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Reads the entries."""
+        """Yields the entries."""
         return _entries(self._path, self._digest)
 
     def list_files(self, paths: Iterable[Path]) -> None:
-        """Lists files of the job; to be called before they are written.
+        """Lists files of the job; must be called before they are written.
 
         Raises:
             HarnessError: The journal cannot be written.
@@ -104,16 +103,16 @@ class Journal:
             append_bytes(self._path, _line({_FILES: new}).encode())
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Adds what is done; the file has its line when this returns.
+        """Adds an entry; the file has its line when this returns.
 
         Raises:
-            HarnessError: It cannot be written.
+            HarnessError: The journal cannot be written.
         """
         append_bytes(self._path, _line({_QUESTION: self._digest} | entry).encode())
         self.is_whole = entry == _WHOLE
 
     def end(self) -> None:
-        """Says that the results are whole.
+        """Marks the results as complete.
 
         Raises:
             HarnessError: The journal cannot be written.
@@ -131,12 +130,12 @@ class Journal:
 
 
 def entries_of(folder: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Reads what the journal that an earlier run has left in a folder tells of a question, the last line included."""
+    """Yields the entries of a question in a folder's journal, including the mark of complete results."""
     return _entries(folder / JOURNAL, _digest(question))
 
 
 def is_whole(folder: Path, question: dict[str, Any]) -> bool:
-    """Whether the journal in a folder says that the results of a question are whole."""
+    """Returns whether the journal in a folder marks the results of a question as complete."""
     last = None
     for entry in entries_of(folder, question):
         last = entry
@@ -152,22 +151,22 @@ def _line(value: dict[str, Any]) -> str:
 
 
 def _entries(path: Path, digest: str) -> Iterator[dict[str, Any]]:
-    """What belongs to the question of a digest."""
+    """Yields the entries of the question with a digest."""
     for line in _lines(path):
         if line.get(_QUESTION) == digest:
             yield {name: value for name, value in line.items() if name != _QUESTION}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal; none if there is no such file."""
+    """Yields the complete lines of a journal; none if there is no such file."""
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                if (value := _whole(line)) is not None:
+                if (value := _parse_line(line)) is not None:
                     yield value
 
 
-def _whole(line: str) -> dict[str, Any] | None:
+def _parse_line(line: str) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""A picture of what was found: masks in colours of their own, boxes, labels with scores; the prompt's marks."""
+"""Draws objects into a picture: coloured masks, boxes, labels with scores, and the marks of the prompt."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 Color = tuple[int, int, int]
 
 OPACITY = 0.42
-"""Of a mask over the photograph."""
+"""Opacity of a mask over the photograph."""
 POSITIVE: Color = (64, 220, 96)
 NEGATIVE: Color = (255, 72, 72)
 WHITE: Color = (255, 255, 255)
 BLACK: Color = (0, 0, 0)
 
 _GOLDEN_ANGLE = (5**0.5 - 1) / 2
-"""Of a full circle: hues that follow each other by it stay apart, however many there are."""
+"""Step between hues as a share of a full circle; hues at this step stay apart, however many there are."""
 _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "Arial.ttf")
-"""For labels that Pillow's own font has no letters for: what systems have, by file name."""
+"""File names of system fonts, for labels with letters that Pillow's default font lacks."""
 _LONGEST_LABEL = 32
 
 
 @dataclass(frozen=True)
 class Style:
-    """Sizes in pixels that suit an image.
+    """Sizes in pixels for an image.
 
     Attributes:
         line: Width of outlines and boxes.
@@ -47,7 +47,7 @@ class Style:
 
     @classmethod
     def suiting(cls, size: tuple[int, int]) -> Style:
-        """For an image of this width and height."""
+        """Returns the style for an image of this width and height."""
         diagonal = float(np.hypot(*size))
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
@@ -58,14 +58,14 @@ def draw(
     prompts: Sequence[Prompt | ObjectPrompt] = (),
     ids: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Draws the objects of a photograph into it; what scores highest is on top.
+    """Draws the objects of a photograph into it; the highest score is on top.
 
     Args:
         pixels: The photograph, uint8 [h, w, 3].
-        objects: What was found in it.
-        prompts: Whose boxes and points to mark: green where positive, red where negative.
-        ids: Number of each object, from 0, that chooses its colour and is written beside its name; by default objects
-            have the colours of their places and no number.
+        objects: Its objects.
+        prompts: Prompts whose boxes and points are marked: green where positive, red where negative.
+        ids: Number of each object, from 0, which selects its colour and is written beside its category; by default
+            objects have the colours of their indices and no number.
 
     Returns:
         RGB, of the photograph's size.
@@ -90,19 +90,19 @@ def draw(
 
 
 def colors(count: int) -> list[Color]:
-    """That many colours, bright and saturated, each far in hue from those before it."""
+    """Returns `count` colours, bright and saturated, each far in hue from those before it."""
     return [color_of(index) for index in range(count)]
 
 
 def color_of(index: int) -> Color:
-    """The colour of `colors` with this number, from 0."""
+    """Returns the colour of `colors` with this index, from 0."""
     lightness = (0.56, 0.46, 0.66)[index // 12 % 3]
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN_ANGLE) % 1, lightness, 0.95)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def outline(mask: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.bool_]:
-    """The pixels of a mask [h, w] that are at most `width` steps from its edge; the border of the image is none."""
+    """Returns the pixels of a mask [h, w] at most `width` steps from its edge; the image's border is no edge."""
     inner = mask
     for _ in range(width):
         padded = np.pad(inner, 1, mode="edge")
@@ -111,11 +111,11 @@ def outline(mask: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.bool_]:
 
 
 def _tint(canvas: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_], color: Color, style: Style) -> None:
-    """Colours a mask in place: transparent inside, opaque along its edge; only its own rectangle is touched."""
+    """Colours a mask in place: transparent inside, opaque along its edge; changes its bounding box alone."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if not len(rows):
         return
-    # One pixel more, so that the edge of the rectangle is not taken for that of the image.
+    # One pixel more, so that the edge of the window does not count as the image's border.
     window = (slice(max(0, rows[0] - 1), rows[-1] + 2), slice(max(0, columns[0] - 1), columns[-1] + 2))
     part, view = mask[window], canvas[window]
     mixed = view[part] * (1 - OPACITY) + np.array(color) * OPACITY
@@ -124,16 +124,16 @@ def _tint(canvas: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_], color: Col
 
 
 def _rectangle(pen: ImageDraw.ImageDraw, box: Sequence[float], color: Color, width: int, size: tuple[int, int]) -> None:
-    """A box as far as it is in the image."""
+    """Draws the part of a box that is inside the image."""
     right, bottom = size[0] - 1, size[1] - 1
     x0, x1 = sorted((min(max(box[0], 0), right), min(max(box[2], 0), right)))
     y0, y1 = sorted((min(max(box[1], 0), bottom), min(max(box[3], 0), bottom)))
     pen.rectangle((round(x0), round(y0), round(x1), round(y1)), outline=color, width=width)
 
 
-def _mark_prompt(pen: ImageDraw.ImageDraw, given: Prompt | ObjectPrompt, style: Style, size: tuple[int, int]) -> None:
+def _mark_prompt(pen: ImageDraw.ImageDraw, marked: Prompt | ObjectPrompt, style: Style, size: tuple[int, int]) -> None:
     """Draws the prompt's boxes, framed in white, and its points, as discs with a plus or a minus."""
-    prompt = given if isinstance(given, Prompt) else _marks(given)
+    prompt = marked if isinstance(marked, Prompt) else _marks(marked)
     for box, positive in _labelled(prompt.boxes, prompt.box_labels):
         _rectangle(pen, box, WHITE, style.line * 2, size)
         _rectangle(pen, box, POSITIVE if positive else NEGATIVE, style.line, size)
@@ -153,16 +153,16 @@ def _marks(prompt: ObjectPrompt) -> Prompt:
     return Prompt(boxes=box, points=prompt.points, point_labels=labels)
 
 
-def _labelled(places: Coordinates, labels: Labels) -> list[tuple[list[float], bool]]:
-    """Boxes or points with their labels; a prompt that was run has as many."""
-    told = [] if places is None else [[float(value) for value in place] for place in places]
-    return list(zip(told, [True] * len(told) if labels is None else map(bool, labels), strict=True))
+def _labelled(items: Coordinates, labels: Labels) -> list[tuple[list[float], bool]]:
+    """Returns boxes or points with their labels, as many as the validated prompt has."""
+    coordinates = [] if items is None else [[float(value) for value in item] for item in items]
+    return list(zip(coordinates, [True] * len(coordinates) if labels is None else map(bool, labels), strict=True))
 
 
 def _write_labels(
     pen: ImageDraw.ImageDraw, objects: Objects, prefixes: Sequence[str], palette: Sequence[Color], style: Style
 ) -> None:
-    """Writes a label on each box, the highest score's where it belongs, the others' where there is room near it."""
+    """Writes a label on each box in the order of scores; a label moves down where its place is taken."""
     names = {category: _shortened(category) for category in objects.categories}
     fonts = {category: _font(name, style.text) for category, name in names.items()}
     margin = max(2, style.text // 4)
@@ -186,7 +186,7 @@ def _place(
     size: tuple[int, int],
     placed: Sequence[tuple[float, float, float, float]],
 ) -> tuple[float, float]:
-    """Upper left corner of a label: above its box if there is room, otherwise the next free place below."""
+    """Returns the upper left corner of a label: above its box if there is room, otherwise the next free place below."""
     x = min(max(box[0], 0), max(0, size[0] - width - 1))
     last = max(0, size[1] - height - 1)
     first = min(max(box[1] - height, 0), last)
@@ -211,7 +211,7 @@ def _shortened(text: str) -> str:
 
 
 def _font(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font, which has ASCII; for other letters one of the system's, if there is any."""
+    """Returns Pillow's default font, which has ASCII, or a system font for other letters, if there is one."""
     from PIL import ImageFont
 
     if not text.replace("…", "").isascii():

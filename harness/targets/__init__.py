@@ -1,4 +1,4 @@
-"""Targets: places to run, what this machine can do with each, and the pipelines for them, one file each."""
+"""Registers the targets: devices, this machine's abilities with each, and their pipelines, one file each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from harness.targets.metal import METAL
 from harness.targets.target import Target
 
 TARGETS: dict[str, Target] = {}
-"""Every target by name, in the order in which they are listed."""
+"""Every target by name, in the order of listings."""
 
 HOST = LLVM
-"""The target that every machine has: its own CPU."""
+"""The target of every machine's own CPU."""
 
 
 def register(target: Target) -> None:
-    """Makes a target known by its name, to the commands and to whatever compiles.
+    """Registers a target by its name, for the commands and for all code that compiles.
 
     Raises:
-        ValueError: There is another one of that name.
+        ValueError: Another target has the same name.
     """
     if TARGETS.setdefault(target.name, target) is not target:
         raise ValueError(f"there is a target {target.name} already: give this one another name")
@@ -35,14 +35,15 @@ def check_precisions(target: str, precisions: Sequence[str]) -> None:
     """Refuses a target that compiles in none of the precisions.
 
     Raises:
-        HarnessError: It says what the target compiles in, and which target compiles in all that was asked for.
+        HarnessError: The message names the target's precisions, and the targets that compile in all requested
+            precisions.
     """
-    known = TARGETS[target].precisions
-    if set(known).isdisjoint(precisions):
-        others = [name for name, other in TARGETS.items() if set(precisions) <= set(other.precisions)]
+    supported = TARGETS[target].precisions
+    if set(supported).isdisjoint(precisions):
+        alternatives = [name for name, candidate in TARGETS.items() if set(precisions) <= set(candidate.precisions)]
         raise HarnessError(
-            f"Target {target} compiles in {', '.join(known)} only, not in {', '.join(precisions)}: "
-            f"give --target {' or '.join(others)}, or another --precision."
+            f"Target {target} compiles in {', '.join(supported)} only, not in {', '.join(precisions)}: "
+            f"give --target {' or '.join(alternatives)}, or another --precision."
         )
 
 

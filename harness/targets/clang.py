@@ -1,4 +1,4 @@
-"""Clang on any machine: the one inside the `ziglang` package, otherwise the system's."""
+"""Runs clang on any machine: the clang inside the `ziglang` package, otherwise the system's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HEADERS = Path(__file__).parent / "headers"
-"""The headers that generated GPU source includes, for clang."""
+"""Folder of the headers that generated GPU source includes, for clang."""
 
 
 def clang() -> list[str] | None:
-    """Returns the command that runs clang, without arguments; None where there is none."""
+    """Returns the command that runs clang, without arguments; None if there is no clang."""
     if find_spec("ziglang") is not None:
         return [sys.executable, "-P", "-m", "ziglang", "clang"]
     installed = shutil.which("clang")
@@ -22,7 +22,7 @@ def clang() -> list[str] | None:
 
 
 def run_clang(arguments: Sequence[str]) -> str:
-    """Runs clang over C++17 without any library's headers; its messages, empty where all is well.
+    """Runs clang on C++17 without library headers, and returns its messages, which are empty on success.
 
     Raises:
         RuntimeError: There is no clang.
@@ -40,7 +40,7 @@ def run_clang(arguments: Sequence[str]) -> str:
         "-fno-caret-diagnostics",
         "-fno-exceptions",
     ]
-    done = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
+    result = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
+    if result.returncode == 0:
         return ""
-    return done.stderr.strip() or f"clang ended with {done.returncode}"
+    return result.stderr.strip() or f"clang ended with {result.returncode}"

@@ -1,4 +1,4 @@
-"""From an imported module to a library on disk."""
+"""Compiles an imported module to a library on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.runtime.loading import REQUIRED_CPU
 from harness.schedules import UNTUNED, Schedules
 from harness.schedules.common.code_generation import generate
 from harness.targets import parallel
-from harness.targets.kernels import examined
+from harness.targets.kernels import examine_kernels
 from harness.targets.linking import link
 from harness.targets.objects import with_objects
 from harness.targets.serialized import EMBEDDED, with_modules
@@ -34,7 +34,7 @@ class Compiled:
 
     Attributes:
         kernels: Kernels of a GPU target.
-        lost_schedules: A sentence on each schedule that could not be applied.
+        lost_schedules: A sentence for each schedule that could not be applied.
     """
 
     kernels: tuple[Kernel, ...]
@@ -53,20 +53,20 @@ def compile_module(
     """Compiles an imported module with the target's pipeline and writes the library.
 
     Args:
-        module: From `torch_export.import_program`.
-        target: What to compile for.
-        library: Where to write; ends in `LIBRARY_SUFFIX`.
-        schedules: What tuning found for the target.
+        module: Module of `torch_export.import_program`.
+        target: The target.
+        library: Path of the library; ends in `LIBRARY_SUFFIX`.
+        schedules: Schedules that tuning found for the target.
         processors: The processors to compile for.
-        for_emulation: Whether the CPU of this machine is to run a GPU's kernels, see `target_for`.
+        for_emulation: Whether the CPU of this machine runs a GPU's kernels, see `target_for`.
 
     Returns:
         The result; the code is in the library.
 
     Raises:
-        HarnessError: There are no processors of such a name.
-        RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with; the
-            target's `compile_problem` tells of the latter beforehand.
+        HarnessError: The processors have an unknown name.
+        RuntimeError: A kernel exceeds the limits of the target's devices, or there is no linker, which the target's
+            `compile_problem` reports beforehand.
     """
     from harness.schedules.common.kernel_info import lost_schedules
 
@@ -80,23 +80,23 @@ def target_for(target: Target, processors: Processors, *, for_emulation: bool = 
     """Returns TVM's target for processors.
 
     Args:
-        target: What to compile for.
+        target: The target.
         processors: The processors to compile for.
-        for_emulation: Whether the CPU of this machine is to run a GPU's kernels: the kernels are those of the target,
-            and the host code is for this machine, where the target's own may be for another.
+        for_emulation: Whether the CPU of this machine runs a GPU's kernels: the kernels are the target's, but the host
+            code is for this machine.
 
     Raises:
-        HarnessError: There are no processors of such a name.
+        HarnessError: The processors have an unknown name.
     """
     import tvm
 
     from harness.targets import HOST
 
-    chosen = target.tvm_target(processors)
+    tvm_target = target.tvm_target(processors)
     if not for_emulation:
-        return chosen
+        return tvm_target
     cpu = str(HOST.tvm_target(processors).attrs["mcpu"])
-    return tvm.target.Target(chosen, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
+    return tvm.target.Target(tvm_target, tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 def lower_module(
@@ -106,7 +106,7 @@ def lower_module(
     schedules: Schedules = UNTUNED,
     instruments: Sequence[Any] = (),
 ) -> tvm.IRModule:
-    """Runs the target's pipeline over an imported module, with what tuning found; instruments of TVM see each pass."""
+    """Runs the target's pipeline with tuned schedules over an imported module; TVM's instruments see each pass."""
     import tvm
 
     with tvm_target, tvm.transform.PassContext(opt_level=3, instruments=list(instruments)):
@@ -116,19 +116,19 @@ def lower_module(
 def build_library(
     lowered: tvm.IRModule, tvm_target: tvm.target.Target, library: Path, *, keep_source: bool = False
 ) -> tuple[Kernel, ...]:
-    """Generates code for a lowered module and writes the library, which says what processor it needs.
+    """Generates code for a lowered module and writes the library, with the name of its required processor.
 
     Args:
-        lowered: From `lower_module`, or functions taken from its result.
-        tvm_target: What to generate code for.
-        library: Where to write; ends in `LIBRARY_SUFFIX`.
+        lowered: Module of `lower_module`, or functions of its result.
+        tvm_target: TVM's target of the code.
+        library: Path of the library; ends in `LIBRARY_SUFFIX`.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
 
     Returns:
         The kernels of a GPU target.
 
     Raises:
-        RuntimeError: A kernel is beyond what devices of the target allow, or there is nothing to link with.
+        RuntimeError: A kernel exceeds the limits of the target's devices, or there is no linker.
     """
     import tvm
     from tvm import relax
@@ -139,11 +139,11 @@ def build_library(
         sources: list[str] = []
         if str(tvm_target.kind.name) == "llvm":
             objects = with_objects(marked, tvm_target, Path(folder))
-            marked = objects.rest
+            marked = objects.module
             (Path(folder) / "kernels.c").write_text(objects.source() + parallel.SOURCE)
             sources = [str(Path(folder) / "kernels.c")]
-        with tvm_target, tvm.transform.PassContext(opt_level=3), examined(tvm_target) as kernels:
-            executable = generate(lambda chosen: relax.build(marked, chosen, relax_pipeline=None), tvm_target)
+        with tvm_target, tvm.transform.PassContext(opt_level=3), examine_kernels(tvm_target) as kernels:
+            executable = generate(lambda code_target: relax.build(marked, code_target, relax_pipeline=None), tvm_target)
         export_library(executable, tvm_target, library, keep_source=keep_source, sources=sources)
     return tuple(kernels)
 
@@ -156,33 +156,33 @@ def export_library(
     keep_source: bool = False,
     sources: Sequence[str] = (),
 ) -> None:
-    """Links what TVM compiled, an executable or a module, into a shared library.
+    """Links an executable or module that TVM compiled into a shared library.
 
     Args:
         compiled: The executable or module.
-        tvm_target: What it was compiled for.
-        library: Where to write; ends in `LIBRARY_SUFFIX`.
+        tvm_target: TVM's target of the code.
+        library: Path of the library; ends in `LIBRARY_SUFFIX`.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
-        sources: Files in C that the library has besides.
+        sources: Further C source files of the library.
 
     Raises:
-        RuntimeError: There is nothing to link with.
+        RuntimeError: There is no linker.
     """
     from harness.targets import TARGETS
 
     host = tvm_target.host or tvm_target
-    known = TARGETS.get(str(tvm_target.kind.name))
+    target = TARGETS.get(str(tvm_target.kind.name))
     options = {}
-    if known is not None and known.device_code is not None and not keep_source:
-        options["fpack_imports"] = partial(_packed_modules, tvm_target, known.device_code)
+    if target is not None and target.device_code is not None and not keep_source:
+        options["fpack_imports"] = partial(_packed_modules, tvm_target, target.device_code)
     elif sources:
         options["fpack_imports"] = partial(_embedded_modules, tvm_target)
-    linked = partial(link, to=platform_of(host))
-    compiled.export_library(str(library), fcompile=linked, addons=list(sources), **options)
+    link_for_platform = partial(link, platform=platform_of(host))
+    compiled.export_library(str(library), fcompile=link_for_platform, addons=list(sources), **options)
 
 
 def _embedded_modules(tvm_target: tvm.target.Target, module: Any, system: bool, prefix: str, folder: str) -> str:
-    """Writes an object file of all that the library embeds, as TVM does where a module of LLVM names the target.
+    """Writes an object file of the library's embedded modules, as TVM does if a module of LLVM names the target.
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
@@ -197,7 +197,7 @@ def _embedded_modules(tvm_target: tvm.target.Target, module: Any, system: bool, 
 def _packed_modules(
     tvm_target: tvm.target.Target, device_code: DeviceCode, module: Any, _system: bool, _prefix: str, folder: str
 ) -> str:
-    """Writes an assembler file of all that the library embeds, with the target's own code for the device.
+    """Writes an assembler file of the library's embedded modules, with the target's own code for the device.
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
@@ -205,7 +205,9 @@ def _packed_modules(
 
     kind = str(tvm_target.kind.name)
     embedded = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
-    changed = with_modules(embedded, lambda of, saved: device_code(saved, tvm_target) if of == kind else saved)
+    changed = with_modules(
+        embedded, lambda module_kind, saved: device_code(saved, tvm_target) if module_kind == kind else saved
+    )
     content, assembler = Path(folder) / "modules.bin", Path(folder) / "modules.s"
     content.write_bytes(changed)
     assembler.write_text(_EMBEDDING.format(symbol=EMBEDDED, content=content))
@@ -220,30 +222,30 @@ _EMBEDDING = """\
 .incbin "{content}"
 .section .note.GNU-stack,"",%progbits
 """
-"""For ELF; the last line says that the stack holds no code."""
+"""Assembler source for ELF; the last line marks the stack as not executable."""
 
 
 def platform_of(host: tvm.target.Target) -> Platform:
-    """Returns the system and architecture that host code is compiled for."""
+    """Returns the system and architecture of host code."""
     if "mtriple" not in host.attrs:
         return this_platform()
-    machine, _, rest = str(host.attrs["mtriple"]).partition("-")
-    return "macOS" if "macos" in rest or "darwin" in rest else "Linux", normalized(machine)
+    machine, _, triple_rest = str(host.attrs["mtriple"]).partition("-")
+    return "macOS" if "macos" in triple_rest or "darwin" in triple_rest else "Linux", normalized(machine)
 
 
 def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:
-    """Returns LLVM's name of the CPU that host code is compiled for, and its features that the code may use."""
+    """Returns LLVM's name of the CPU that host code is compiled for, and the features that the code may use."""
     from tvm.target import codegen
 
     promised = codegen.llvm_get_cpu_features(host)
     name = str(host.attrs["mcpu"]) if "mcpu" in host.attrs else "generic"
-    named = {str(attribute) for attribute in host.attrs.get("mattr", ())}
+    attributes = {str(attribute) for attribute in host.attrs.get("mattr", ())}
     vectors = [feature for feature in VECTOR_FEATURES if feature in promised]
-    return name, vectors + [feature for feature in MATRIX_UNIT if f"+{feature}" in named]
+    return name, vectors + [feature for feature in MATRIX_UNIT if f"+{feature}" in attributes]
 
 
 def _with_required_cpu(lowered: tvm.IRModule, host: tvm.target.Target) -> tvm.IRModule:
-    """Adds the function that tells `harness.runtime.loading` what the library needs."""
+    """Adds the function from which `harness.runtime.loading` reads the library's required processor."""
     from tvm import ir, relax
 
     name, features = required_cpu(host)

@@ -1,7 +1,7 @@
-"""Target `cuda`: NVIDIA GPUs.
+"""Defines the target `cuda` of NVIDIA GPUs.
 
-The architecture is the one that is named, or that of the device present; with neither, libraries carry machine code for
-each of `ARCHITECTURES`, and PTX that later devices' drivers make machine code of. TVM's target has them all as keys.
+The architecture is the named one, or that of the present device. Without either, libraries carry machine code for each
+of `ARCHITECTURES`, and PTX that drivers of later devices compile. TVM's target has all architectures as keys.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ if TYPE_CHECKING:
     import tvm
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
-"""What is compiled for where there is no device: A100, RTX 30, RTX 40 and L40, H100."""
+"""Architectures for machines without a device: A100, RTX 30, RTX 40 and L40, H100."""
 
 MAX_THREADS = 1024
-"""Of a block on every NVIDIA GPU (CUDA Programming Guide, technical specifications per compute capability)."""
+"""Threads per block on every NVIDIA GPU (CUDA Programming Guide, technical specifications per compute capability)."""
 
 
 def chosen_architectures(processors: Processors = THIS_MACHINE) -> tuple[str, ...]:
-    """What to make machine code for: the architecture that is named or present, otherwise all of `ARCHITECTURES`.
+    """Returns the architectures of the machine code: the named or present one, otherwise all of `ARCHITECTURES`.
 
     Raises:
-        HarnessError: What is named is no architecture.
+        HarnessError: The name is no architecture.
     """
     import tvm
 
-    named = processors.cuda
-    if named is not None:
-        if not named.startswith("sm_") or not named[3:].rstrip("af").isdigit():
+    arch = processors.cuda
+    if arch is not None:
+        if not arch.startswith("sm_") or not arch[3:].rstrip("af").isdigit():
             raise HarnessError(
-                f"{named!r} is no architecture of NVIDIA GPUs: give --cuda-arch, or {CUDA_VARIABLE}, for instance sm_90"
+                f"{arch!r} is no architecture of NVIDIA GPUs: give --cuda-arch, or {CUDA_VARIABLE}, for instance sm_90"
             )
-        return (named,)
+        return (arch,)
     if tvm.cuda().exist:
         return (architecture_of(tvm.cuda()),)
     return ARCHITECTURES
 
 
 def architecture_of(device: tvm.runtime.Device) -> str:
-    """The architecture of an NVIDIA GPU, for instance sm_90."""
+    """Returns the architecture of an NVIDIA GPU, for instance sm_90."""
     return "sm_" + str(device.compute_version).replace(".", "")
 
 
 def architectures(target: tvm.target.Target) -> tuple[str, ...]:
-    """What to make machine code for, which `cuda_target` has put among the target's keys."""
+    """Returns the architectures of the machine code, which `cuda_target` stores among the target's keys."""
     return tuple(key for key in map(str, target.keys) if key.startswith("sm_"))
 
 
 def cuda_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
-    """TVM's target for the newest of `chosen_architectures`, with a CPU as host.
+    """Returns TVM's target for the newest of `chosen_architectures`, with a CPU as host.
 
     Raises:
-        HarnessError: What is named is no architecture, or no CPU that LLVM knows.
+        HarnessError: A name is no architecture, or no CPU that LLVM knows.
     """
     import tvm
 
     install_compiler()
-    chosen = chosen_architectures(processors)
+    archs = chosen_architectures(processors)
     return tvm.target.Target(
         {
             "kind": "cuda",
-            "keys": ["cuda", "gpu", TENSOR_CORES, *chosen],
-            "arch": chosen[-1],
+            "keys": ["cuda", "gpu", TENSOR_CORES, *archs],
+            "arch": archs[-1],
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": 49152,
             "thread_warp_size": 32,
@@ -92,14 +92,14 @@ def cuda_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
 
 
 def cuda_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """The GPU targets' passes, and nothing else."""
+    """Returns the passes of the GPU targets."""
     from harness.schedules.gpu.pipeline import gpu_pipeline
 
     return gpu_pipeline(target)
 
 
 def find_nvcc() -> Path | None:
-    """The CUDA compiler: on the PATH, below CUDA_PATH or CUDA_HOME, or in /usr/local/cuda."""
+    """Returns the CUDA compiler on the PATH, below CUDA_PATH or CUDA_HOME, or in /usr/local/cuda."""
     on_path = shutil.which("nvcc")
     if on_path:
         return Path(on_path)
@@ -109,10 +109,10 @@ def find_nvcc() -> Path | None:
 
 
 def install_compiler() -> None:
-    """Lets TVM compile CUDA source by `compile_source`, in place of its own way: NVRTC with --use_fast_math.
+    """Lets TVM compile CUDA source by `compile_source` instead of NVRTC with --use_fast_math.
 
-    TVM asks for machine code only where its CUDA runtime could be loaded, which needs a driver; elsewhere it keeps the
-    source, and `device_code` puts machine code into the library.
+    TVM requests machine code only if its CUDA runtime can be loaded, which needs a driver. Otherwise it keeps the
+    source, and `device_code` writes machine code into the library.
     """
     import tvm_ffi
 
@@ -127,7 +127,7 @@ def install_compiler() -> None:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What nvcc makes of generated source: a cubin, or a fatbin of several, and the resources of each kernel."""
+    """The result of nvcc: a cubin, or a fatbin of several architectures, and the resources of each kernel."""
 
     binary: bytes
     kernels: tuple[Kernel, ...]
@@ -137,12 +137,12 @@ class Compiled:
 def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
     """Compiles CUDA source with nvcc, without fast math.
 
-    Fast math would turn divisions, square roots and exponentials into approximations, and subnormal numbers into zero.
+    Fast math would approximate divisions, square roots and exponentials, and flush subnormal numbers to zero.
 
     Args:
-        source: What TVM generated.
-        architectures: For instance sm_90; PTX of the first becomes machine code of each. A fatbin of several has that
-            PTX too.
+        source: Source that TVM generated.
+        architectures: For instance sm_90. PTX of the first becomes machine code of each; a fatbin of several also has
+            the PTX.
 
     Raises:
         RuntimeError: nvcc is missing, or rejects the source.
@@ -164,15 +164,15 @@ def compile_source(source: str, architectures: tuple[str, ...]) -> Compiled:
             "--resource-usage",
         ]
         command = [str(nvcc), *options, "-o", str(binary), str(code)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"nvcc rejected the generated kernels: {done.stdout}{done.stderr}")
-        kernels = reported_kernels(done.stdout + done.stderr)  # one architecture after the other, as they are finished
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise RuntimeError(f"nvcc rejected the generated kernels: {result.stdout}{result.stderr}")
+        kernels = reported_kernels(result.stdout + result.stderr)  # architectures are in the order of their completion
         return Compiled(binary.read_bytes(), tuple(sorted(kernels, key=lambda kernel: kernel.architecture)))
 
 
 def code_of(architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """What `compile_source` makes: machine code of each architecture, and of several the PTX of the first."""
+    """Returns the codes of `compile_source`: machine code of each architecture, and the PTX of the first of several."""
     return (*architectures, architectures[0].replace("sm_", "compute_")) if len(architectures) > 1 else architectures
 
 
@@ -182,11 +182,11 @@ _ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
     re.DOTALL,
 )
-"""The lines on one kernel in what `ptxas` reports with -v."""
+"""The lines about one kernel in the report of `ptxas -v`."""
 
 
 def reported_kernels(report: str) -> tuple[Kernel, ...]:
-    """The kernels in what `nvcc --resource-usage` prints, once for each architecture."""
+    """Returns the kernels in the output of `nvcc --resource-usage`, once for each architecture."""
 
     def total(pattern: str, text: str) -> int:
         return sum(map(int, re.findall(pattern, text)))
@@ -206,10 +206,10 @@ def reported_kernels(report: str) -> tuple[Kernel, ...]:
 
 
 def examine(source: str, threads: Mapping[str, int], target: tvm.target.Target) -> tuple[Kernel, ...]:
-    """What nvcc says of each generated kernel, on each of `architectures`.
+    """Returns nvcc's figures for each generated kernel, on each of `architectures`.
 
     Raises:
-        RuntimeError: nvcc rejects the source, or a launch has more threads than a block may have.
+        RuntimeError: nvcc rejects the source, or a launch exceeds the threads of a block.
     """
     kernels = compile_source(source, architectures(target)).kernels
     crowded = next((name for name, count in threads.items() if count > MAX_THREADS), None)
@@ -219,28 +219,28 @@ def examine(source: str, threads: Mapping[str, int], target: tvm.target.Target) 
 
 
 def device_code(saved: bytes, target: tvm.target.Target) -> bytes:
-    """A CUDA module as a library carries it, with machine code in the place of source.
+    """Returns a CUDA module as a library stores it, with machine code instead of source.
 
     Raises:
         RuntimeError: nvcc rejects the source.
     """
 
-    def compiled(form: str, code: bytes) -> tuple[str, bytes]:
-        if form != "cuda":  # where there is a device, TVM has asked for machine code already
+    def compile_code(form: str, code: bytes) -> tuple[str, bytes]:
+        if form != "cuda":  # with a device, TVM has already requested machine code
             return form, code
-        named = architectures(target)
-        return "cubin" if len(named) == 1 else "fatbin", compile_source(code.decode(), named).binary
+        archs = architectures(target)
+        return "cubin" if len(archs) == 1 else "fatbin", compile_source(code.decode(), archs).binary
 
-    return with_code(saved, compiled)
+    return with_code(saved, compile_code)
 
 
 def compiled_architectures(target: tvm.target.Target) -> tuple[str, ...]:
-    """What a library that is compiled for the target runs on: sm_… for machine code, compute_… for PTX."""
+    """Returns the architectures that a library of the target runs on: sm_… for machine code, compute_… for PTX."""
     return code_of(architectures(target))
 
 
 def compile_problem() -> str | None:
-    """Why this machine cannot compile CUDA kernels, or None."""
+    """Returns why this machine cannot compile CUDA kernels, or None."""
     import tvm
 
     if tvm.get_global_func("target.build.cuda", allow_missing=True) is None:
@@ -251,14 +251,14 @@ def compile_problem() -> str | None:
 
 
 def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
-    """Why this machine cannot run CUDA kernels, or None."""
+    """Returns why this machine cannot run CUDA kernels, or None."""
     from harness.runtime.devices import device_problem
 
     return device_problem("cuda") or llvm.run_problem(processors)  # the library's other half runs on the CPU
 
 
 def cuda_device() -> tvm.runtime.Device:
-    """TVM's device for the first NVIDIA GPU."""
+    """Returns TVM's device for the first NVIDIA GPU."""
     import tvm
 
     return tvm.cuda()

@@ -1,4 +1,4 @@
-"""The kernels of a GPU target while they are built: their threads from TensorIR, everything else from their source."""
+"""Examines the kernels of a GPU target while they are built: their threads in TensorIR, all else in their source."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def examined(target: tvm.target.Target) -> Iterator[list[Kernel]]:
-    """Collects the kernels that are built for the target inside; nothing where the target has none of its own.
+def examine_kernels(target: tvm.target.Target) -> Iterator[list[Kernel]]:
+    """Collects the kernels that are built for the target inside the context; empty for targets without own source.
 
-    TVM's code generator is the one place that sees both, the kernels' TensorIR, which knows how they are launched, and
-    their source: so it is wrapped.
+    TVM's code generator is wrapped, because it alone sees both the kernels' TensorIR, which has their launches, and
+    their source.
 
     Raises:
-        RuntimeError: A kernel is beyond what devices of the target allow.
+        RuntimeError: A kernel exceeds the limits of the target's devices.
     """
     import tvm_ffi
 
     from harness.targets import TARGETS
 
     kind = str(target.kind.name)
-    known = TARGETS.get(kind)
+    registered = TARGETS.get(kind)
     kernels: list[Kernel] = []
-    if known is None or known.examine is None:
+    if registered is None or registered.examine is None:
         yield kernels
         return
-    examine = known.examine
+    examine = registered.examine
     generator = f"target.build.{kind}"
     original = tvm_ffi.get_global_func(generator)
 
     def build(module: tvm.IRModule, device_target: tvm.target.Target) -> Any:
-        built = original(module, device_target)
-        kernels.extend(examine(built.inspect_source(kind), launched_threads(module), device_target))
-        return built
+        generated = original(module, device_target)
+        kernels.extend(examine(generated.inspect_source(kind), launched_threads(module), device_target))
+        return generated
 
     tvm_ffi.register_global_func(generator, build, override=True)
     try:
@@ -49,10 +49,10 @@ def examined(target: tvm.target.Target) -> Iterator[list[Kernel]]:
 
 
 def launched_threads(module: tvm.IRModule) -> dict[str, int]:
-    """Returns the threads of a block by kernel, for those whose launch does not depend on a shape.
+    """Returns the threads per block by kernel, for kernels whose launch does not depend on a shape.
 
     Args:
-        module: Kernels as the code generator takes them, `thread_extent` around their bodies.
+        module: Kernels as the code generator takes them, with `thread_extent` around their bodies.
     """
     import tvm
     import tvm_ffi

@@ -1,7 +1,7 @@
-"""Target `llvm`: the CPU of this machine, or another CPU that is named.
+"""Defines the target `llvm`: the CPU of this machine, or another named CPU.
 
 `x86-64-v3`, for instance, is the CPU of machines with AVX2 but no AVX-512. On Linux, a CPU of the other architecture
-may be named, too: `neoverse-n1` on x86-64 compiles for Linux on AArch64.
+may also be named: `neoverse-n1` on x86-64 compiles for Linux on AArch64.
 """
 
 from __future__ import annotations
@@ -24,85 +24,85 @@ if TYPE_CHECKING:
     import tvm
 
 _UNITS = {"amx": MATRIX_UNIT}
-"""Features of a unit beside the vector unit, by what names it behind a CPU: `sapphirerapids+amx`.
+"""Name of a unit behind a CPU's name (`sapphirerapids+amx`) → the features of the unit.
 
-A name alone does not promise them, because hypervisors and containers often hide the unit of a processor that has it.
+A CPU's name alone does not promise these features, because hypervisors and containers often hide a processor's unit.
 """
 _OTHER_TRIPLES = {"x86_64": "aarch64-linux-gnu", "aarch64": "x86_64-linux-gnu"}
 
 
 def cpu_name(processors: Processors = THIS_MACHINE) -> str:
-    """LLVM's name of the CPU to compile for: the one that is named, otherwise this machine's.
+    """Returns LLVM's name of the CPU to compile for: the named CPU, otherwise this machine's.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named (it would silently compile for a generic one), or the
-            unit behind it is not known.
+        HarnessError: LLVM does not know the named CPU (it would silently compile for a generic CPU), or the unit is
+            unknown.
     """
     if processors.cpu is not None:
         from tvm.target import codegen
 
-        named, unit = _named(processors.cpu)
-        known = codegen.llvm_is_valid_cpu(named, codegen.llvm_get_system_triple())
-        if not known and cross_triple(processors) is None:
+        name, unit = _split_cpu(processors.cpu)
+        is_known = codegen.llvm_is_valid_cpu(name, codegen.llvm_get_system_triple())
+        if not is_known and cross_triple(processors) is None:
             raise HarnessError(
-                f"LLVM knows no CPU {named!r} for {codegen.llvm_get_system_triple()}: leave out --cpu, and "
+                f"LLVM knows no CPU {name!r} for {codegen.llvm_get_system_triple()}: leave out --cpu, and "
                 f"unset {CPU_VARIABLE}, to compile for this machine's {codegen.llvm_get_system_cpu()}"
             )
         if unit and unit not in _UNITS:
             raise HarnessError(f"--cpu {processors.cpu} names an unknown unit {unit!r}: known are {', '.join(_UNITS)}")
         if unit and normalized((cross_triple(processors) or architecture()).partition("-")[0]) != "x86_64":
             raise HarnessError(f"--cpu {processors.cpu} names a unit of x86: leave out +{unit}")
-        return named
+        return name
     cpu = system_cpu()
     return safe_cpu(cpu.name, frozenset(cpu.features), cpu_features())
 
 
 def cross_triple(processors: Processors) -> str | None:
-    """LLVM's triple for a CPU that is named and is not of this architecture; None for every other CPU.
+    """Returns LLVM's triple for a named CPU of the other architecture; None for any other CPU.
 
-    LLVM has no names of systems for a CPU: such a one is taken for Linux, and on Linux alone.
+    LLVM does not connect a CPU with a system: the CPU is taken for Linux, and on Linux alone.
     """
     from tvm.target import codegen
 
     triple = _OTHER_TRIPLES.get(architecture()) if platform.system() == "Linux" else None
     if processors.cpu is None or triple is None:
         return None
-    named, _ = _named(processors.cpu)
-    if codegen.llvm_is_valid_cpu(named, codegen.llvm_get_system_triple()):
+    name, _ = _split_cpu(processors.cpu)
+    if codegen.llvm_is_valid_cpu(name, codegen.llvm_get_system_triple()):
         return None
-    return triple if codegen.llvm_is_valid_cpu(named, triple) else None
+    return triple if codegen.llvm_is_valid_cpu(name, triple) else None
 
 
 def host_of(processors: Processors = THIS_MACHINE) -> dict[str, Any]:
-    """TVM's target for a CPU as a dictionary: kind, name, triple if it is not of this architecture, named features.
+    """Returns TVM's target for a CPU as a dictionary: kind, name, triple of another architecture, named features.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named, or the unit behind it is not known.
+        HarnessError: LLVM does not know the named CPU, or the unit is unknown.
     """
     triple = cross_triple(processors)
     host: dict[str, Any] = {"kind": "llvm", "mcpu": cpu_name(processors)}
     if triple is not None:
         host["mtriple"] = triple
-    if unit := _named(processors.cpu or "")[1]:
+    if unit := _split_cpu(processors.cpu or "")[1]:
         host["mattr"] = [f"+{feature}" for feature in _UNITS[unit]]
     return host
 
 
-def _named(cpu: str) -> tuple[str, str]:
-    """Splits what --cpu names into LLVM's name of the CPU and the unit behind it, if any."""
+def _split_cpu(cpu: str) -> tuple[str, str]:
+    """Splits the value of --cpu into LLVM's name of the CPU and the unit behind it, if any."""
     name, _, unit = cpu.partition("+")
     return name, unit
 
 
 def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None) -> str:
-    """The CPU name to compile for: `name`, unless it promises vector instructions that the machine does not show.
+    """Returns `name`, or a common CPU's name if `name` promises vector instructions that the machine hides.
 
-    A hypervisor may hide instruction sets of the processor that it names; code that used them would die of SIGILL.
+    A hypervisor may hide instruction sets of the processor that it names; code with these would die of SIGILL.
 
     Args:
         name: LLVM's name of the host processor.
-        promised: Features that LLVM connects with that name.
-        present: Features that the operating system shows; None if it does not tell.
+        promised: Features that LLVM connects with the name.
+        present: Features that the operating system reports; None if it reports none.
     """
     if present is None or promised.intersection(VECTOR_FEATURES) <= present:
         return name
@@ -110,10 +110,10 @@ def safe_cpu(name: str, promised: frozenset[str], present: frozenset[str] | None
 
 
 def llvm_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
-    """TVM's target for a CPU, with the number of CPUs that this process may use.
+    """Returns TVM's target for a CPU, with the number of CPUs that this process may use.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named.
+        HarnessError: LLVM does not know the named CPU.
     """
     import tvm
 
@@ -121,14 +121,14 @@ def llvm_target(processors: Processors = THIS_MACHINE) -> tvm.target.Target:
 
 
 def llvm_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """The CPU schedules of `harness.schedules.cpu`, as a pass that `tvm.relax.build` takes for its Relax pipeline."""
+    """Returns the CPU schedules of `harness.schedules.cpu`, as the Relax pipeline of `tvm.relax.build`."""
     from harness.schedules.cpu import cpu_pipeline
 
     return cpu_pipeline(target, schedules)
 
 
 def compile_problem() -> str | None:
-    """Why this machine cannot compile for its CPU, or None."""
+    """Returns why this machine cannot compile for its CPU, or None."""
     from tvm.target import codegen
 
     if not codegen.llvm_version_major(allow_none=True):
@@ -137,10 +137,10 @@ def compile_problem() -> str | None:
 
 
 def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
-    """Why this machine cannot run code for a CPU, or None: a CPU that is named may have more than this one.
+    """Returns why this machine cannot run code for a CPU, or None; a named CPU may have more features.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named.
+        HarnessError: LLVM does not know the named CPU.
     """
     problem = cpu_problem(*_required(processors))
     if problem is None:
@@ -150,10 +150,10 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
 
 
 def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
-    """Returns whether a matrix unit is all that this machine lacks to run code for a CPU.
+    """Returns whether this machine lacks only a matrix unit to run code for a CPU.
 
     Raises:
-        HarnessError: LLVM does not know the CPU that is named.
+        HarnessError: LLVM does not know the named CPU.
     """
     name, required = _required(processors)
     vectors = [feature for feature in required if feature not in MATRIX_UNIT]
@@ -161,14 +161,14 @@ def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
 
 
 def _required(processors: Processors) -> tuple[str, list[str]]:
-    """The CPU that code is compiled for, and its features that the code may use."""
+    """Returns the CPU that code is compiled for, and the features that the code may use."""
     import tvm
 
     return required_cpu(tvm.target.Target(host_of(processors)))
 
 
 def cpu_device() -> tvm.runtime.Device:
-    """TVM's device for the CPU."""
+    """Returns TVM's device for the CPU."""
     import tvm
 
     return tvm.cpu()

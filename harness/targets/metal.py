@@ -1,4 +1,4 @@
-"""Target `metal`: Apple GPUs.
+"""Defines the target `metal` of Apple GPUs.
 
 On Linux the Metal source and the arm64 macOS host code are generated and linked; running them needs macOS.
 """
@@ -14,7 +14,7 @@ from harness.schedules import UNTUNED, Schedules
 from harness.schedules.gpu.capabilities import VECTORS_OF_FOUR
 from harness.targets.linking import MACOS, MACOS_TRIPLE, link_problem
 from harness.targets.metal_constants import exact_constants
-from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, completed
+from harness.targets.metal_source import MAX_THREADGROUP_BYTES, MAX_THREADS, check_metal, complete_source
 from harness.targets.target import Target
 
 if TYPE_CHECKING:
@@ -39,17 +39,17 @@ def metal_target(_processors: Processors = THIS_MACHINE) -> tvm.target.Target:
 
 
 def install_completion() -> None:
-    """Lets TVM put into the library what `completed` makes of each kernel: source still, for the device to compile."""
+    """Lets TVM store the source of `complete_source` in the library, which the device compiles."""
     import tvm_ffi
 
     def complete(source: str, _target: tvm.target.Target) -> tuple[str, str]:
-        return completed(source), "metal"
+        return complete_source(source), "metal"
 
     tvm_ffi.register_global_func("tvm_callback_metal_compile", complete, override=True)
 
 
 def metal_pipeline(target: tvm.target.Target, _schedules: Schedules = UNTUNED) -> tvm.transform.Pass:
-    """Returns the GPU targets' passes, and one that makes Metal's compiler read constants exactly."""
+    """Returns the GPU targets' passes, and a pass that makes Metal's compiler read constants exactly."""
     from harness.schedules.gpu.pipeline import gpu_pipeline
 
     return gpu_pipeline(target, finish=[exact_constants()])
@@ -68,8 +68,8 @@ def compile_problem() -> str | None:
 
 
 def examine(source: str, threads: Mapping[str, int], _target: tvm.target.Target) -> tuple[Kernel, ...]:
-    """Examines the kernels; RuntimeError for one that clang rejects or that no Apple GPU would take."""
-    return check_metal(completed(source), threads)
+    """Returns the examined kernels; raises RuntimeError for a kernel that clang or every Apple GPU rejects."""
+    return check_metal(complete_source(source), threads)
 
 
 def run_problem(_processors: Processors = THIS_MACHINE) -> str | None:

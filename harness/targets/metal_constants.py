@@ -1,8 +1,9 @@
-"""Float constants in Metal source, bit by bit.
+"""Writes float constants in Metal source by their bits, so that they stay exact.
 
-TVM's code generator for Metal writes a constant with seven digits, where a float needs nine: 1/9 becomes 0.1111111,
-which is another float. Those that would change are given by their bits instead, as `as_type<float>(…)`. Not so the
-largest float and its negative: minima and maxima begin with them, and TVM spreads these over threads only then.
+TVM's code generator for Metal writes a constant with seven digits, although a float needs nine: 1/9 becomes 0.1111111,
+which is another float. Constants that would change are written by their bits instead, as `as_type<float>(…)`. The
+largest float and its negative are left, because minima and maxima start with them, and TVM distributes only such
+reductions over threads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def survives(value: float) -> bool:
-    """Returns whether a float is still the same after it was written with seven digits."""
+    """Returns whether a float is unchanged after it was written with seven digits."""
     return struct.pack("<f", value) == struct.pack("<f", float(f"{value:e}"))
 
 
@@ -23,7 +24,7 @@ _LARGEST = struct.unpack("<f", bytes.fromhex("ffff7f7f"))[0]
 
 
 def exact_constants() -> tvm.transform.Pass:
-    """Gives float32 constants of kernels that TVM would round by their bits."""
+    """Returns the pass that writes float32 constants of kernels by their bits if TVM would round them."""
     import tvm
     import tvm_ffi
     from tvm import tirx

@@ -1,4 +1,4 @@
-"""Generated Metal source: split into its kernels, read by clang, and held to what every Apple GPU allows."""
+"""Splits generated Metal source into kernels, parses it with clang, and holds it to the limits of every Apple GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WIDE_ATOMIC = re.compile(r"\batomic(?:_u?long|\s*<\s*(?:u?long|u?int64_t)\s*>)"
 
 
 def split_kernels(source: str) -> dict[str, str]:
-    """Splits the source by kernel; TVM writes the kernels one after the other, each as a file of its own."""
+    """Splits the source by kernel; TVM writes each kernel as its own file."""
     parts = re.split(r"^// Function: (\S+)$", source, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -34,14 +34,14 @@ def split_kernels(source: str) -> dict[str, str]:
 def as_cpp(kernel: str) -> str:
     """Translates a kernel to C++ over `headers/metal_stdlib`.
 
-    C++ writes the constructor of a vector type as a function, and arrays that outlive the function as static.
+    In C++ the constructor of a vector type is a function, and arrays that outlive the function are static.
     """
     static = _THREADGROUP_ARRAY.sub(r"static threadgroup \1 \2[\3];", kernel)
     return _CONSTRUCTOR.sub(r"make_\1(", static)
 
 
 def one_file(kernels: Mapping[str, str]) -> str:
-    """Joins all kernels in one C++ file, in which messages name the kernel in place of a file."""
+    """Joins all kernels in one C++ file, whose messages name the kernel as the file."""
     parts = (
         f'#define __TVMArgUnion ArgUnionOf_{name}\n#line 1 "{name}"\n{as_cpp(text)}\n#undef __TVMArgUnion\n'
         for name, text in kernels.items()
@@ -64,41 +64,43 @@ WIDE_SHUFFLES = "\n".join(
 6.9.2; KhronosGroup/SPIRV-Cross#2538)."""
 
 
-_REDUCED = re.compile(r"^(\s*thread \w+ red_buf\d+\w*\[\d+\]);$", re.MULTILINE)
-"""What TVM's reductions declare for the value that a thread brings along."""
+_REDUCTION_BUFFER = re.compile(r"^(\s*thread \w+ red_buf\d+\w*\[\d+\]);$", re.MULTILINE)
+"""The declaration of a thread's value in TVM's reductions."""
 
 
-def completed(source: str) -> str:
-    """Returns what the device compiles of what TVM generated, with what that leaves out; see `initialized`."""
-    return initialized(with_wide_shuffles(source))
+def complete_source(source: str) -> str:
+    """Returns the source for the device: TVM's source with wide shuffles and initialized reductions."""
+    return initialize_reductions(with_wide_shuffles(source))
 
 
-def initialized(source: str) -> str:
-    """Gives every thread of a reduction a value.
+def initialize_reductions(source: str) -> str:
+    """Initializes every thread's value in a reduction.
 
-    In its second step, over the first one's results, TVM gives a value to as many threads as there are results, and all
-    threads shuffle. Shuffling no value is undefined behaviour in C++ and so in Metal: clang drops the branch, and every
-    thread does what those do that have one.
+    In the second step, over the first step's results, TVM gives a value to as many threads as there are results, but
+    all threads shuffle. Shuffling an undefined value is undefined behaviour in C++ and so in Metal: clang drops the
+    branch, and every thread behaves as a thread with a value.
     """
-    return _REDUCED.sub(r"\1 = {};", source)
+    return _REDUCTION_BUFFER.sub(r"\1 = {};", source)
 
 
 def with_wide_shuffles(source: str) -> str:
-    """Adds `WIDE_SHUFFLES` to kernels that shuffle: Metal's compiler finds the calls ambiguous without it."""
+    """Adds `WIDE_SHUFFLES` to kernels that shuffle, because Metal's compiler finds the calls ambiguous without them."""
     start = "using namespace metal;\n"
-    first, *others = source.split(start)
-    return first + "".join(start + (f"{WIDE_SHUFFLES}\n{text}" if "simd_shuffle" in text else text) for text in others)
+    preamble, *kernels = source.split(start)
+    return preamble + "".join(
+        start + (f"{WIDE_SHUFFLES}\n{text}" if "simd_shuffle" in text else text) for text in kernels
+    )
 
 
 def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
-    """Returns what the kernels of generated source use.
+    """Returns the resources of the kernels of generated source.
 
     Args:
-        source: Source of all kernels, as TVM's Metal module shows it.
-        threads: Threads of a threadgroup, by kernel.
+        source: Source of all kernels, from TVM's Metal module.
+        threads: Threads per threadgroup, by kernel.
 
     Raises:
-        RuntimeError: A kernel does not parse, or uses what an Apple GPU does not have; the message names the first one.
+        RuntimeError: A kernel does not parse, or exceeds an Apple GPU; the message names the first such kernel.
     """
     kernels = split_kernels(source)
     for name, text in kernels.items():
@@ -111,31 +113,31 @@ def check_metal(source: str, threads: Mapping[str, int]) -> tuple[Kernel, ...]:
         file.write_text(one_file(kernels))
         messages = run_clang(["-fsyntax-only", str(file)])
     if messages:
-        raise RuntimeError(f"Metal kernel {_located(messages)}")
-    return tuple(_measured(name, text, threads.get(name)) for name, text in kernels.items())
+        raise RuntimeError(f"Metal kernel {_first_error(messages)}")
+    return tuple(_kernel_of(name, text, threads.get(name)) for name, text in kernels.items())
 
 
-def _located(messages: str) -> str:
+def _first_error(messages: str) -> str:
     """Returns the first error with its kernel and line, from clang's messages."""
     error = re.search(r"(?m)^(?P<kernel>[^:\n]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", messages)
     return f"{error['kernel']}, line {error['line']}: {error['what']}" if error else f"source: {messages[:2000]}"
 
 
-def _measured(name: str, text: str, threads: int | None) -> Kernel:
-    shared = sum(int(count) * _bytes_of(element) for element, _, count in _THREADGROUP_ARRAY.findall(text))
+def _kernel_of(name: str, text: str, threads: int | None) -> Kernel:
+    shared = sum(int(count) * _element_bytes(element) for element, _, count in _THREADGROUP_ARRAY.findall(text))
     buffers = len(re.findall(r"\[\[ buffer\(\d+\) \]\]", text))
     limits = (
         (shared, MAX_THREADGROUP_BYTES, "bytes of threadgroup memory"),
         (threads or 0, MAX_THREADS, "threads in a threadgroup"),
         (buffers, MAX_BUFFERS, "buffers"),
     )
-    for used, limit, what in limits:
+    for used, limit, resource in limits:
         if used > limit:
-            raise RuntimeError(f"Metal kernel {name}: {used} {what}, at most {limit}")
+            raise RuntimeError(f"Metal kernel {name}: {used} {resource}, at most {limit}")
     return Kernel(name, "metal", threads, shared, buffers)
 
 
-def _bytes_of(element: str) -> int:
+def _element_bytes(element: str) -> int:
     """Returns the bytes of an array's element; a vector of three takes four (Metal Specification 2.2)."""
     match = re.fullmatch(r"([a-z]+)([234])?", element)
     if match is None or match[1] not in _SIZES:

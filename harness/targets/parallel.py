@@ -1,17 +1,17 @@
-"""How a library hands out the parts of a parallel loop: to whichever thread is free.
+"""Schedules parallel loops dynamically: a library hands out the parts of a loop to free threads.
 
-TVM's pool gives each thread one equal part of a loop, which ends with its slowest thread: one whose core another
-process uses, too, or an efficiency core. The code that TVM compiles from a loop does any one of any number of equal
-parts. So a library cuts a long loop into more parts than there are threads, and each thread takes the next part until
-none is left. `harness.runtime.loading` asks a library for that when it is loaded.
+TVM's pool gives each thread one equal part of a loop, which ends with its slowest thread: a thread on an efficiency
+core, or on a core that another process also uses. The code that TVM compiles from a loop can run any one of any number
+of equal parts. Therefore a library cuts a long loop into more parts than there are threads, and each thread takes the
+next part until none is left. `harness.runtime.loading` switches this on when it loads a library.
 
-In a long loop each thread is bound to a CPU of its own, where there is one for each. A busy neighbour then takes its
-share of one CPU, and the other threads take the parts that this one has no time for. Systems move threads about
-otherwise, or give a process with two threads one CPU and a process with one thread the other. The calling thread may go
-where it could before as soon as the loop ends.
+In a long loop each thread is bound to its own CPU, if there is a CPU for each. A busy neighbour then takes its share of
+one CPU, and the other threads take the parts that the slowed thread does not reach. Without binding, systems migrate
+threads, or give a process with two threads one CPU and a process with one thread the other CPU. The calling thread's
+affinity is restored when the loop ends.
 
-A short loop is not worth all threads of a machine that has many: each that is woken costs time. A library knows how
-much work a loop was when it last ran, and wakes as many threads as make it shorter.
+A short loop does not need all threads of a large machine, because each woken thread costs time. A library records the
+work of a loop's last run, and wakes as many threads as shorten the loop.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from harness.runtime.loading import HAND_OUT_PARTS
 from harness.runtime.threads import BINDING_VARIABLE
 
 PARTS_PER_THREAD = 4
-"""Parts of a loop for each thread; more would be smaller than what a thread keeps from one task to the next."""
+"""Parts of a loop per thread; smaller parts would lose the data that a thread keeps from one task to the next."""
 LEAST_PARTS = 16
-"""Parts on few threads, where one that is late would keep the others waiting for longer."""
+"""Least number of parts, because on few threads a late thread would delay the others for longer."""
 LONG_SECONDS = 8e-3
-"""A loop is long that took so long when it last ran; systems take a core from a thread about as often."""
+"""Duration of the last run from which on a loop is long; systems preempt a thread about as often."""
 
 LAUNCH_NANOSECONDS, LAUNCH_NANOSECONDS_PER_THREAD = 2000, 100
-"""Assumed cost of handing a loop to threads that are awake: the calling thread fills one queue after the other."""
+"""Assumed cost of launching a loop on awake threads: the calling thread fills one queue after another."""
 
 
 def parts_of_loop(threads: int) -> int:
-    """Returns how many parts a long loop is cut into; one thread does all of a loop at once."""
+    """Returns the number of parts of a long loop; one thread runs a loop as a whole."""
     return 1 if threads == 1 else max(LEAST_PARTS, PARTS_PER_THREAD * threads)
 
 
 def launch_nanoseconds(threads: int) -> int:
-    """Returns what handing a loop to threads costs; one thread runs it itself."""
+    """Returns the cost of launching a loop on threads; one thread runs the loop itself."""
     return 0 if threads == 1 else LAUNCH_NANOSECONDS + LAUNCH_NANOSECONDS_PER_THREAD * threads
 
 
 def threads_for(work: int, threads: int) -> int:
-    """Returns on how many of a pool's threads a short loop runs: twice as many as long as that saves time.
+    """Returns the number of a pool's threads for a short loop, doubled as long as that saves time.
 
-    The function of this name in `SOURCE` is the same in C.
+    `SOURCE` has the same function in C.
 
     Args:
-        work: Nanoseconds of all threads together, when it last ran.
-        threads: Of the pool.
+        work: Nanoseconds of all threads in the last run.
+        threads: Threads of the pool.
     """
     count = 1
     while count < threads:
-        more = min(2 * count, threads)
-        if work // count - work // more <= launch_nanoseconds(more) - launch_nanoseconds(count):
+        doubled = min(2 * count, threads)
+        if work // count - work // doubled <= launch_nanoseconds(doubled) - launch_nanoseconds(count):
             break
-        count = more
+        count = doubled
     return count
 
 
@@ -203,4 +203,4 @@ int __tvm_ffi_{HAND_OUT_PARTS}(void *self, const void *arguments, int number, vo
 }}
 #endif
 """
-"""In C. A thread that fails takes no further part, and TVM tells the error of any of them."""
+"""C source of the launcher. A failing thread takes no further part, and TVM reports the error of one of them."""

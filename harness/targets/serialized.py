@@ -1,4 +1,4 @@
-"""The bytes that a library carries in TVM's serialization: the modules beside its host code, among them the device's.
+"""Reads and replaces the modules that a library embeds in TVM's serialization, among them the device's code.
 
 The format is that of TVM 0.27: little endian, 64-bit counts before strings, arrays and maps.
 """
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 EMBEDDED = "__tvm_ffi__library_bin"
-"""The symbol of a library whose content are the modules."""
+"""The symbol of a library that contains the modules."""
 
 HOST_CODE = "_lib"
-"""Stands among the modules for the library itself, without bytes (tvm-ffi: `src/ffi/extra/library_module.cc`)."""
+"""Kind of the module that stands for the library itself, without bytes (tvm-ffi: `extra/library_module.cc`)."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the host calls a kernel: `arguments` values, then an extent for each of `extents` (`blockIdx.x`, …)."""
+    """The launch of a kernel: `arguments` values, then an extent for each of `extents` (`blockIdx.x`, …)."""
 
     name: str
     arguments: int
@@ -26,7 +26,7 @@ class Launch:
 
 
 class Reader:
-    """Reads from the front.
+    """A reader of serialized bytes, from the front.
 
     Attributes:
         position: Position of the next byte.
@@ -38,14 +38,14 @@ class Reader:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left."""
+        """Returns whether all bytes are read."""
         return self.position == len(self._data)
 
     def take(self, count: int) -> bytes:
-        """Reads that many bytes.
+        """Reads the given number of bytes.
 
         Raises:
-            RuntimeError: There are fewer.
+            RuntimeError: There are fewer bytes.
         """
         part = self._data[self.position : self.position + count]
         if len(part) != count:
@@ -59,7 +59,7 @@ class Reader:
         return int(value)
 
     def sized(self) -> bytes:
-        """Reads bytes with their number before them."""
+        """Reads bytes after their number."""
         return self.take(self.count())
 
     def text(self) -> str:
@@ -80,20 +80,20 @@ class Reader:
 
 
 def sized(data: bytes) -> bytes:
-    """Writes bytes as `Reader.sized` reads them."""
+    """Returns bytes after their number, in the format of `Reader.sized`."""
     return struct.pack("<Q", len(data)) + data
 
 
 def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
-    """Replaces the bytes of the modules in what a library embeds.
+    """Replaces the bytes of the modules that a library embeds.
 
     Args:
-        embedded: The content of the symbol `EMBEDDED`: its own length, which module imports which (two
-            arrays of numbers), then of each module its kind, and its bytes unless it is `HOST_CODE`.
-        change: Takes kind and bytes of a module, returns the bytes to put there.
+        embedded: The content of the symbol `EMBEDDED`: its own length, the imports of the modules (two arrays of
+            numbers), then the kind of each module, and its bytes unless it is `HOST_CODE`.
+        change: Takes kind and bytes of a module and returns the new bytes.
 
     Raises:
-        RuntimeError: It is cut off.
+        RuntimeError: The content is truncated.
     """
     reader = Reader(Reader(embedded).sized())
     for _ in range(2):
@@ -108,14 +108,14 @@ def with_modules(embedded: bytes, change: Callable[[str, bytes], bytes]) -> byte
 
 
 def with_code(saved: bytes, make: Callable[[str, bytes], tuple[str, bytes]]) -> bytes:
-    """Replaces the code of a CUDA module, as a library carries it, by other code for the same kernels.
+    """Replaces the code of an embedded CUDA module by other code for the same kernels.
 
     Args:
         saved: Format (`cuda` for source, `cubin`, `fatbin`), launches, code.
-        make: Takes format and code, returns others.
+        make: Takes format and code and returns new ones.
 
     Raises:
-        RuntimeError: It is cut off.
+        RuntimeError: The content is truncated.
     """
     reader = Reader(saved)
     form = reader.text()

@@ -1,4 +1,4 @@
-"""What LLVM says of this machine's CPU, kept on disk: a process takes seconds to import TVM and ask."""
+"""Caches LLVM's description of this machine's CPU on disk, because importing TVM to ask takes seconds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from harness.runtime.system import ROOT, read_text
 from harness.targets.tvm_build import tvm_build
 
 FILE = "cpu.json"
-"""Name of the file in the folder of the cache."""
+"""Name of the file in the cache's folder."""
 
-_TELLING = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features")
-"""Beginnings of the lines of `/proc/cpuinfo` that LLVM goes by, or that tell processors apart."""
+_IDENTIFYING_LINES = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features")
+"""Beginnings of the lines of `/proc/cpuinfo` that LLVM reads, or that distinguish processors."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class SystemCpu:
     """LLVM's name of a CPU, and the features that it connects with the name.
 
     Attributes:
-        name: For instance `znver4`.
-        features: For instance `avx512bf16`, in order.
+        name: The name, for instance `znver4`.
+        features: The features in order, for instance `avx512bf16`.
     """
 
     name: str
@@ -35,25 +35,25 @@ class SystemCpu:
 
 @cache
 def system_cpu() -> SystemCpu:
-    """Returns what LLVM says of this machine's CPU.
+    """Returns LLVM's description of this machine's CPU.
 
-    Where the system does not describe its processor or the cache cannot be used, each process asks LLVM.
+    Each process asks LLVM if the system does not describe its processor or the cache cannot be used.
     """
-    made_by = _conditions()
+    conditions = _conditions()
     path = cache_root() / FILE
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if made_by is not None and kept["made by"] == made_by:
-            return SystemCpu(str(kept["name"]), tuple(map(str, kept["features"])))
-    found = _asked()
-    if made_by is not None:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if conditions is not None and stored["made by"] == conditions:
+            return SystemCpu(str(stored["name"]), tuple(map(str, stored["features"])))
+    cpu = _query_llvm()
+    if conditions is not None:
         with contextlib.suppress(HarnessError, OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"made by": made_by, **asdict(found)})
-    return found
+            write_json(path, {"made by": conditions, **asdict(cpu)})
+    return cpu
 
 
-def _asked() -> SystemCpu:
+def _query_llvm() -> SystemCpu:
     import tvm
     from tvm.target import codegen
 
@@ -63,8 +63,8 @@ def _asked() -> SystemCpu:
 
 
 def _conditions() -> dict[str, Any] | None:
-    """Returns all that the answer depends on, as JSON has it; None where the system does not describe its processor."""
+    """Returns all that the description depends on, as JSON data; None if the system does not describe its processor."""
     lines = read_text(ROOT / "proc/cpuinfo").splitlines()
-    processors = sorted({line for line in lines if line.startswith(_TELLING)})
+    processors = sorted({line for line in lines if line.startswith(_IDENTIFYING_LINES)})
     build = tvm_build()
     return {"processors": processors, "tvm": list(build)} if processors and build else None

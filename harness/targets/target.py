@@ -1,4 +1,4 @@
-"""Target: one kind of device, what this machine can do with it, and the pipeline that compiles for it."""
+"""Defines a target: one kind of device, this machine's abilities with it, and the pipeline that compiles for it."""
 
 from __future__ import annotations
 
@@ -16,62 +16,63 @@ if TYPE_CHECKING:
 
 
 class MakeTarget(Protocol):
-    """Makes TVM's target."""
+    """A function that makes TVM's target."""
 
     def __call__(self, processors: Processors = THIS_MACHINE, /) -> tvm.target.Target:
-        """The target for processors; HarnessError if there are none of such a name."""
+        """Returns the target for processors; raises HarnessError if their name is unknown."""
 
 
 class RunProblem(Protocol):
-    """Says why this machine cannot run compiled code."""
+    """A function that explains why this machine cannot run compiled code."""
 
     def __call__(self, processors: Processors = THIS_MACHINE, /) -> str | None:
-        """The reason why code for processors does not run here, in one sentence, or None."""
+        """Returns the reason why code for processors does not run here, in one sentence, or None."""
 
 
 class Pipeline(Protocol):
-    """Makes the pass that turns an imported module into one that is ready for code generation."""
+    """A function that makes the pass from an imported module to a module that is ready for code generation."""
 
     def __call__(self, target: tvm.target.Target, schedules: Schedules = UNTUNED, /) -> tvm.transform.Pass:
-        """Returns the pass for TVM's target; what tuning found for other kinds of target is left alone."""
+        """Returns the pass for TVM's target; schedules of other kinds of target are ignored."""
 
 
 class Examine(Protocol):
-    """Reads what became of a GPU target's kernels, and refuses those that no device would take."""
+    """A function that reads the generated kernels of a GPU target, and refuses kernels that no device accepts."""
 
     def __call__(self, source: str, threads: Mapping[str, int], target: tvm.target.Target, /) -> tuple[Kernel, ...]:
-        """Examines the kernels of generated source, given the threads per block; RuntimeError for a violation."""
+        """Returns the kernels of generated source, given the threads per block; RuntimeError for a violation."""
 
 
 class DeviceCode(Protocol):
-    """Makes what a library carries for the device of what TVM generated for it."""
+    """A function that makes a library's device code from the module that TVM generated."""
 
     def __call__(self, saved: bytes, target: tvm.target.Target, /) -> bytes:
-        """Returns what the library carries for the device; RuntimeError where the compiler rejects the module."""
+        """Returns the library's device code; raises RuntimeError if the compiler rejects the module."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One place to run.
+    """One kind of device.
 
     Attributes:
         name: Registry key, also the pytest marker.
         summary: One line for `sam3-tvm list`.
-        tvm_target: Makes TVM's target for processors; without an argument, for those of this machine.
-        pipeline: The pass that turns an imported module into one that is ready for code generation, tuned or not.
+        tvm_target: Returns TVM's target for processors; without an argument, for this machine's.
+        pipeline: Returns the pass from an imported module to a module that is ready for code generation, tuned or not.
         compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
         run_problem: None if this machine can run code for processors, otherwise the reason in one sentence.
-        device: TVM's device to run on.
-        examine: For targets with a generated source of their own: what its kernels use and whether they are allowed.
-        device_code: For targets whose libraries carry something else for the device than TVM puts there.
+        device: Returns TVM's device.
+        examine: For targets with their own generated source: returns the resources of its kernels and checks their
+            limits.
+        device_code: For targets whose libraries carry other device code than TVM's.
         architectures: For targets whose libraries run on some devices only: names of their architectures.
-        precisions: Names of the precisions that it compiles in, see `harness.core.precision`.
-        tunable: Whether its pipeline takes schedules that tuning found, and tuning can search for some.
-        emulated: Whether this machine's CPU can run its kernels in place of a device, see `harness.execution.emulated`.
-        symbolic: Whether its pipeline takes inputs with symbolic axes, and makes fast kernels of what reads them.
-        upsampling: Whether its pipeline convolves an upsampled image without making it first.
-        forkable: Whether a case of it may run in a fork of a process that has loaded the libraries. A GPU's driver that
-            was asked for devices while they were loaded fails in one.
+        precisions: Names of the precisions that the target compiles in, see `harness.core.precision`.
+        tunable: Whether the pipeline takes tuned schedules, and tuning can search for them.
+        emulated: Whether this machine's CPU can run the kernels in place of a device, see `harness.execution.emulated`.
+        symbolic: Whether the pipeline takes inputs with symbolic axes, and makes fast kernels of their readers.
+        upsampling: Whether the pipeline convolves an upsampled image without materializing it.
+        forkable: Whether a case may run in a fork of a process that has loaded the libraries. A GPU's driver that was
+            asked for devices during loading fails in a fork.
     """
 
     name: str

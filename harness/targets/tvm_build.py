@@ -1,4 +1,4 @@
-"""Which build of TVM this is, told by its libraries: importing TVM to ask takes seconds."""
+"""Identifies the build of TVM by its libraries, because importing TVM to ask takes seconds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 @cache
 def tvm_build() -> tuple[str, ...]:
-    """Returns name, size and date of each of TVM's libraries, in order; nothing if TVM is not installed.
+    """Returns name, size and date of each of TVM's libraries, in order; empty if TVM is not installed.
 
-    They are looked for where `tvm.libinfo.package_lib_paths` says, which cannot be asked without importing TVM: a
-    wheel's folder, and those of a build in the source tree.
+    The folders are those of `tvm.libinfo.package_lib_paths`, which cannot be called without importing TVM: a wheel's
+    folder, and those of a build in the source tree.
     """
     package = find_spec("tvm")
     if package is None or package.origin is None:
         return ()
     installed = Path(package.origin).parent
     tree = installed.parents[1]
-    named = os.environ.get("TVM_LIBRARY_PATH")
-    folders = [*([Path(named)] if named else []), installed / "lib", tree / "build" / "lib", tree / "lib"]
+    library_path = os.environ.get("TVM_LIBRARY_PATH")
+    folders = [*([Path(library_path)] if library_path else []), installed / "lib", tree / "build" / "lib", tree / "lib"]
     return tuple(
         f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
         for folder in folders

@@ -1,4 +1,4 @@
-"""What `sam3-tvm track` writes frame by frame: a video of the objects, their masks, a data set, a table of tracks."""
+"""Writes the results of `sam3-tvm track` frame by frame: a video of the objects, their masks, a data set, a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A video as a data set in COCO's format, with the fields of TAO that say which annotations are one object.
+"""Writes a video as a data set in COCO's format, with the fields of TAO that link the annotations of an object.
 
 TAO: https://github.com/TAO-Dataset/tao/blob/master/docs/file_format.md. `pycocotools.coco.COCO` loads it.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.files import unfinished
+from harness.files import write_file
 from harness.segment.coco import (
     INFO,
     annotation_entry,
@@ -23,15 +23,15 @@ from harness.segment.coco import (
 from harness.track.objects import TrackedObjects
 
 VIDEO_ID = 1
-"""Of the only video."""
+"""Id of the only video."""
 
 
 @dataclass(frozen=True)
 class AnnotatedFrame:
-    """What is known of a frame that is done.
+    """A finished frame with its annotations.
 
     Attributes:
-        index: Its place in the video, from 0.
+        index: Its index in the video, from 0.
         size: Width and height in pixels.
         annotations: Entries of `track_annotations`.
     """
@@ -42,7 +42,7 @@ class AnnotatedFrame:
 
 
 def track_annotations(tracked: TrackedObjects) -> list[dict[str, Any]]:
-    """Makes an entry for each object: that of `harness.segment.coco.coco_annotations` and its number, `track_id`."""
+    """Makes an entry for each object: that of `harness.segment.coco.coco_annotations` and its id, `track_id`."""
     entries = coco_annotations(tracked.objects)
     return [{"track_id": number} | entry for number, entry in zip(tracked.ids, entries, strict=True)]
 
@@ -54,20 +54,20 @@ def write_data_set(
     categories: Sequence[str],
     frames: Callable[[], Iterator[AnnotatedFrame]],
 ) -> None:
-    """Writes the data set of a video; it is never in memory as a whole.
+    """Writes the data set of a video, without holding it in memory as a whole.
 
-    `images` has an entry for each frame, with `video_id` and `frame_index`; `tracks` has one for each object, and
-    `annotations` names it in `track_id`. All ids but those of objects count from 1.
+    `images` has an entry for each frame, with `video_id` and `frame_index`; `tracks` has one for each object, whose id
+    `annotations` have in `track_id`. All ids but those of objects start at 1.
 
     Args:
         path: The file.
         video: Name of the video.
-        file_name: What the data set calls the frame with this index.
-        categories: All names that annotations may have.
-        frames: Begins to read the frames that are done, in their order; called several times.
+        file_name: Returns the file name of the frame with an index.
+        categories: All categories of the annotations.
+        frames: Returns an iterator of the finished frames in order; called several times.
 
     Raises:
-        HarnessError: It cannot be written; what was there before still is.
+        HarnessError: The file cannot be written; an earlier file stays.
     """
     numbers = category_numbers(categories)
     tracks: dict[int, int] = {}
@@ -94,8 +94,8 @@ def write_data_set(
         for frame in frames()
         for entry in frame.annotations
     )
-    with unfinished(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        # One object of JSON, whose long lists are written entry by entry.
+    with write_file(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        # One JSON object, whose long lists are written entry by entry.
         file.write(_json(head).removesuffix("}"))
         file.write(',\n"images": [')
         file.writelines(_listed(images))
@@ -105,7 +105,7 @@ def write_data_set(
 
 
 def _listed(entries: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """The lines of a list in JSON, without its brackets."""
+    """Yields the lines of a list in JSON, without its brackets."""
     for number, entry in enumerate(entries):
         yield f"{',' if number else ''}\n{_json(entry)}"
 

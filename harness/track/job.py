@@ -1,4 +1,4 @@
-"""A video from its first frame to its last: track what is asked for, write each frame as soon as it is given out."""
+"""Tracks objects through a video and writes each frame as soon as it is returned."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from harness.segment.journal import is_whole, results_folder
 from harness.segment.objects import Objects
 from harness.track.objects import TrackedObjects
 from harness.track.results import MASKS, OVERLAY, Results, VideoDescription
-from harness.track.saved import EVERY, SavedSession, session_file
+from harness.track.saved_session import SAVE_INTERVAL, SavedSession, session_file
 
 EXAMPLE = "example"
-"""What objects are called that a box or clicks show and no text names."""
+"""Category of objects that a box or clicks show and no text names."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to do.
+    """The inputs of a run.
 
     Attributes:
         video: A file, or a folder of images.
-        texts: Noun phrases; none if a box or clicks alone say what is meant.
+        texts: Noun phrases; none if a box or clicks alone are the prompt.
         box: (x0, y0, x1, y1) in pixels around an example; None for none.
         clicked: Clicks on one object and its box, instead of texts and an example.
-        frame: The frame of the box and the clicks, and where to begin.
+        frame: The frame of the box and the clicks, and the first frame.
         out: Folder of the results; see `harness.track.results.Results`.
         has_overlay: Whether to write a video of the objects.
     """
@@ -48,14 +48,14 @@ class Job:
 
     @property
     def categories(self) -> Sequence[str]:
-        """What the objects are called."""
+        """The categories of the objects."""
         return self.texts or [EXAMPLE]
 
-    def ask(self, session: Session) -> None:
-        """Gives a session the prompts.
+    def add_prompt(self, session: Session) -> None:
+        """Adds the prompts to a session.
 
         Raises:
-            Sam3Error: They make no sense for this video.
+            Sam3Error: They are invalid for this video.
         """
         if self.clicked is None:
             session.add_prompt(self.frame, list(self.texts), self.box)
@@ -66,11 +66,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was found in a video.
+    """The summary of a run.
 
     Attributes:
-        frames: How many there are.
-        processed: How many of them this run has processed; none if an earlier run has done all.
+        frames: Number of frames of the video.
+        processed: Number of frames that this run has processed; 0 if an earlier run has finished.
         objects: The ids of all objects that were shown.
     """
 
@@ -84,20 +84,20 @@ def run(
     job: Job,
     on_begin: Callable[[int | None], None],
     on_frame: Callable[[], None],
-    save_every: float = EVERY,
+    save_every: float = SAVE_INTERVAL,
 ) -> Summary:
-    """Tracks a video. A run that was stopped leaves valid files, and the next one goes on where it was.
+    """Tracks a video. A run that was stopped leaves valid files, and the next one continues it.
 
     Args:
         model: The compiled model.
-        job: What to do.
-        on_begin: Is told how many frames there are to process, None if it is not known.
-        on_frame: Is called after each frame that is processed.
+        job: The job.
+        on_begin: Called with the number of frames to process, None if it is not known.
+        on_frame: Called after each processed frame.
         save_every: Seconds of work that may be lost when a run is stopped.
 
     Raises:
-        HarnessError: A result cannot be written, or the folder has files of these names that are none; or another
-            command is writing it.
+        HarnessError: A result cannot be written, or the folder has files of these names that no earlier run wrote; or
+            another command is writing it.
         Sam3Error: The video or the prompt cannot be used; the frames before a broken one are written.
     """
     session = model.start_session(job.video)
@@ -108,46 +108,46 @@ def run(
         if path.resolve() == job.video.resolve():
             raise HarnessError(f"{path} would be replaced; give another folder with --out.")
     question = _question(model, job)
-    saved = session_file(job.out, question)
-    resumed = _resumed(model, job.video, saved)
-    is_asked = resumed is None and not is_whole(job.out, question)
-    if is_asked:
-        job.ask(session)
+    session_path = session_file(job.out, question)
+    resumed = _resumed(model, job.video, session_path)
+    is_new = resumed is None and not is_whole(job.out, question)
+    if is_new:
+        job.add_prompt(session)
     description = VideoDescription(job.video.name, job.categories, frames.rate, _names(session, job.frame))
     with results_folder(job.out):
         with Results(job.out, description, question, has_overlay=job.has_overlay) as results:
-            saves = SavedSession(saved, save_every)
+            saves = SavedSession(session_path, save_every)
             if results.is_whole:
                 saves.remove()
                 return Summary(results.done, 0, tuple(sorted(results.ids(results.done))))
             if resumed is not None and resumed.position is not None and resumed.position <= job.frame + results.done:
                 session = resumed
-            elif not is_asked:
-                job.ask(session)
+            elif not is_new:
+                job.add_prompt(session)
             count = (session.position or job.frame) - job.frame
-            shown = results.ids(count)
-            following = job.frame if session.position is None else session.next_frame
-            left = 0 if following is None else None if frames.length is None else frames.length - following
-            on_begin(left)
+            object_ids = results.ids(count)
+            next_frame = job.frame if session.position is None else session.next_frame
+            remaining = 0 if next_frame is None else None if frames.length is None else frames.length - next_frame
+            on_begin(remaining)
             processed = 0
 
             def after_frame() -> None:
                 nonlocal processed
                 processed += 1
-                saves.frame_is_processed(session)
+                saves.save_if_due(session)
                 on_frame()
 
             for frame in session.propagate(after_frame=after_frame):
                 results.write(frame.index - job.frame, frame.pixels, _objects(frame))
-                saves.frame_is_written()
-                shown |= set(frame.ids.tolist())
+                saves.confirm_frame()
+                object_ids |= set(frame.ids.tolist())
                 count += 1
         saves.remove()  # when the results are whole
-    return Summary(count, processed, tuple(sorted(shown)))
+    return Summary(count, processed, tuple(sorted(object_ids)))
 
 
 def _resumed(model: Sam3, video: Path, saved: Path) -> Session | None:
-    """The session of an earlier run; None if there is none that can be used."""
+    """Returns the session of an earlier run; None if there is no usable one."""
     if not saved.is_file():
         return None
     try:
@@ -156,9 +156,9 @@ def _resumed(model: Sam3, video: Path, saved: Path) -> Session | None:
         return None
 
 
-def _names(session: Session, first: int) -> tuple[str, ...] | None:
+def _names(session: Session, first_frame: int) -> tuple[str, ...] | None:
     names = session.frames.names
-    return None if names is None else names[first:]
+    return None if names is None else names[first_frame:]
 
 
 def _objects(frame: TrackedFrame) -> TrackedObjects:
@@ -170,16 +170,20 @@ def _objects(frame: TrackedFrame) -> TrackedObjects:
 
 
 def _question(model: Sam3, job: Job) -> dict[str, object]:
-    """All that the results depend on."""
-    asked = {name: value for name, value in asdict(job).items() if name not in ("out", "video", "has_overlay")}
+    """Returns all inputs of the results."""
+    inputs = {name: value for name, value in asdict(job).items() if name not in ("out", "video", "has_overlay")}
     video = job.video.resolve()
     stamps = [_stamp(path) for path in (frame_files(video) if video.is_dir() else [video])]
     files = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
-    return {"model": model_digest(model.manifest), "video": [str(video), files], "asked": json.loads(json.dumps(asked))}
+    return {
+        "model": model_digest(model.manifest),
+        "video": [str(video), files],
+        "asked": json.loads(json.dumps(inputs)),
+    }
 
 
 def _stamp(path: Path) -> tuple[str, int, int] | tuple[str]:
-    """By which a file is known; reading a frame tells what is wrong with a file that is not there."""
+    """Returns the facts identifying a file; for a missing one its name alone, because reading it raises the error."""
     try:
         status = path.stat()
     except OSError:

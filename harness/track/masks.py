@@ -1,4 +1,4 @@
-"""The masks of a frame as one image, in which each pixel has the number of its object."""
+"""Writes the masks of a frame as one image, in which each pixel has the number of its object."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from harness.track.objects import TrackedObjects
 
 
 def numbered_pixels(tracked: TrackedObjects) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
-    """Numbers the pixels of a frame: 0 where no object is, otherwise the object's number plus 1.
+    """Returns an image that is 0 where no object is, otherwise the object's id plus 1.
 
-    Where objects overlap, the pixel belongs to the one that scores highest.
+    Where objects overlap, the pixel belongs to the one with the highest score.
 
     Returns:
-        uint8 [h, w], or uint16 where a number is larger than 254.
+        uint8 [h, w], or uint16 where an id is larger than 254.
     """
     width, height = tracked.objects.size
     is_small = max(tracked.ids, default=0) < np.iinfo(np.uint8).max
@@ -29,7 +29,7 @@ def numbered_pixels(tracked: TrackedObjects) -> npt.NDArray[np.uint8] | npt.NDAr
 
 
 def numbered_png(tracked: TrackedObjects) -> bytes:
-    """Returns the file of `numbered_pixels`: a PNG with the objects' colours as its palette, or in 16-bit grey."""
+    """Returns the PNG file of `numbered_pixels`, with the objects' colours as its palette, or in 16-bit grey."""
     from PIL import Image
 
     pixels = numbered_pixels(tracked)

@@ -1,4 +1,4 @@
-"""The objects of a frame, each with the number that it keeps through the video."""
+"""Defines the objects of a frame with their ids in the video."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from harness.segment.objects import Objects
 
 LARGEST_ID = 65_534
-"""The largest number of an object: an image of 16 bits has it, plus 1."""
+"""The largest id of an object, so that an image of 16 bits can hold it plus 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrackedObjects:
-    """The k objects that are seen in a frame.
+    """The k visible objects of a frame.
 
     Attributes:
-        ids: Number of each object, 0 … 65534; no two are equal.
-        objects: Masks, boxes, scores and names, in the same order.
+        ids: Id of each object, 0 … 65534; all ids differ.
+        objects: Masks, boxes, scores and categories, in the same order.
     """
 
     ids: tuple[int, ...]

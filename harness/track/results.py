@@ -1,8 +1,8 @@
-"""The files of a tracked video, which grow frame by frame, stay valid however the run ends, and are continued.
+"""Writes the files of a tracked video, which grow frame by frame, stay valid however the run ends, and are continued.
 
 A frame is done when the journal has its line (`harness.segment.journal`), which is written last. A run that was
-interrupted or killed begins again with the first frame that is not done; the video of a run that is given up stays. Of
-frames whose mask or overlay alone is missing, or whose overlay another encoder wrote, that alone is written anew.
+interrupted or killed continues with the first frame that is not done; the video of an abandoned run stays. If only the
+mask or the overlay of a frame is missing, or another encoder wrote the overlay, only that file is written anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import append_bytes, make_folder, unfinished, write_bytes
+from harness.files import append_bytes, make_folder, write_bytes, write_file
 from harness.segment.journal import Journal, entries_of
 from harness.segment.overlay import draw
 from harness.track import table
@@ -30,22 +30,22 @@ from harness.track.objects import TrackedObjects
 from harness.track.video import VideoWriter, encoder_version, finish_video, frames_in
 
 ANNOTATIONS, MASKS, OVERLAY, TRACKS = "annotations.json", "masks", "overlay.mp4", "tracks.csv"
-"""Names in the folder of the results."""
-USUAL_RATE = Fraction(25)
-"""Frames per second of the overlay where the source states none."""
+"""File names in the folder of the results."""
+DEFAULT_RATE = Fraction(25)
+"""Frames per second of the overlay where the source states no rate."""
 
 _MASK_FILE = re.compile(r"(\d{5,})\.png")
 
 
 @dataclass(frozen=True)
 class VideoDescription:
-    """What the results say of the video.
+    """The facts about a video in the results.
 
     Attributes:
-        name: Of the video in the data set.
-        categories: All names that objects may have.
-        rate: Frames per second; None where the source states none.
-        file_names: File of each frame, where it has one.
+        name: Name of the video in the data set.
+        categories: All categories of objects.
+        rate: Frames per second; None where the source states no rate.
+        file_names: File of each frame, where frames are files.
     """
 
     name: str
@@ -54,29 +54,29 @@ class VideoDescription:
     file_names: Sequence[str] | None = None
 
     def file_name(self, index: int) -> str:
-        """What the data set calls a frame: its file, or the video's name and the number of the frame."""
+        """Returns the name of a frame in the data set: its file, or the video's name and the frame's number."""
         return f"{self.name}/{index:05}" if self.file_names is None else self.file_names[index]
 
 
 class Results:
     """The folder of results of one video: `overlay.mp4`, `masks/00000.png` …, `annotations.json` and `tracks.csv`.
 
-    It is a context: `annotations.json` is written when it ends, also by an exception or by Ctrl-C.
+    It is a context manager, which writes `annotations.json` at its end, also after an exception or Ctrl-C.
 
     Attributes:
-        done: How many frames are done, overlay included, from the first on; earlier runs count.
-        is_whole: Whether an earlier run has done all: then nothing is written.
+        done: Number of finished frames, overlay included, from the first on; those of earlier runs count.
+        is_whole: Whether an earlier run has finished; then nothing is written.
     """
 
     def __init__(
         self, out: Path, video: VideoDescription, question: dict[str, Any], *, has_overlay: bool = True
     ) -> None:
-        """Takes up what an earlier run that was asked the same has done, or begins anew.
+        """Continues the results of an earlier run with the same question, or starts new ones.
 
         Args:
             out: The folder; it is made.
-            video: What the results say of the video.
-            question: All that the results depend on: the model, the video, the prompts; JSON.
+            video: The facts about the video.
+            question: All inputs of the results: the model, the video, the prompts; JSON.
             has_overlay: Whether `overlay.mp4` is written, which needs PyAV.
 
         Raises:
@@ -87,28 +87,30 @@ class Results:
         self._overlay: VideoWriter | None = None
         self._encoder = encoder_version(out / OVERLAY) if has_overlay else None
         make_folder(out)
-        self._kept = sum(1 for _ in _contiguous(entries_of(out, question)))
-        self._journal = Journal(out, question, _results_there(out), _first(self._kept))
+        self._journal_length = sum(1 for _ in _contiguous(entries_of(out, question)))
+        self._journal = Journal(out, question, _existing_results(out), _is_among_first(self._journal_length))
         make_folder(out / MASKS)
-        self.done = next((frame for frame in range(self._kept) if not self._mask(frame).is_file()), self._kept)
+        self.done = next(
+            (frame for frame in range(self._journal_length) if not self._mask(frame).is_file()), self._journal_length
+        )
         if has_overlay:
             self.done = min(self.done, self._frames_in_overlay())
-        self.is_whole = self._journal.is_whole and self.done == self._kept and self._has_lists()
+        self.is_whole = self._journal.is_whole and self.done == self._journal_length and self._has_lists()
         if not self.is_whole:
-            self._remove_others()
+            self._remove_stale()
             self._journal.list_files(out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
             self._write_table()
 
     def write(self, index: int, picture: npt.NDArray[np.uint8], tracked: TrackedObjects) -> None:
-        """Writes a frame; one that is done already is left as it is.
+        """Writes a frame; a finished one is not written again.
 
         Args:
-            index: Its place in the video; frames come one after another.
+            index: Its index in the video; frames come one after another.
             picture: uint8 [h, w, 3].
-            tracked: The objects that are seen in it.
+            tracked: Its visible objects.
 
         Raises:
-            HarnessError: A file cannot be written; what was there before still is.
+            HarnessError: A file cannot be written; an earlier file stays.
         """
         if index < self.done:
             return
@@ -116,29 +118,29 @@ class Results:
             raise ValueError(f"frame {index} comes before frame {self.done}")
         annotations = track_annotations(tracked)
         if self._encoder is not None:
-            self._overlay_of(tracked.objects.size, self._encoder).write(_drawn(picture, tracked))
+            self._overlay_writer(tracked.objects.size, self._encoder).write(_drawn(picture, tracked))
         mask = self._mask(index)
-        if index >= self._kept or not mask.is_file():
+        if index >= self._journal_length or not mask.is_file():
             self._journal.list_files([mask])
             write_bytes(mask, numbered_png(tracked))
-        if index >= self._kept:
+        if index >= self._journal_length:
             append_bytes(self._out / TRACKS, table.rows(index, annotations).encode())
             self._journal.add({"frame": index, "size": tracked.objects.size, "annotations": annotations})
         self.done += 1
 
     def ids(self, count: int) -> set[int]:
-        """The ids of the objects in the first frames that are done."""
+        """Returns the ids of the objects in the first `count` frames."""
         frames = (frame for frame in self._frames() if frame.index < count)
-        return {each["track_id"] for frame in frames for each in frame.annotations}
+        return {entry["track_id"] for frame in frames for entry in frame.annotations}
 
     def close(self, *, is_whole: bool) -> None:
         """Ends the files.
 
         Args:
-            is_whole: Whether the video is done: nothing will be continued.
+            is_whole: Whether the video is finished, so that nothing will be continued.
 
         Raises:
-            HarnessError: A file cannot be written; what was there before still is.
+            HarnessError: A file cannot be written; an earlier file stays.
         """
         if self._overlay is not None:
             overlay, self._overlay = self._overlay, None
@@ -154,13 +156,13 @@ class Results:
             self._journal.end()
 
     def __enter__(self) -> Self:
-        """Gives itself."""
+        """Returns itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends the files; what else fails after an error is not told."""
+        """Ends the files; after an error, errors of ending them are suppressed."""
         if error is None:
             self.close(is_whole=True)
             return
@@ -170,14 +172,14 @@ class Results:
     def _mask(self, index: int) -> Path:
         return self._out / MASKS / f"{index:05}.png"
 
-    def _overlay_of(self, size: tuple[int, int], encoder: str) -> VideoWriter:
+    def _overlay_writer(self, size: tuple[int, int], encoder: str) -> VideoWriter:
         if self._overlay is None:
-            self._overlay = VideoWriter(self._out / OVERLAY, size, self._video.rate or USUAL_RATE, self.done)
+            self._overlay = VideoWriter(self._out / OVERLAY, size, self._video.rate or DEFAULT_RATE, self.done)
             self._journal.add({"encoder": encoder})
         return self._overlay
 
     def _frames_in_overlay(self) -> int:
-        """How many frames the overlay has; none that another encoder wrote."""
+        """Returns the number of frames of the overlay; 0 if another encoder wrote it."""
         encoders = [entry["encoder"] for entry in self._journal if "encoder" in entry]
         return frames_in(self._out / OVERLAY) if encoders[-1:] == [self._encoder] else 0
 
@@ -191,22 +193,22 @@ class Results:
         return all((self._out / name).is_file() for name in (ANNOTATIONS, TRACKS))
 
     def _write_table(self) -> None:
-        """Writes the rows of the frames that are done."""
-        with unfinished(self._out / TRACKS) as temporary, temporary.open("wb") as file:
+        """Writes the rows of the finished frames."""
+        with write_file(self._out / TRACKS) as temporary, temporary.open("wb") as file:
             file.write(table.HEADER.encode())
             for frame in self._frames():
                 file.write(table.rows(frame.index, frame.annotations).encode())
 
-    def _remove_others(self) -> None:
-        """Removes what another run has left of frames that are not done, and all that tells of another question."""
-        for path in _results_there(self._out):
+    def _remove_stale(self) -> None:
+        """Removes files of an earlier run: masks of write_file frames, and all results of another question."""
+        for path in _existing_results(self._out):
             number = _MASK_FILE.fullmatch(path.name)
-            if int(number[1]) >= self._kept if number else not self._kept:
+            if int(number[1]) >= self._journal_length if number else not self._journal_length:
                 self._journal.remove_listed(path)
 
 
-def _results_there(out: Path) -> Iterator[Path]:
-    """The files of a folder that have names of results."""
+def _existing_results(out: Path) -> Iterator[Path]:
+    """Yields the files of a folder that have names of results."""
     for name in (ANNOTATIONS, OVERLAY, TRACKS):
         if (out / name).exists():
             yield out / name
@@ -214,13 +216,13 @@ def _results_there(out: Path) -> Iterator[Path]:
         yield from [path for path in (out / MASKS).iterdir() if _MASK_FILE.fullmatch(path.name)]
 
 
-def _first(count: int) -> Callable[[dict[str, Any]], bool]:
-    """Whether an entry is not that of a frame after the first ones."""
+def _is_among_first(count: int) -> Callable[[dict[str, Any]], bool]:
+    """Returns a predicate that rejects the entries of frames after the first `count`."""
     return lambda entry: entry.get("frame", -1) < count
 
 
 def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The entries of frames as long as they are those of the first ones, in their order."""
+    """Yields the entries of frames until one is not the next frame."""
     frames = (entry for entry in entries if "frame" in entry)
     for index, entry in enumerate(frames):
         if entry["frame"] != index:

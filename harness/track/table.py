@@ -1,4 +1,4 @@
-"""The table of tracks: a CSV file with one row for each object of each frame."""
+"""Formats the table of tracks, a CSV file with one row for each object of each frame."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 COLUMNS = ("frame", "track", "category", "score", "x", "y", "width", "height", "area")
 HEADER = f"{','.join(COLUMNS)}\r\n"
-"""The first line; lines end as RFC 4180 says."""
+"""The first line; lines end as in RFC 4180."""
 
 
 def rows(frame: int, annotations: Sequence[dict[str, Any]]) -> str:
-    """Writes the rows of a frame, from entries of `harness.track.coco.track_annotations`; boxes and areas in pixels."""
+    """Returns the rows of a frame from entries of `harness.track.coco.track_annotations`, boxes and areas in pixels."""
     text = io.StringIO()
     writer = csv.writer(text)
     for entry in annotations:

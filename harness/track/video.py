@@ -1,7 +1,8 @@
-"""Writing a video that can be played however the writing ends, and that can be continued.
+"""Writes a video that can be played however the writing ends, and that can be continued.
 
-While it is written, every frame is a fragment of the MP4 file by itself (`movflags=frag_every_frame`): a player shows
-what is there. A frame is on the disk when the next one is written. `finish_video` makes an ordinary MP4 file of it.
+During writing, every frame is its own fragment of the MP4 file (`movflags=frag_every_frame`), so that a player shows
+the frames that are there. A frame is on the disk when the next one is written. `finish_video` converts the file to an
+ordinary MP4 file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import unfinished, writing
+from harness.files import explain_write_errors, write_file
 from harness.runtime.errors import reason
 from harness.runtime.sam3.video.video_files import pyav
 
@@ -29,27 +30,28 @@ Pixels = npt.NDArray[np.uint8]
 
 _FRAGMENTS = {"movflags": "frag_every_frame+empty_moov+default_base_moof"}
 _ENCODERS = {
-    # Frames leave the encoder at once and refer to earlier frames alone, so that a video can be cut anywhere.
+    # Frames are output at once and refer to earlier frames alone, so that a video can be cut anywhere.
     "libx264": {"preset": "veryfast", "crf": "20", "tune": "zerolatency"},
     "mpeg4": {"qmin": "2", "qmax": "5"},
 }
-"""In the order of preference, with their options."""
+"""Encoders in the order of preference, with their options."""
 _BT709 = 1
 _LIMITED_RANGE = 1
 
 
 class VideoWriter:
-    """An MP4 file that grows frame by frame; a file that is there already is replaced, or continued."""
+    """Writes an MP4 file that grows frame by frame; an existing file is replaced or continued."""
 
-    def __init__(self, path: Path, size: tuple[int, int], rate: Fraction, kept: int = 0) -> None:
-        """Begins the file.
+    def __init__(self, path: Path, size: tuple[int, int], rate: Fraction, frame_count: int = 0) -> None:
+        """Starts the file.
 
         Args:
             path: The file; its folder must exist.
-            size: Width and height of the frames. An odd one becomes even by repeating the last column or row, which
-                the format of the pixels (4:2:0) needs.
+            size: Width and height of the frames. An odd one becomes even by repeating the last column or row, which the
+                format of the pixels (4:2:0) needs.
             rate: Frames per second.
-            kept: How many frames of the file that is there stay; this class wrote them, with the same size and rate.
+            frame_count: Number of frames of the existing file that stay; this class wrote them, with the same size and
+                rate.
 
         Raises:
             Sam3Error: PyAV is not installed.
@@ -62,9 +64,9 @@ class VideoWriter:
         self._is_open = True
         self._interval = 1 / rate
         self._padding = [(0, size[1] % 2), (0, size[0] % 2), (0, 0)]
-        self._count = kept
-        # The file gets its name with what is kept in it, and grows afterwards.
-        with unfinished(path) as temporary, self._encoding():
+        self._count = frame_count
+        # The file gets its name when the kept frames are in it, and grows afterwards.
+        with write_file(path) as temporary, self._encoding():
             self._container = av.open(str(temporary), "w", format="mp4", container_options=_FRAGMENTS)
             self._container.flags |= av.container.Flags.flush_packets.value
             name = encoder()
@@ -80,7 +82,7 @@ class VideoWriter:
             context.colorspace, context.color_range = _BT709, _LIMITED_RANGE
             context.color_primaries, context.color_trc = _BT709, _BT709
             self._container.start_encoding()
-            for packet in _for_muxing(islice(_whole_packets(path), kept)):
+            for packet in _for_muxing(islice(_whole_packets(path), frame_count)):
                 packet.stream = self._stream
                 self._container.mux(packet)
 
@@ -101,7 +103,7 @@ class VideoWriter:
         self._count += 1
 
     def close(self) -> None:
-        """Ends the file, which `VideoWriter` can continue; it has ended already if a frame could not be written.
+        """Ends the file, which `VideoWriter` can continue; it has already ended if a frame could not be written.
 
         Raises:
             HarnessError: The last frame cannot be written.
@@ -114,7 +116,7 @@ class VideoWriter:
 
     @contextmanager
     def _encoding(self) -> Iterator[None]:
-        """Makes an error of FFmpeg, unless it is the system's, the sentence that the user reads."""
+        """Turns an error of FFmpeg, unless it is the system's, into the sentence that the user reads."""
         try:
             yield
         except OSError:
@@ -128,10 +130,10 @@ class VideoWriter:
 
     @contextmanager
     def _whole_or_nothing(self) -> Iterator[None]:
-        """Ends the file with the last fragment that is whole if what follows cannot be written."""
+        """Truncates the file after the last complete fragment if writing fails."""
         length = self._path.stat().st_size
         try:
-            with writing(self._path), self._encoding():
+            with explain_write_errors(self._path), self._encoding():
                 yield
         except BaseException:
             self._is_open = False
@@ -143,14 +145,14 @@ class VideoWriter:
 
 
 def encoder() -> str:
-    """The name of the encoder that is used: H.264 where PyAV was built with it."""
+    """Returns the name of the encoder: H.264 where PyAV was built with it."""
     from av.codec import codecs_available
 
     return next(name for name in _ENCODERS if name in codecs_available)
 
 
 def encoder_version(path: Path) -> str:
-    """Says what encodes a video; another version of it does not continue the file.
+    """Returns the name and version of the encoder; another version does not continue a file.
 
     Raises:
         Sam3Error: PyAV is not installed.
@@ -159,18 +161,18 @@ def encoder_version(path: Path) -> str:
 
 
 def frames_in(path: Path) -> int:
-    """Counts the whole frames of a video that `VideoWriter` wrote; 0 if there is no such file."""
+    """Counts the complete frames of a video that `VideoWriter` wrote; 0 if there is no such file."""
     return sum(1 for _ in _whole_packets(path))
 
 
 def finish_video(path: Path) -> None:
-    """Makes an ordinary MP4 file of one that `VideoWriter` wrote: with one index, which comes first.
+    """Converts a file of `VideoWriter` to an ordinary MP4 file with one index, which comes first.
 
     Raises:
-        HarnessError: It cannot be written; the file is as it was.
+        HarnessError: The file cannot be written; it is unchanged.
     """
     av = pyav(path)
-    with unfinished(path) as temporary, av.open(str(path)) as source:
+    with write_file(path) as temporary, av.open(str(path)) as source:
         options = {"movflags": "faststart"}
         with av.open(str(temporary), "w", format="mp4", container_options=options) as target:
             stream = target.add_stream_from_template(source.streams.video[0])
@@ -181,7 +183,7 @@ def finish_video(path: Path) -> None:
 
 
 def _for_muxing(packets: Iterable[Packet[Any]]) -> Iterator[Packet[Any]]:
-    """Gives frames of an MP4 file the form that an encoder gives them, which the muxer expects beside its frames."""
+    """Converts packets of an MP4 file to the form of an encoder's, which the muxer expects."""
     from av.bitstream import BitStreamFilterContext
 
     to_start_codes = None
@@ -194,7 +196,7 @@ def _for_muxing(packets: Iterable[Packet[Any]]) -> Iterator[Packet[Any]]:
 
 
 def _whole_packets(path: Path) -> Iterator[Packet[Any]]:
-    """The frames of a file, encoded, up to where it ends or is broken."""
+    """Yields the encoded frames of a file until it ends or is broken."""
     av = pyav(path)
     try:
         with av.open(str(path)) as container:

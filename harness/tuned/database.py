@@ -16,7 +16,7 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import REPOSITORY
-from harness.files import write_json, writing
+from harness.files import explain_write_errors, write_json
 from harness.schedules import DEFAULT_SCHEDULES, UNTUNED, ChosenSchedules, Schedule, Schedules
 from harness.targets import TARGETS
 from harness.tuned.trials import FILE as TRIALS
@@ -249,7 +249,7 @@ def _locked(path: Path) -> Iterator[None]:
     import filelock
 
     lock = filelock.FileLock(path / _LOCK)
-    with writing(path, ADVICE):
+    with explain_write_errors(path, ADVICE):
         path.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=_LOCK_SECONDS)

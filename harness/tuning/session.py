@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processors import THIS_MACHINE, Processors
@@ -116,12 +116,12 @@ def _collect_all_tasks(
     """
     from harness.tuning.tasks import merge_tasks
 
-    found = [collect_tasks(console, case, processors, float32.get(case.component, NONE)) for case in cases]
+    found = [collect_tasks(console, case, processors, float32.get(case.component, NO_GROUPS)) for case in cases]
     return merge_tasks(found, ", ".join(case.component for case in cases))
 
 
 def collect_tasks(
-    console: Console, case: Case, processors: Processors = THIS_MACHINE, float32: Groups = NONE
+    console: Console, case: Case, processors: Processors = THIS_MACHINE, float32: Groups = NO_GROUPS
 ) -> list[Task]:
     """Returns the tasks of one component, which is exported and imported in a process of its own.
 
@@ -138,7 +138,7 @@ def collect_tasks(
         ended = run_isolated(
             "harness.tuning.tasks:component_tasks",
             (case, processors, float32),
-            breadcrumb=lambda stage: status.update(f"{text} {stage}"),
+            on_stage=lambda stage: status.update(f"{text} {stage}"),
         )
     if ended.kind is not WorkerEnd.OK:
         reason = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value

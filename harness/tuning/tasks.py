@@ -84,14 +84,14 @@ def merge_tasks(groups: Iterable[Sequence[Task]], names: str) -> list[Task]:
     return list(found.values())
 
 
-def component_tasks(request: tuple[Case, Processors, Groups], announce: Callable[[str], None]) -> list[Task]:
+def component_tasks(request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]) -> list[Task]:
     """Returns the tasks of a component's main sample for processors; `harness.processes` calls this function."""
-    from harness.models.lowered import imported_module
+    from harness.models.importing import imported_module
     from harness.schedules.cpu.widening import widen
     from harness.targets import TARGETS
 
     case, processors, float32 = request
-    module = widen()(imported_module(case, announce, float32))
+    module = widen()(imported_module(case, on_stage, float32))
     return tasks_of(module, TARGETS[case.target].tvm_target(processors))
 
 

@@ -1,4 +1,4 @@
-"""The page of `sam3-tvm ui`: a photograph is clicked and asked in a browser, and its masks are downloaded.
+"""Serves the page of `sam3-tvm ui`: a photograph is segmented by clicks, boxes and texts in a browser.
 
-Its server needs the extra `ui`.
+The server needs the extra `ui`.
 """

@@ -1,4 +1,4 @@
-"""The web application: the page's files, its routes, and one sentence for every mistake."""
+"""Builds the web application: the page's files, its routes, and one sentence for every error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
-from harness.ui.bodies import Bounded
+from harness.ui.bodies import BodyLimit
 from harness.ui.guard import Guard, Hosts
 from harness.ui.page import Page
 from harness.ui.routes import router
@@ -32,18 +32,18 @@ def make_app(page: Page, hosts: Hosts, token: str) -> FastAPI:
 
     Args:
         page: Its state.
-        hosts: What it may be called in a URL.
-        token: What a browser must know to use it.
+        hosts: Its names in URLs.
+        token: The token that a browser must present.
     """
     app = FastAPI(title="sam3-tvm", openapi_url=None)
     app.state.page = page
     app.include_router(router)
     app.add_api_route("/", _index, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.add_middleware(Bounded)
+    app.add_middleware(BodyLimit)
     app.add_middleware(Guard, hosts=hosts, token=token)
-    for kind, answer in _ANSWERS.items():
-        app.add_exception_handler(kind, answer)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     return app
 
 
@@ -51,43 +51,43 @@ async def _index() -> FileResponse:
     return FileResponse(STATIC / INDEX, headers={"Cache-Control": "no-cache"})
 
 
-def _sentence(sentence: str, status: int) -> JSONResponse:
-    return JSONResponse({"error": sentence}, status)
+def _error_response(message: str, status: int) -> JSONResponse:
+    return JSONResponse({"error": message}, status)
 
 
-async def _mistake(_request: Request, error: Exception) -> Response:
-    return _sentence(str(error), 404 if isinstance(error, UnknownSessionError) else 422)
+async def _user_error(_request: Request, error: Exception) -> Response:
+    return _error_response(str(error), 404 if isinstance(error, UnknownSessionError) else 422)
 
 
 async def _no_such_route(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _sentence(f"{error.detail}.", error.status_code)
+    return _error_response(f"{error.detail}.", error.status_code)
 
 
 async def _malformed(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first: Any = error.errors()[0]
     if first["type"] == "json_invalid":
-        return _sentence("The request cannot be understood: it is not JSON.", 422)
-    where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    return _sentence(f"The request cannot be understood: {where}: {first['msg']}.", 422)
+        return _error_response("The request cannot be understood: it is not JSON.", 422)
+    location = ".".join(str(part) for part in first["loc"][1:]) or "body"
+    return _error_response(f"The request cannot be understood: {location}: {first['msg']}.", 422)
 
 
-async def _given_up(_request: Request, _error: Exception) -> Response:
-    return _sentence("The request was given up.", 400)
+async def _disconnected(_request: Request, _error: Exception) -> Response:
+    return _error_response("The request was given up.", 400)
 
 
 async def _defect(_request: Request, error: Exception) -> Response:
     traceback.print_exception(error, file=sys.stderr)
-    return _sentence(f"The server failed ({type(error).__name__}); its terminal says where.", 500)
+    return _error_response(f"The server failed ({type(error).__name__}); its terminal says where.", 500)
 
 
-_ANSWERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    HarnessError: _mistake,
-    Sam3Error: _mistake,
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    HarnessError: _user_error,
+    Sam3Error: _user_error,
     HTTPException: _no_such_route,
     RequestValidationError: _malformed,
-    ClientDisconnect: _given_up,
+    ClientDisconnect: _disconnected,
     Exception: _defect,
 }
-"""Who answers each kind of error."""
+"""The handler of each kind of error."""

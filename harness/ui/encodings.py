@@ -1,4 +1,4 @@
-"""The photographs that are encoded at the moment, and asking them."""
+"""Caches encoded photographs and runs prompts on them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
-from harness.segment.asking import ask, category_of, is_ambiguous
 from harness.segment.coco import coco_annotations
-from harness.segment.objects import object_of
+from harness.segment.objects import best_object
+from harness.segment.prompts import category_name, is_ambiguous, run_prompt
 from harness.ui.photographs import Photograph, Photographs
 
 ENCODING, ASKING = "encoding", "asking"
-"""What the model may be doing."""
+"""The activities of the model."""
 _REMEMBERED_TIMES = 9
 
 Logits = npt.NDArray[np.float32]
 Announce = Callable[[str], object]
-"""Takes `ENCODING` or `ASKING` when that starts."""
+"""Called with `ENCODING` or `ASKING` when this activity starts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """What a prompt found.
+    """The masks of a prompt.
 
     Attributes:
         annotations: Entries of `harness.segment.coco.coco_annotations`.
-        notes: A sentence for each part of the prompt that was not used as it was given.
-        logits: fp32 [288, 288] of the one mask of a prompt for one object, to refine it; None of other prompts.
+        notes: A sentence for each part of the prompt that was changed or ignored.
+        logits: fp32 [288, 288] of the one mask of a prompt for one object, to refine it; None for other prompts.
     """
 
     annotations: tuple[dict[str, Any], ...]
@@ -43,34 +43,34 @@ class Masks:
 
 
 class Encodings:
-    """Asks a model about photographs, and keeps those encoded that were asked last. One thread uses it."""
+    """Runs prompts on photographs, and caches those that were encoded or used last. One thread uses it."""
 
-    def __init__(self, model: Sam3, photographs: Photographs, most: int) -> None:
-        """Keep at most `most` encoded photographs."""
+    def __init__(self, model: Sam3, photographs: Photographs, capacity: int) -> None:
+        """Stores a model and its photographs; caches at most `capacity` encoded photographs."""
         self._model = model
         self._photographs = photographs
-        self._most = most
+        self._capacity = capacity
         self._encoded: OrderedDict[str, EncodedImage] = OrderedDict()
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED_TIMES)
 
     @property
     def expected_seconds(self) -> float | None:
-        """Median time of the last encodings; None before the first."""
+        """Median time of the last encodings in seconds; None before the first."""
         times = list(self._seconds)
         return statistics.median(times) if times else None
 
-    def encoded(self, photograph: Photograph, announce: Announce) -> EncodedImage:
-        """Returns a photograph encoded; one that is not any more is encoded again.
+    def encode(self, photograph: Photograph, announce: Announce) -> EncodedImage:
+        """Returns a photograph encoded, from the cache or anew.
 
         Raises:
-            Sam3Error: It cannot be read any more.
+            Sam3Error: The photograph can no longer be read.
         """
-        known = self._encoded.get(photograph.key)
-        if known is not None:
+        cached = self._encoded.get(photograph.key)
+        if cached is not None:
             self._encoded.move_to_end(photograph.key)
-            return known
+            return cached
         announce(ENCODING)
-        while len(self._encoded) >= self._most:
+        while len(self._encoded) >= self._capacity:
             self._encoded.popitem(last=False)
         start = time.perf_counter()
         encoded = self._model.set_image(self._photographs.pixels(photograph))
@@ -82,21 +82,21 @@ class Encodings:
         """Predicts the best mask of one object, as `sam3-tvm segment --click` does.
 
         Raises:
-            Sam3Error: The prompt makes no sense for this photograph or this model.
+            Sam3Error: The prompt is invalid for this photograph or this model.
         """
-        image = self.encoded(photograph, announce)
+        image = self.encode(photograph, announce)
         announce(ASKING)
-        (predicted,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
-        objects = object_of(predicted, category_of(prompt))
-        return Masks(tuple(coco_annotations(objects)), objects.notes, predicted.logits[predicted.best])
+        (prediction,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
+        objects = best_object(prediction, category_name(prompt))
+        return Masks(tuple(coco_annotations(objects)), objects.notes, prediction.logits[prediction.best])
 
     def find(self, photograph: Photograph, prompt: Prompt, threshold: float, announce: Announce) -> Masks:
-        """Finds all of a kind, as `sam3-tvm segment --text` does.
+        """Finds all objects of a kind, as `sam3-tvm segment --text` does.
 
         Raises:
-            Sam3Error: The prompt makes no sense for this photograph or this model.
+            Sam3Error: The prompt is invalid for this photograph or this model.
         """
-        image = self.encoded(photograph, announce)
+        image = self.encode(photograph, announce)
         announce(ASKING)
-        objects = ask(image, prompt, threshold)
+        objects = run_prompt(image, prompt, threshold)
         return Masks(tuple(coco_annotations(objects)), objects.notes)

@@ -1,4 +1,4 @@
-"""The folder of `--images`: what is in it, and which of its files cannot be read."""
+"""Lists the images of the folder of `--images`, and finds those that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.ui.photographs import read_image
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A file of the folder.
+class FolderImage:
+    """An image of the folder.
 
     Attributes:
-        name: Its name.
-        problem: The sentence that says why it cannot be used; None if it can be, or is not yet known to be broken.
+        name: Its file name.
+        problem: The sentence that says why it cannot be used; None if it can be, or was not checked yet.
     """
 
     name: str
@@ -27,13 +27,13 @@ class Listed:
 
 
 class ImageFolder:
-    """The images of a folder by name; all are read once, in the background, to find those that are broken."""
+    """The images of a folder by name; all are read once in the background, to find broken ones."""
 
     def __init__(self, folder: Path) -> None:
-        """List a folder.
+        """Lists a folder.
 
         Raises:
-            HarnessError: It is no folder, or has no images.
+            HarnessError: The path is no folder, or the folder has no images.
         """
         if folder.exists() and not folder.is_dir():
             raise HarnessError(f"{folder} is a file; give a folder of images with --images.")
@@ -42,7 +42,7 @@ class ImageFolder:
         self._unchecked = len(self._files)
 
     def check(self) -> None:
-        """Starts to read every file."""
+        """Starts to read all images in the background."""
         threading.Thread(target=self._check, name="check images", daemon=True).start()
 
     def _check(self) -> None:
@@ -57,19 +57,19 @@ class ImageFolder:
 
     @property
     def unchecked(self) -> int:
-        """Number of files that were not read yet."""
+        """Number of images that were not read yet."""
         return self._unchecked
 
     @property
-    def listed(self) -> Sequence[Listed]:
-        """All files, by name."""
-        return [Listed(name, self._problems.get(name)) for name in self._files]
+    def images(self) -> Sequence[FolderImage]:
+        """All images, by name."""
+        return [FolderImage(name, self._problems.get(name)) for name in self._files]
 
     def read(self, name: str) -> bytes:
-        """Returns the contents of a file.
+        """Returns the contents of an image file.
 
         Raises:
-            HarnessError: There is none of this name, or it cannot be read.
+            HarnessError: There is no file of this name, or it cannot be read.
         """
         path = self._files.get(name)
         if path is None:

@@ -1,8 +1,8 @@
-"""Refuses requests that did not come from this server's own page, opened by whoever started the server.
+"""Refuses requests that do not come from this server's own page, opened by the user who started the server.
 
-Any web site may send requests to an address of this machine, and with a domain name of its own that points here (DNS
-rebinding) it could read the answers too. A browser tells such requests by their headers `Host` and `Origin`. Any user
-of this machine may send them as well: the printed address has a token, which the browser then gets as a cookie.
+Any web site may send requests to an address of this machine. With a domain name of its own that points here (DNS
+rebinding) it could read the answers too. The headers `Host` and `Origin` identify such requests. Other users of this
+machine may send requests as well; therefore the printed address has a token, which the browser then gets as a cookie.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORBIDDEN = 403
 TOKEN = "token"
-"""The parameter of the printed address."""
+"""The parameter of the printed address that has the token."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -35,18 +35,18 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Hosts:
-    """What this server may be called in a URL.
+    """The names of this server in URLs.
 
     Attributes:
-        names: Host names, in small letters.
-        addresses: Whether any IP address will do: no domain name can be made to look like one.
+        names: Host names, in lower case.
+        addresses: Whether all IP addresses are accepted, which is safe because no domain name can imitate one.
     """
 
     names: frozenset[str]
     addresses: bool
 
     def has(self, name: str) -> bool:
-        """Whether a host's name, in small letters, is this server's."""
+        """Returns whether a host name, in lower case, is this server's."""
         if name in self.names:
             return True
         try:
@@ -57,10 +57,10 @@ class Hosts:
 
 
 def hosts_of(address: str) -> Hosts:
-    """What a server that listens at an address may be called.
+    """Returns the names of a server that listens at an address.
 
     Args:
-        address: What `--host` says: this machine's loopback address, another one, or a name.
+        address: The value of `--host`: this machine's loopback address, another one, or a name.
     """
     try:
         loopback = ipaddress.ip_address(address).is_loopback
@@ -68,18 +68,18 @@ def hosts_of(address: str) -> Hosts:
         loopback = address.casefold() == "localhost"
     names = {"localhost", address.casefold()}
     if not loopback:
-        own = socket.gethostname().casefold()
-        names |= {own, f"{own}.local", socket.getfqdn().casefold()}
+        hostname = socket.gethostname().casefold()
+        names |= {hostname, f"{hostname}.local", socket.getfqdn().casefold()}
     return Hosts(frozenset(names), addresses=not loopback)
 
 
 def refusal(hosts: Hosts, host: str | None, origin: str | None) -> str | None:
-    """Says why a request is refused, or None.
+    """Returns why a request is refused, or None.
 
     Args:
-        hosts: What this server may be called.
+        hosts: The names of this server.
         host: The request's header `Host`.
-        origin: Its header `Origin`; None where it has none, as programs' and a page's own plain requests.
+        origin: Its header `Origin`; None where it has none, like requests of programs and a page's plain requests.
     """
     name = _host_name(host)
     if name is None or not hosts.has(name):
@@ -90,7 +90,7 @@ def refusal(hosts: Hosts, host: str | None, origin: str | None) -> str | None:
 
 
 def _host_name(host: str | None) -> str | None:
-    """A header `Host` without its port, in small letters; None if it is none."""
+    """Returns the host of a header `Host` without its port, in lower case; None if the header is invalid."""
     try:
         return urlsplit(f"//{host}").hostname if host else None
     except ValueError:
@@ -98,10 +98,10 @@ def _host_name(host: str | None) -> str | None:
 
 
 class Guard:
-    """Answers requests that are refused in one line, and tells browsers to let nobody else use the answers."""
+    """Refuses requests with one line, and sets headers by which browsers protect the answers."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts, token: str) -> None:
-        """Guard an application: only who knows the token, letters and digits, uses it."""
+        """Guards an application with a token of letters and digits."""
         self._app = app
         self._hosts = hosts
         self._token = token
@@ -132,6 +132,8 @@ class Guard:
 
         await self._app(scope, receive, send_with_headers)
 
-    def _is_token(self, given: str | None) -> bool:
-        """Whether that is the token, told in a time that does not depend on where it differs."""
-        return given is not None and secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+    def _is_token(self, candidate: str | None) -> bool:
+        """Returns whether a string is the token, in a time that does not depend on the first difference."""
+        return candidate is not None and secrets.compare_digest(
+            candidate.encode("utf-8", "replace"), self._token.encode()
+        )

@@ -1,4 +1,4 @@
-"""All that one running page has."""
+"""Builds the state of a running page."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from harness.ui.sessions import Sessions
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the page can do with a compiled model.
+    """The abilities of the page with a compiled model.
 
     Attributes:
         name: The model's folder.
-        scale, target, precision: What it is.
-        note: The sentence that says that its weights are untrained; None if they are not.
-        clicks: The most points on one object; 0 where it was compiled without them.
-        boxes: The most boxes of a prompt for all of a kind; 0 where it was compiled for clicks alone.
-        threshold: What scores above it is kept, unless the user says otherwise.
+        scale, target, precision: Those of the model.
+        note: The sentence that says that its weights are untrained; None if they are trained.
+        clicks: Maximum number of points on one object; 0 where the model was compiled without clicks.
+        boxes: Maximum number of boxes of a prompt for all of a kind; 0 where the model was compiled for clicks alone.
+        threshold: Default threshold of scores.
         folder: Whether there is a folder of images to choose from.
     """
 
@@ -41,13 +41,16 @@ class Abilities:
 
 @dataclass(frozen=True)
 class Page:
-    """A model, and whoever uses it in a browser.
+    """The state of a page: a model, and its users in browsers.
 
     Attributes:
-        model: Asked in the queue's thread alone.
-        abilities: What it can do.
-        folder: The images of `--images`; None without.
-        photographs, encodings, queue, sessions: What was uploaded, encoded, is waiting, and each tab's state.
+        model: The model; called in the queue's thread alone.
+        abilities: The abilities of the page.
+        folder: The images of `--images`; None without this option.
+        photographs: The uploaded photographs.
+        encodings: The encoded photographs.
+        queue: The calls that wait for the model.
+        sessions: The state of each tab.
     """
 
     model: Sam3
@@ -65,12 +68,12 @@ def make_page(
     """Makes the state of a page that nobody has opened yet.
 
     Args:
-        model: Asked in the queue's thread alone.
-        name: What the page calls it.
+        model: The model; called in the queue's thread alone.
+        name: Name of the model on the page.
         folder: Images to choose from.
-        files: Where to keep what is uploaded.
-        note: What users have to know of the weights.
-        most_encoded: Encoded photographs to keep.
+        files: Folder for uploads.
+        note: The note about the weights for users.
+        most_encoded: Maximum number of cached encoded photographs.
     """
     manifest = model.manifest
     answers_clicks = all(entry in manifest.entries for entry in INTERACTIVE)

@@ -1,4 +1,4 @@
-"""The photographs that were uploaded or chosen: kept as files, so that one is encoded again when that is needed."""
+"""Stores the photographs that were uploaded or chosen as files, so that they can be encoded again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from PIL import Image
 
 LARGEST_UPLOAD = 256 * 2**20
-"""Bytes of a file."""
+"""Maximum size of a file in bytes."""
 MOST_BYTES = 4 * LARGEST_UPLOAD
-"""Of all files together."""
+"""Maximum size of all files together in bytes."""
 LONGEST_NAME = 120
 UNNAMED = "photograph"
 _QUALITY = 92
-"""Of the JPEG that the page shows."""
+"""Quality of the JPEG that the page shows."""
 _LONGEST_JPEG = 65500
-"""Pixels of the longer side; the format ends at 65535, Pillow's library here."""
+"""Maximum length of the longer side in pixels: the format allows 65535, Pillow's library this."""
 
 _reading = threading.Lock()
-"""Pillow tells of large images by a warning, and Python's filters of warnings belong to all threads."""
+"""Lock for reading images: Pillow warns of large images, and Python's warning filters are shared by all threads."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Photograph:
     """A photograph that can be read.
 
     Attributes:
-        key: What the page calls it: a digest of its name and contents.
+        key: Its key on the page: a digest of its name and contents.
         name: Its file name, without folders.
-        file: Where its contents are kept.
+        file: The file with its contents.
         size: Width and height in pixels, upright.
     """
 
@@ -54,31 +54,31 @@ class Photograph:
 
 
 class Photographs:
-    """The photographs of a server that were used last, as many as `MOST_BYTES` hold. Several threads may use it."""
+    """The photographs of a server that were used last, up to `MOST_BYTES`. Several threads may use it."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep files in a folder that nobody else writes."""
+        """Stores files in a folder that nobody else writes."""
         self._folder = folder
         self._known: OrderedDict[str, Photograph] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
     def add(self, content: bytes, name: str) -> Photograph:
-        """Keeps a photograph.
+        """Stores a photograph.
 
         Args:
-            content: An image file.
-            name: Its name; folders and what cannot be printed are left out.
+            content: The contents of an image file.
+            name: Its name; folders and unprintable characters are removed.
 
         Raises:
-            Sam3Error: It is no image, damaged, or too large.
-            HarnessError: It cannot be kept.
+            Sam3Error: The file is no image, damaged, or too large.
+            HarnessError: The file cannot be stored.
         """
         name = plain_name(name)
         key = hashlib.sha256(name.encode("utf-8", "replace") + b"\0" + content).hexdigest()[:32]
-        known = self._used(key)
-        if known is not None:
-            return known
+        existing = self._touch(key)
+        if existing is not None:
+            return existing
         file = self._folder / key
         write_bytes(file, content)
         try:
@@ -96,13 +96,13 @@ class Photographs:
                 oldest.file.unlink()
             return self._known[key]
 
-    def _used(self, key: str) -> Photograph | None:
-        """A photograph that is used now; None if there is none with this key."""
+    def _touch(self, key: str) -> Photograph | None:
+        """Marks a photograph as used last and returns it; None if there is none with this key."""
         with self._lock:
-            known = self._known.get(key)
-            if known is not None:
+            photograph = self._known.get(key)
+            if photograph is not None:
                 self._known.move_to_end(key)
-        return known
+        return photograph
 
     def get(self, key: str) -> Photograph:
         """Returns a photograph.
@@ -110,19 +110,19 @@ class Photographs:
         Raises:
             HarnessError: There is none with this key.
         """
-        known = self._used(key)
-        if known is None:
+        photograph = self._touch(key)
+        if photograph is None:
             raise HarnessError("This photograph is not known here; choose it again.")
-        return known
+        return photograph
 
     def pixels(self, photograph: Photograph) -> npt.NDArray[np.uint8]:
         """Returns the pixels of a photograph, uint8 [h, w, 3], RGB, upright."""
         return np.array(read_image(photograph.file, photograph.name))
 
-    def shown(self, photograph: Photograph) -> tuple[bytes, str]:
-        """Returns a picture of a photograph as the model sees it, upright, 8-bit RGB, every pixel; and its media type.
+    def preview(self, photograph: Photograph) -> tuple[bytes, str]:
+        """Returns a photograph as the model sees it, upright, 8-bit RGB, every pixel; and its media type.
 
-        It is a JPEG, or a PNG where that is not long enough.
+        The picture is a JPEG, or a PNG where the photograph is too large for JPEG.
         """
         image = read_image(photograph.file, photograph.name)
         if max(image.size) > _LONGEST_JPEG:
@@ -136,15 +136,15 @@ def read_image(file: Path, name: str) -> Image.Image:
     """Reads an image file as `load_image` does; one thread at a time.
 
     Raises:
-        Sam3Error: It is no image, damaged, or too large.
+        Sam3Error: The file is no image, damaged, or too large.
     """
     with _reading:
         return load_image(file, name)
 
 
-def plain_name(given: str) -> str:
-    """A file name without folders and without what cannot be printed; never empty and not too long."""
-    name = given.replace("\\", "/").rpartition("/")[2]
+def plain_name(path: str) -> str:
+    """Returns a file name without folders and unprintable characters, never empty and not too long."""
+    name = path.replace("\\", "/").rpartition("/")[2]
     name = "".join(letter for letter in name if letter.isprintable()).strip()
     if len(name) > LONGEST_NAME:
         stem, dot, suffix = name.rpartition(".")

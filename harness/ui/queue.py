@@ -1,4 +1,4 @@
-"""The queue for the model: one call after another, all in one thread, and what each tab is waiting for.
+"""Queues the calls of the model, which run one after another in one thread, and reports what each tab waits for.
 
 TVM keeps a pool of threads for every thread that calls it, so that all calls come from the same one.
 """
@@ -18,13 +18,13 @@ WAITING = "waiting"
 
 
 @dataclass
-class _Call:
-    """A call that was not answered yet.
+class _PendingCall:
+    """A call that has not returned.
 
     Attributes:
         owner: The session that waits for it.
-        doing: What it does at the moment; `WAITING` until its turn comes.
-        since: When that began, in seconds of `time.monotonic`.
+        doing: Its current activity; `WAITING` until its turn comes.
+        since: The start of this activity, in seconds of `time.monotonic`.
     """
 
     owner: str
@@ -32,18 +32,18 @@ class _Call:
     since: float
 
     def announce(self, doing: str) -> None:
-        """Notes what begins now."""
+        """Notes an activity that starts now."""
         self.doing, self.since = doing, time.monotonic()
 
 
 @dataclass(frozen=True)
-class Doing:
-    """What a session waits for.
+class QueueStatus:
+    """The status of a session's call.
 
     Attributes:
-        doing: What the model does for it, or `WAITING`.
-        ahead: Calls of all sessions that come first.
-        seconds: For how long already.
+        doing: The activity of the model, or `WAITING`.
+        ahead: Number of calls of all sessions that come first.
+        seconds: Duration of the activity so far.
     """
 
     doing: str
@@ -56,29 +56,29 @@ class ModelQueue:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
-        self._calls: list[_Call] = []
+        self._calls: list[_PendingCall] = []
 
     async def run(self, owner: str, function: Callable[[Callable[[str], object]], T]) -> T:
         """Runs a function when its turn comes.
 
         Args:
-            owner: The session that asks.
-            function: Takes a function that it calls with what it begins to do.
+            owner: The session that calls.
+            function: Takes a function that it calls with each activity that it starts.
         """
-        call = _Call(owner, WAITING, time.monotonic())
+        call = _PendingCall(owner, WAITING, time.monotonic())
         self._calls.append(call)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, function, call.announce)
         finally:
             self._calls.remove(call)
 
-    def doing(self, owner: str) -> Doing | None:
-        """What is done for a session; None if it waits for nothing."""
+    def status(self, owner: str) -> QueueStatus | None:
+        """Returns the status of a session's call; None if the session waits for nothing."""
         for ahead, call in enumerate(self._calls):
             if call.owner == owner:
-                return Doing(call.doing, ahead, time.monotonic() - call.since)
+                return QueueStatus(call.doing, ahead, time.monotonic() - call.since)
         return None
 
     def close(self) -> None:
-        """Drops what has not begun, and waits for the end of what has."""
+        """Cancels the calls that have not started, and waits for the running one."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What the page's script asks the server, and the answers."""
+"""Defines the routes that the page's script calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.core.errors import HarnessError
 from harness.files import json_text
 from harness.runtime import ObjectPrompt
 from harness.runtime.sam3.image_model import THRESHOLD
-from harness.segment.asking import prompts_of_kinds
-from harness.segment.coco import mask_of
+from harness.segment.coco import annotation_mask
 from harness.segment.images import mask_png
 from harness.segment.job import ANNOTATIONS
 from harness.segment.overlay import color_of
+from harness.segment.prompts import prompts_of_kinds
 from harness.ui.encodings import Announce, Masks
 from harness.ui.page import Page
 from harness.ui.photographs import Photograph
@@ -64,8 +64,8 @@ class ObjectQuestion(BaseModel):
     """A prompt for one object.
 
     Attributes:
-        photograph: Key of the photograph that it is about.
-        points, labels, box: As of `harness.runtime.ObjectPrompt`.
+        photograph: Key of the photograph.
+        points, labels, box: See `harness.runtime.ObjectPrompt`.
         refines: Number of the answer whose mask is refined; None for none.
     """
 
@@ -77,13 +77,13 @@ class ObjectQuestion(BaseModel):
 
 
 class KindsQuestion(BaseModel):
-    """A prompt for all of one or several kinds.
+    """A prompt for all objects of one or several kinds.
 
     Attributes:
-        photograph: Key of the photograph that it is about.
+        photograph: Key of the photograph.
         texts: Noun phrases; boxes go with at most one.
-        boxes, box_labels: As of `harness.runtime.Prompt`.
-        threshold: What scores above it is kept.
+        boxes, box_labels: See `harness.runtime.Prompt`.
+        threshold: Objects score above this.
     """
 
     photograph: str
@@ -93,13 +93,13 @@ class KindsQuestion(BaseModel):
     threshold: float = THRESHOLD
 
 
-class Keep(BaseModel):
-    """Objects of the last answer that are to be kept.
+class KeepRequest(BaseModel):
+    """Objects of the last answer to keep.
 
     Attributes:
-        answer: Its number.
-        indices: Of the objects.
-        category: What to call them; None for what the prompt asked for.
+        answer: Number of the answer.
+        indices: Indices of the objects.
+        category: Their category; None for that of the prompt.
     """
 
     answer: int
@@ -109,49 +109,49 @@ class Keep(BaseModel):
 
 @router.get("/model")
 async def get_model(page: ThePage) -> dict[str, Any]:
-    """What the model can do."""
+    """Returns the abilities of the page."""
     return asdict(page.abilities)
 
 
 @router.get("/images")
 async def get_images(page: ThePage) -> dict[str, Any]:
-    """The images of the folder, and how many were not looked at yet."""
+    """Returns the images of the folder, and how many were not checked yet."""
     if page.folder is None:
         return {"images": [], "unchecked": 0}
     unchecked = page.folder.unchecked
-    return {"images": [asdict(listed) for listed in page.folder.listed], "unchecked": unchecked}
+    return {"images": [asdict(image) for image in page.folder.images], "unchecked": unchecked}
 
 
 @router.get("/photographs/{key}")
 def get_photograph(key: str, page: ThePage) -> Response:
-    """A photograph as the model sees it."""
-    content, media_type = page.photographs.shown(page.photographs.get(key))
+    """Returns a photograph as the model sees it."""
+    content, media_type = page.photographs.preview(page.photographs.get(key))
     return Response(content, media_type=media_type, headers={"Cache-Control": "private, max-age=31536000, immutable"})
 
 
 @router.post("/sessions", status_code=201)
 async def start_session(page: ThePage) -> dict[str, Any]:
-    """A new session."""
+    """Starts a session."""
     return _state(page.sessions.start())
 
 
 @router.get("/sessions/{session}")
 async def get_session(session: TheSession) -> dict[str, Any]:
-    """What a session has chosen and kept."""
+    """Returns the photograph and the kept objects of a session."""
     return _state(session)
 
 
 @router.get("/sessions/{session}/doing")
 async def get_doing(session: TheSession, page: ThePage) -> dict[str, Any]:
-    """What the model does for a session, or whom it waits for."""
-    doing = page.queue.doing(session.key)
-    known = {"doing": None, "ahead": 0, "seconds": 0.0} if doing is None else asdict(doing)
-    return known | {"expected": page.encodings.expected_seconds}
+    """Returns the status of a session's call."""
+    queue_status = page.queue.status(session.key)
+    status = {"doing": None, "ahead": 0, "seconds": 0.0} if queue_status is None else asdict(queue_status)
+    return status | {"expected": page.encodings.expected_seconds}
 
 
 @router.put("/sessions/{session}/photograph", dependencies=[Depends(session_of)])
 async def upload(page: ThePage, request: Request, name: str = "") -> dict[str, Any]:
-    """Takes a photograph, whose file is the body of the request."""
+    """Stores a photograph, whose file is the body of the request."""
     content = await request.body()
     if not content:
         raise HarnessError("The file is empty; choose an image.")
@@ -160,7 +160,7 @@ async def upload(page: ThePage, request: Request, name: str = "") -> dict[str, A
 
 @router.put("/sessions/{session}/image", dependencies=[Depends(session_of)])
 async def choose(page: ThePage, name: str) -> dict[str, Any]:
-    """Takes an image of the folder."""
+    """Stores an image of the folder as a photograph."""
     if page.folder is None:
         raise HarnessError("There is no folder of images; start the command with --images, or upload one.")
     content = await run_in_threadpool(page.folder.read, name)
@@ -171,16 +171,17 @@ async def choose(page: ThePage, name: str) -> dict[str, Any]:
 async def encode(session: TheSession, page: ThePage, photograph: str) -> dict[str, Any]:
     """Shows a photograph, and encodes it if it is not encoded.
 
-    It is named here and in each question, and not shown by its upload: of two uploads the first may take longer.
+    The photograph is named here and in each question, and not shown by its upload, because the first of two uploads may
+    take longer.
     """
-    shown = session.choose(page.photographs.get(photograph))
-    await page.queue.run(session.key, lambda announce: page.encodings.encoded(shown, announce))
+    selected = session.choose(page.photographs.get(photograph))
+    await page.queue.run(session.key, lambda announce: page.encodings.encode(selected, announce))
     return {"expected": page.encodings.expected_seconds}
 
 
 @router.post("/sessions/{session}/object")
 async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestion) -> dict[str, Any]:
-    """The best mask of one object."""
+    """Predicts the best mask of one object."""
     photograph = session.choose(page.photographs.get(question.photograph))
     refined = None if question.refines is None else session.logits(question.refines)
     prompt = ObjectPrompt(question.points, question.labels, question.box, refined)
@@ -191,7 +192,7 @@ async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestio
 
 @router.post("/sessions/{session}/kinds")
 async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion) -> dict[str, Any]:
-    """All of one or several kinds."""
+    """Finds all objects of one or several kinds."""
     photograph = session.choose(page.photographs.get(question.photograph))
     prompts = prompts_of_kinds(question.texts, question.boxes, question.box_labels)
     if not 0 <= question.threshold <= 1:
@@ -200,55 +201,55 @@ async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion)
         page.model.encode_prompt(prompt, photograph.size)
 
     keys = [KindsPrompt(photograph, repr(prompt), question.threshold) for prompt in prompts]
-    known = session.found
+    known_results = session.results
 
     def find(announce: Announce) -> list[Masks]:
         return [
-            known.get(key) or page.encodings.find(photograph, prompt, question.threshold, announce)
+            known_results.get(key) or page.encodings.find(photograph, prompt, question.threshold, announce)
             for key, prompt in zip(keys, prompts, strict=True)
         ]
 
-    found = await page.queue.run(session.key, find)
-    session.found = dict(zip(keys, found, strict=True))
+    results = await page.queue.run(session.key, find)
+    session.results = dict(zip(keys, results, strict=True))
     masks = Masks(
-        tuple(entry for each in found for entry in each.annotations),
-        tuple(dict.fromkeys(note for each in found for note in each.notes)),
+        tuple(entry for result in results for entry in result.annotations),
+        tuple(dict.fromkeys(note for result in results for note in result.notes)),
     )
     return _answered(session.add_answer(photograph, masks))
 
 
 @router.get("/sessions/{session}/answers/{answer}/{index}.png")
 async def get_mask(session: TheSession, answer: int, index: int) -> Response:
-    """A mask of the last answer."""
-    annotation = session.answered(answer, index)
+    """Returns a mask of the last answer."""
+    annotation = session.object_annotation(answer, index)
     return await _mask(annotation, f"{_stem(session.photograph)}_{index:03}.png")
 
 
 @router.post("/sessions/{session}/kept", status_code=201)
-async def keep(session: TheSession, given: Keep) -> dict[str, Any]:
-    """Keeps masks of the last answer."""
-    session.keep(given.answer, given.indices, given.category)
+async def keep(session: TheSession, body: KeepRequest) -> dict[str, Any]:
+    """Keeps objects of the last answer."""
+    session.keep(body.answer, body.indices, body.category)
     return _state(session)
 
 
 @router.delete("/sessions/{session}/kept/{number}")
 async def drop(session: TheSession, number: int) -> dict[str, Any]:
-    """Removes a mask that was kept."""
+    """Removes a kept object."""
     session.drop(number)
     return _state(session)
 
 
 @router.get("/sessions/{session}/kept/{number}.png")
 async def get_kept_mask(session: TheSession, number: int) -> Response:
-    """A mask that was kept."""
-    kept = session.kept_object(number)
-    return await _mask(kept.annotation, f"{_stem(kept.photograph)}_kept_{number:03}.png")
+    """Returns the mask of a kept object."""
+    item = session.find_kept(number)
+    return await _mask(item.annotation, f"{_stem(item.photograph)}_kept_{number:03}.png")
 
 
 @router.get("/sessions/{session}/annotations.json")
 async def get_coco(session: TheSession) -> Response:
-    """The data set of all masks that were kept, in COCO's format."""
-    text = json_text(session.coco())
+    """Returns the data set of all kept objects, in COCO's format."""
+    text = json_text(session.coco_data_set())
     content = text.encode("utf-8", "backslashreplace")
     return Response(content, media_type="application/json", headers=_download(ANNOTATIONS))
 
@@ -259,9 +260,9 @@ def _state(session: Session) -> dict[str, Any]:
         "session": session.key,
         "photograph": None if photograph is None else _described(photograph),
         "kept": [
-            _object(kept.annotation, kept.color)
-            | {"number": kept.number, "photograph": kept.photograph.key, "name": kept.photograph.name}
-            for kept in session.kept
+            _object(item.annotation, item.color)
+            | {"number": item.number, "photograph": item.photograph.key, "name": item.photograph.name}
+            for item in session.kept_objects
         ],
     }
 
@@ -286,7 +287,7 @@ def _object(annotation: dict[str, Any], color: int) -> dict[str, Any]:
 
 
 async def _mask(annotation: dict[str, Any], name: str) -> Response:
-    content = await run_in_threadpool(lambda: mask_png(mask_of(annotation)))
+    content = await run_in_threadpool(lambda: mask_png(annotation_mask(annotation)))
     return Response(content, media_type="image/png", headers=_download(name))
 
 
@@ -295,7 +296,7 @@ def _stem(photograph: Photograph | None) -> str:
 
 
 def _download(name: str) -> dict[str, str]:
-    """Headers of a file that a browser saves under a name (RFC 6266)."""
+    """Returns the headers of a file that a browser saves under a name (RFC 6266)."""
     return {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.encode('utf-8', 'replace'))}",
         "Cache-Control": "no-store",

@@ -1,4 +1,4 @@
-"""The socket and the server of the page."""
+"""Opens the socket of the page and runs its server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from harness.core.errors import HarnessError
 
 _BACKLOG = 128
 _GRACE_SECONDS = 1
-"""For requests that run when the server is stopped."""
+"""Seconds that running requests get when the server is stopped."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a socket that browsers can connect to; they wait until `serve` runs.
+    """Opens a socket that browsers can connect to; connections wait until `serve` runs.
 
     Args:
         host: An address of this machine, or a name of it.
-        port: 0 for any that is free.
+        port: 0 for any free port.
 
     Raises:
         HarnessError: There is no such address here, or the port is taken or not allowed.
@@ -62,11 +62,11 @@ def url_of(listener: socket.socket) -> str:
 
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serves an application until Ctrl-C, or a signal that is handled alike.
+    """Serves an application until Ctrl-C or a signal with the same effect.
 
     Args:
         app: The application.
-        listener: From `listen`; is closed in the end.
+        listener: The socket of `listen`; closed at the end.
     """
     config = uvicorn.Config(
         app,
@@ -79,32 +79,32 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
     )
     server = uvicorn.Server(config)
     try:
-        with _ended_by_a_hangup(server):
+        with _stop_at_hangup(server):
             server.run(sockets=[listener])
     except KeyboardInterrupt:
-        pass  # the server ends its requests when a signal comes, and then raises the signal again
+        pass  # the server ends its requests at a signal, and then raises the signal again
     finally:
         listener.close()
 
 
 @contextmanager
-def _ended_by_a_hangup(server: uvicorn.Server) -> Iterator[None]:
-    """Ends a server at SIGHUP as it ends itself at SIGTERM; an exception would leave it waiting for connections."""
+def _stop_at_hangup(server: uvicorn.Server) -> Iterator[None]:
+    """Stops a server at SIGHUP like at SIGTERM; an exception would leave it waiting for connections."""
     number = getattr(signal, "SIGHUP", signal.SIGTERM)
     handler = signal.getsignal(number)
     if handler is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    hangups: list[int] = []
 
-    def end(number: int, _frame: object) -> None:
-        came.append(number)
+    def stop(number: int, _frame: object) -> None:
+        hangups.append(number)
         server.should_exit = True
 
-    signal.signal(number, end)
+    signal.signal(number, stop)
     try:
         yield
     finally:
         signal.signal(number, handler)
-        if came:
+        if hangups:
             signal.raise_signal(number)

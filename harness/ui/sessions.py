@@ -1,4 +1,4 @@
-"""What each tab of a browser has chosen, asked and kept."""
+"""Stores the state of each browser tab: its photograph, its answers and its kept objects."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness.ui.encodings import Logits, Masks
 from harness.ui.photographs import Photograph
 
 MOST_LOGITS = 64
-"""Masks of a session that can still be refined, the last ones; each takes 332 KB."""
+"""Maximum number of a session's masks that can still be refined, the last ones; each takes 332 KB."""
 MOST_KEPT = 1000
-"""Masks that a session keeps."""
+"""Maximum number of masks that a session keeps."""
 MOST_SESSIONS = 64
-"""Sessions that a server knows, those that were used last."""
+"""Maximum number of sessions of a server, those that were used last."""
 LONGEST_CATEGORY = 100
 
 
@@ -29,13 +29,13 @@ class UnknownSessionError(HarnessError):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What was found last, and where its colours begin.
+    """The last answer to a question, with its colours.
 
     Attributes:
-        number: Counted from 1 in each session.
-        photograph: In what.
-        masks: What.
-        first_color: Number of the first object's colour; those after it follow.
+        number: Number of the answer, from 1 in each session.
+        photograph: The photograph.
+        masks: The masks.
+        first_color: Index of the first object's colour; the next objects have the next colours.
     """
 
     number: int
@@ -45,14 +45,14 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptObject:
     """An object that the user kept.
 
     Attributes:
-        number: Counted from 1 in each session.
-        photograph: In what it is.
-        annotation: An entry of `harness.segment.coco.coco_annotations`; `category` is what the user calls it.
-        color: Number of its colour.
+        number: Number of the object, from 1 in each session.
+        photograph: Its photograph.
+        annotation: An entry of `harness.segment.coco.coco_annotations`; `category` is the user's.
+        color: Index of its colour.
     """
 
     number: int
@@ -63,12 +63,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class KindsPrompt:
-    """A prompt for all of a kind as a key: two that are equal find the same.
+    """A prompt for all objects of a kind as a key of results.
 
     Attributes:
-        photograph: In what.
+        photograph: The photograph.
         prompt: The prompt, as text.
-        threshold: What scores above it is kept.
+        threshold: Objects score above this.
     """
 
     photograph: Photograph
@@ -78,36 +78,36 @@ class KindsPrompt:
 
 @dataclass
 class Session:
-    """A tab. Only the thread of the event loop changes it.
+    """The session of a tab. Only the thread of the event loop changes it.
 
     Attributes:
-        key: What the page calls it.
-        photograph: The one that is shown.
-        answer: To the last question about it.
-        kept: In the order in which they were kept, of all photographs.
-        found: What each prompt of the last question for kinds found.
+        key: Its key on the page.
+        photograph: The photograph that is shown.
+        answer: The answer to the last question about it.
+        kept_objects: The kept objects of all photographs, in the order in which they were kept.
+        results: The masks of each prompt of the last question for kinds.
     """
 
     key: str
     photograph: Photograph | None = None
     answer: Answer | None = None
-    kept: list[Kept] = field(default_factory=list)
-    found: dict[KindsPrompt, Masks] = field(default_factory=dict)
+    kept_objects: list[KeptObject] = field(default_factory=list)
+    results: dict[KindsPrompt, Masks] = field(default_factory=dict)
     _logits: OrderedDict[int, Logits] = field(default_factory=OrderedDict)
     _answers: int = 0
     _numbers: int = 0
 
     def choose(self, photograph: Photograph) -> Photograph:
-        """Shows a photograph, and returns it; what was kept of others stays."""
+        """Shows a photograph, and returns it; kept objects of others stay."""
         if self.photograph != photograph:
             self.photograph, self.answer = photograph, None
             self._logits.clear()
         return photograph
 
     def add_answer(self, photograph: Photograph, masks: Masks) -> Answer:
-        """Notes what was found."""
+        """Stores an answer."""
         self._answers += 1
-        first_color = max((kept.color + 1 for kept in self.kept), default=0)
+        first_color = max((item.color + 1 for item in self.kept_objects), default=0)
         answer = Answer(self._answers, photograph, masks, first_color)
         if photograph == self.photograph:
             self.answer = answer
@@ -121,17 +121,17 @@ class Session:
         """Returns the mask of an earlier answer, to refine it.
 
         Raises:
-            HarnessError: There is none of that number, or it was too long ago.
+            HarnessError: There is no answer of that number, or it is too old.
         """
         if answer not in self._logits:
             raise HarnessError(f"There is no mask {answer} to refine any more; clear the clicks and begin again.")
         return self._logits[answer]
 
-    def answered(self, answer: int, index: int) -> dict[str, Any]:
+    def object_annotation(self, answer: int, index: int) -> dict[str, Any]:
         """Returns an object of the last answer.
 
         Raises:
-            HarnessError: That was not the last answer, or it has no such object.
+            HarnessError: The number is not that of the last answer, or the answer has no such object.
         """
         if self.answer is None or self.answer.number != answer:
             raise HarnessError("These masks are not the last ones any more; ask again.")
@@ -144,14 +144,14 @@ class Session:
 
         Args:
             answer: Number of the answer.
-            indices: Numbers of the objects in it.
-            category: What to call them; None for what the prompt asked for.
+            indices: Indices of the objects in it.
+            category: Their category; None for that of the prompt.
 
         Raises:
-            HarnessError: There is no such object, the name is empty or too long, or too many would be kept.
+            HarnessError: There is no such object, the category is empty or too long, or too many would be kept.
         """
-        annotations = [self.answered(answer, index) for index in indices]
-        if len(self.kept) + len(indices) > MOST_KEPT:
+        annotations = [self.object_annotation(answer, index) for index in indices]
+        if len(self.kept_objects) + len(indices) > MOST_KEPT:
             raise HarnessError(f"A tab keeps at most {MOST_KEPT} masks; download annotations.json, and remove some.")
         if category is not None:
             category = " ".join(category.split())
@@ -164,45 +164,47 @@ class Session:
             assert self.answer is not None
             self._numbers += 1
             color = self.answer.first_color + index
-            self.kept.append(Kept(self._numbers, self.answer.photograph, annotation, color))
+            self.kept_objects.append(KeptObject(self._numbers, self.answer.photograph, annotation, color))
 
-    def kept_object(self, number: int) -> Kept:
-        """Returns what was kept under a number.
+    def find_kept(self, number: int) -> KeptObject:
+        """Returns the kept object with a number.
 
         Raises:
-            HarnessError: Nothing was.
+            HarnessError: There is none.
         """
-        for kept in self.kept:
-            if kept.number == number:
-                return kept
+        for item in self.kept_objects:
+            if item.number == number:
+                return item
         raise HarnessError(f"There is no kept mask {number}; it was removed.")
 
     def drop(self, number: int) -> None:
-        """Removes what was kept under a number.
+        """Removes the kept object with a number.
 
         Raises:
-            HarnessError: Nothing was.
+            HarnessError: There is none.
         """
-        self.kept.remove(self.kept_object(number))
+        self.kept_objects.remove(self.find_kept(number))
 
-    def coco(self) -> dict[str, Any]:
-        """Returns the data set of all that was kept, in COCO's format.
+    def coco_data_set(self) -> dict[str, Any]:
+        """Returns the data set of all kept objects, in COCO's format.
 
         Raises:
-            HarnessError: Nothing was.
+            HarnessError: There are none.
         """
-        if not self.kept:
+        if not self.kept_objects:
             raise HarnessError("Nothing was kept yet; keep a mask first.")
-        photographs = list(dict.fromkeys(kept.photograph for kept in self.kept))
+        photographs = list(dict.fromkeys(item.photograph for item in self.kept_objects))
         images = [
-            AnnotatedImage(name, photograph.size, [k.annotation for k in self.kept if k.photograph == photograph])
+            AnnotatedImage(
+                name, photograph.size, [k.annotation for k in self.kept_objects if k.photograph == photograph]
+            )
             for photograph, name in zip(photographs, file_names(photographs), strict=True)
         ]
-        return data_set(images, [kept.annotation["category"] for kept in self.kept])
+        return data_set(images, [item.annotation["category"] for item in self.kept_objects])
 
 
 def file_names(photographs: Sequence[Photograph]) -> list[str]:
-    """The names of photographs, with a number where an earlier one has the same."""
+    """Returns the names of photographs, with a number where an earlier one has the same name."""
     taken: set[str] = set()
     names = []
     for photograph in photographs:

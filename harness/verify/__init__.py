@@ -1,1 +1,1 @@
-"""Walking cases through their stages, each in a process of its own."""
+"""Runs cases through their stages, each in a separate process."""

@@ -1,4 +1,4 @@
-"""The display while cases run: the stage of each running case, and a line for each finished one."""
+"""Displays the stage of each running case, and a line for each finished one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from harness.report import Result
 STAGES = " → ".join(Stage)
 
 
-def show(
+def show_progress(
     console: Console,
     cases: Sequence[Case],
     run: Callable[[Callable[[Case, str], None]], Iterable[Result]],
-    finished: Callable[[Sequence[Result]], object],
+    on_result: Callable[[Sequence[Result]], object],
 ) -> list[Result]:
-    """Runs cases with live progress, or with one line a case where the output is no terminal.
+    """Runs cases with live progress, or with one line per case if the output is not a terminal.
 
     Args:
-        console: Where to print.
-        cases: What will be run, in order.
-        run: Takes the callback for stages, gives results one by one.
-        finished: Called after each result with all results so far, in the order of the cases.
+        console: Console to print to.
+        cases: The cases that `run` runs, in order.
+        run: Takes the callback for stages, and yields results one by one.
+        on_result: Called after each result with all results so far, in the order of the cases.
     """
     results: list[Result] = []
     running: dict[Case, str] = {}
@@ -50,14 +50,14 @@ def show(
             running.pop(result.case, None)
             results.append(result)
             results.sort(key=lambda result: cases.index(result.case))
-            console.print(line(result), markup=True, highlight=False, soft_wrap=True)
+            console.print(result_line(result), markup=True, highlight=False, soft_wrap=True)
             progress.advance(task)
-            finished(results)
+            on_result(results)
     return results
 
 
-def line(result: Result) -> str:
-    """Describes a finished case: whether it is as expected, how it ended, how accurate it was, how long it took."""
+def result_line(result: Result) -> str:
+    """Describes a finished case: its check, status, accuracy and duration."""
     outcome = result.outcome
     mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[yellow]–[/yellow]"}[result.expected]
     status = f"{outcome.status.value.replace('_', ' ')} at {outcome.stage}"
@@ -73,18 +73,18 @@ def line(result: Result) -> str:
         by_oracle = PRECISIONS[result.case.precision].judged_by_oracle
         text += f"  {'' if by_oracle else f'{outside} elements outside, '}r_rms {max(ratios):.2f}"
     if result.expected is False or result.expected is None:
-        text += f"\n    {_escaped(result.problem)}"
+        text += f"\n    {_escape(result.problem)}"
     return text
 
 
-def diagnosis_told(result: Result) -> str:
-    """Says which kernel of a case diverges, or why that is not known; nothing where it was not looked for."""
+def diagnosis_sentence(result: Result) -> str:
+    """Returns which kernel of a case diverges, or why that is unknown; empty without a diagnosis."""
     if result.not_diagnosed:
         return f"{result.case.id}: not diagnosed: {result.not_diagnosed}"
     return f"{result.case.id}: {result.diagnosis['told']}" if result.diagnosis else ""
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)

@@ -1,6 +1,6 @@
-"""The stages of a case: build → export → import → compile → load → run → judge.
+"""Runs the stages of a case: build → export → import → compile → load → run → judge.
 
-Everything here happens in one process, which `harness.processes` isolates; the result is plain data.
+All stages run in one process, which `harness.processes` isolates; the result is plain data.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
-from harness.core.budget import NONE, Groups
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
@@ -24,17 +24,18 @@ from harness.runtime.loading import LoadError
 from harness.targets import HOST, TARGETS
 
 
-def run_request(request: tuple[Case, Settings, Groups], announce: Callable[[str], None]) -> Outcome:
-    """Calls `run_case` as `harness.processes` calls functions."""
+def run_request(request: tuple[Case, Settings, Groups], on_stage: Callable[[str], None]) -> Outcome:
+    """Calls `run_case` with the signature that `harness.processes` needs."""
     case, settings, float32 = request
-    return run_case(case, settings, announce, float32)
+    return run_case(case, settings, on_stage, float32)
 
 
 def load_libraries() -> None:
-    """Imports what `run_request` takes seconds to import, for the template of its processes.
+    """Imports libraries that `run_request` takes seconds to import, for the template of its processes.
 
-    PyTorch and TVM import much of themselves on first use, so a small module is exported, imported and lowered. No
-    library is written, which would stay if this process is killed; no thread is left running, which forks would miss.
+    PyTorch and TVM import many of their modules on first use, so a small module is exported, imported and lowered. No
+    library is written, because it would stay if this process is killed. No thread stays running, because forks would
+    lack it.
     """
     import torch
 
@@ -51,41 +52,41 @@ def load_libraries() -> None:
 def run_case(
     case: Case,
     settings: Settings,
-    announce: Callable[[str], None] = lambda stage: None,
-    float32: Groups = NONE,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    float32: Groups = NO_GROUPS,
 ) -> Outcome:
-    """Walks one case through its stages; every error of the case becomes part of the outcome.
+    """Runs one case through its stages; every error of the case becomes part of the outcome.
 
     Args:
-        case: What to run.
-        settings: Weights, inputs, expectation.
-        announce: Called with the name of each stage as it begins.
-        float32: Groups of products that stay float32 in a half precision.
+        case: The case.
+        settings: Weights, inputs and expectation.
+        on_stage: Called with the name of each stage as it begins.
+        float32: Groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError, Sam3Error: If the input or the environment is at fault, not the case.
+        HarnessError, Sam3Error: The input or the environment is wrong, not the case.
     """
     target = TARGETS[case.target]
-    progress = Progress(announce)
+    progress = Progress(on_stage)
     problem = target.compile_problem()
     if problem is not None:
         return progress.outcome(Status.UNAVAILABLE, CaseError("CannotCompile", problem))
     try:
         with models()[subjects()[case.component].model].context():
-            return _walk(case, settings, progress, float32)
+            return _run_stages(case, settings, progress, float32)
     except LoadError as error:
-        return progress.outcome(Status.FAILED, _described(error))
+        return progress.outcome(Status.FAILED, _case_error(error))
     except DeviceLostError as error:
         return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
     except (HarnessError, Sam3Error):
         raise
     except MemoryError as error:
-        return progress.outcome(Status.OUT_OF_MEMORY, _described(error))
+        return progress.outcome(Status.OUT_OF_MEMORY, _case_error(error))
     except Exception as error:
-        return progress.outcome(Status.FAILED, _described(error))
+        return progress.outcome(Status.FAILED, _case_error(error))
 
 
-def _walk(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
+def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
     from harness.execution.run import Run
     from harness.tuned.database import chosen_schedules
 
@@ -93,18 +94,18 @@ def _walk(case: Case, settings: Settings, progress: Progress, float32: Groups) -
     emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
     with closing(emulating_executor(case, settings.processors) if emulated else executor_for(settings)) as executor:
         try:
-            with progress.during(Stage.BUILD):
+            with progress.time_stage(Stage.BUILD):
                 workload = subject.open(case, settings)
             schedules = chosen_schedules(settings.database, case.target, settings.processors)
             run = Run(case, settings, progress, executor, schedules, float32)
-            ran = settings.judge_saved or workload.run(run)
-            if ran:
-                with progress.during(Stage.JUDGE):
+            has_run = settings.judge_saved or workload.run(run)
+            if has_run:
+                with progress.time_stage(Stage.JUDGE):
                     verdicts = workload.judge(settings.expectation)
         finally:
             progress.device = executor.device()
             progress.emulated = emulated and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
-        if not ran:
+        if not has_run:
             problem = executor.run_problem(case.target) or ""
             return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
     faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
@@ -114,6 +115,6 @@ def _walk(case: Case, settings: Settings, progress: Progress, float32: Groups) -
     return progress.outcome(Status.FAILED, CaseError("ParityError", message), verdicts)
 
 
-def _described(error: BaseException) -> CaseError:
+def _case_error(error: BaseException) -> CaseError:
     details = "".join(traceback.format_exception(error))
     return CaseError(type(error).__name__, str(error)[:4000], details[-8000:])

@@ -16,7 +16,7 @@ from harness.lowering.frontends.torch_export.operators import load_calls, operat
 from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.build import build_architecture, give_weights
 from harness.models.sam3.capture import load_prompts
-from harness.models.sam3.captures import flattened
+from harness.models.sam3.captures import flatten
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Arguments, Component
 from harness.models.sam3.upstream import upstream
@@ -57,7 +57,7 @@ SAME = {
         "ious": "near click/ious",
         "object_logits": "near click/object_logits",
     },
-    "mask_pointer": {"pointers": "first given/pointer", "object_logits": "first given/object_logits"},
+    "mask_pointer": {"pointers": "first mask_prompt/pointer", "object_logits": "first mask_prompt/object_logits"},
     "object_pointers": {"tokens": "end full/prompt", "positions": "end full/prompt_pos"},
     "memory_attention": {"conditioned": "near full/conditioned"},
 }
@@ -65,7 +65,7 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_component_gives_what_upstream_passed_on(name: str) -> None:
-    outputs, seen = run_main_sample(name), flattened(captured(COMPONENTS[name].captured_by))
+    outputs, seen = run_main_sample(name), flatten(captured(COMPONENTS[name].captured_by))
     for output, where in SAME[name].items():
         which, _, tensor = where.rpartition(" ")
         actual, expected = outputs[output], seen[tensor]

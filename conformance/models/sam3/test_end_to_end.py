@@ -18,8 +18,8 @@ from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
-from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decided
-from harness.models.sam3.end_to_end.workload import judged, prompts
+from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decide_detections
+from harness.models.sam3.end_to_end.workload import judge_answer, prompts
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.parity.detections import SCORE, UNDECIDED
@@ -51,14 +51,14 @@ def upstreams(case: Case) -> Iterator[Answer]:
 
 def test_the_threshold_decides_something_in_every_answer(whole_fp32_case: Case) -> None:
     for answer in upstreams(whole_fp32_case):
-        kept = answer.truth.found.queries
+        kept = answer.truth.first.queries
         assert 0 < kept.sum() < kept.size, answer.name
         raw = {name: array.astype(np.float64) for name, array in (answer.oracle or answer.reference).items()}
         scores = sigmoid(raw["logits"][0, :, 0]) * sigmoid(raw["presence"][0])
         assert np.array_equal(scores > 0.5, kept), answer.name
         # Twice what a score may be off: no correct model decides otherwise.
         assert np.abs(scores - 0.5).min() > 2 * SCORE, answer.name
-        masks = answer.truth.found.masks
+        masks = answer.truth.first.masks
         assert 0.1 < masks.mean() < 0.9, answer.name
         assert answer.truth.undecided.mean() < 0.001, answer.name
 
@@ -76,7 +76,7 @@ def first(case: Case) -> Answer:
 
 def as_compiled(answer: Answer) -> Arrays:
     """Upstream's own answer, in the form of the compiled model's."""
-    found = answer.truth.found
+    found = answer.truth.first
     return {name: answer.reference[name].copy() for name in RAW} | {
         "found/queries": found.queries.copy(),
         "found/masks": found.masks.copy(),
@@ -132,7 +132,7 @@ def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Fault | No
     actual = as_compiled(answer)
     if fault is not None:
         fault(actual, answer)
-    verdicts = judged(actual, answer)
+    verdicts = judge_answer(actual, answer)
     assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in (*RAW, *FINAL)]
     failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
@@ -142,7 +142,7 @@ def test_undecided_pixels_may_differ_and_are_counted(whole_fp32_case: Case) -> N
     answer = first(whole_fp32_case)
     actual, undecided = as_compiled(answer), answer.truth.undecided
     actual["found/masks"] ^= undecided
-    verdict = judged(actual, answer)[-3]
+    verdict = judge_answer(actual, answer)[-3]
     assert verdict.kind is VerdictKind.STRICT
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
     assert f"within {UNDECIDED:g} of zero" in verdict.reason
@@ -164,7 +164,7 @@ def in_half(precision: str) -> tuple[Answer, Arrays]:
         for _ in range(2)
     )
     with upstream():
-        truth, found = decided(reference, SIZE), decided(actual, SIZE).found
+        truth, found = decide_detections(reference, SIZE), decide_detections(actual, SIZE).first
     answer = Answer("text", reference, reference, exact, truth)
     return answer, actual | {f"found/{name}": array for name, array in vars(found).items()}
 
@@ -205,8 +205,8 @@ def test_a_half_answer_is_held_to_float64_and_to_upstreams_decisions_on_it(preci
     if fault is not None:
         fault(actual, answer)
     with upstream():
-        verdicts = judged(actual, answer, precision=PRECISIONS[precision])
-        strict = judged(actual, answer)
+        verdicts = judge_answer(actual, answer, precision=PRECISIONS[precision])
+        strict = judge_answer(actual, answer)
     assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in (*RAW, *FINAL)]
     good = (VerdictKind.STRICT, VerdictKind.ORACLE)
     failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind not in good}
@@ -218,7 +218,7 @@ def test_a_half_answer_of_another_shape_fails() -> None:
     answer, right = in_half("fp16")
     actual = {**right, "semantic": right["semantic"][0]}
     with upstream():
-        verdicts = judged(actual, answer, precision=PRECISIONS["fp16"])
+        verdicts = judge_answer(actual, answer, precision=PRECISIONS["fp16"])
     failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind is VerdictKind.FAILED}
     assert "semantic" in failed
 
@@ -230,7 +230,7 @@ def test_upstream_under_autocast_is_a_half_answer() -> None:
     with upstream():
         source = EndToEndSource(case, Settings())
         answer, accurate = next(source.answers(source.questions[0])), next(upstreams(replace(case, precision="fp32")))
-        verdicts = judged(as_compiled(accurate), answer, precision=PRECISIONS["bf16"])
+        verdicts = judge_answer(as_compiled(accurate), answer, precision=PRECISIONS["bf16"])
     assert {verdict.kind for verdict in verdicts[: len(RAW)]} == {VerdictKind.ORACLE}
     assert {verdict.kind for verdict in verdicts[len(RAW) :]} == {VerdictKind.STRICT}
     assert max(verdict.r_rms for verdict in verdicts[: len(RAW)]) < 0.01

@@ -16,7 +16,7 @@ from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.upstream import upstream
 from harness.runtime import ObjectPrompt
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.interactive import encode_object_prompt, selected
+from harness.runtime.sam3.interactive import encode_object_prompt, select_masks
 
 SIZE = (451, 300)
 REFINED = np.random.default_rng(3).standard_normal((288, 288)).astype(np.float32) * 4
@@ -73,7 +73,7 @@ def asked_upstream(prompt: ObjectPrompt, multimask: bool) -> tuple[np.ndarray, n
 @pytest.mark.parametrize("multimask", [True, False])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_they_are_upstreams_predictor(name: str, multimask: bool) -> None:
-    logits, iou = selected(*predicted(name, 16), multimask)
+    logits, iou = select_masks(*predicted(name, 16), multimask)
     expected, expected_iou = asked_upstream(PROMPTS[name], multimask)
     np.testing.assert_allclose(logits.clip(-32, 32), expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(iou, expected_iou, rtol=1e-5, atol=1e-6)

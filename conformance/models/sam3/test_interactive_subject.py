@@ -16,7 +16,7 @@ from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.interactive.source import Answer, InteractiveSource
-from harness.models.sam3.interactive.workload import judged, judged_by_oracle
+from harness.models.sam3.interactive.workload import judge_round, judge_rounds_by_oracle
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.processes import Template
@@ -98,7 +98,7 @@ def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Callable[[
     actual = {name: answer.reference[name].copy() for name in OUTPUTS}
     if fault is not None:
         fault(actual, answer)
-    verdicts = judged(actual, answer)
+    verdicts = judge_round(actual, answer)
     assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in OUTPUTS]
     failed = {verdict.name.rpartition("/")[2] for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
@@ -110,7 +110,7 @@ def test_undecided_pixels_may_differ(whole_fp32_case: Case) -> None:
     undecided = answer.reference["undecided"]
     assert undecided.any()
     actual["masks"] ^= undecided
-    verdict = judged(actual, answer)[-1]
+    verdict = judge_round(actual, answer)[-1]
     assert verdict.kind is VerdictKind.STRICT
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
 
@@ -124,7 +124,7 @@ SIZE = (80, 60)
 @cache
 def rounds() -> tuple[tuple[Answer, ...], tuple[Arrays, ...]]:
     """Eight rounds as upstream answers them under autocast, and as code that is as accurate does."""
-    from harness.models.sam3.interactive.refining import decided
+    from harness.models.sam3.interactive.refining import decide_masks
 
     generator = np.random.default_rng(0)
     y, x = np.mgrid[-1:1:288j, -1:1:288j]
@@ -145,7 +145,7 @@ def rounds() -> tuple[tuple[Answer, ...], tuple[Arrays, ...]]:
         reference, ours = inexact(), inexact()
         answers.append(Answer(f"question {number}", SIZE, reference, reference, exact))
         with upstream():
-            actual.append(ours | {"masks": decided(ours["logits"], SIZE)[0]})
+            actual.append(ours | {"masks": decide_masks(ours["logits"], SIZE)[0]})
     return tuple(answers), tuple(actual)
 
 
@@ -187,7 +187,7 @@ def test_faults_are_seen_in_half_precision(fault: Callable[[Arrays], None] | Non
     if fault is not None:
         fault(actual[2])
     with upstream():
-        verdicts = judged_by_oracle(actual, answers)
+        verdicts = judge_rounds_by_oracle(actual, answers)
     assert [verdict.name for verdict in verdicts] == [
         *(f"{answer.name}/{name}" for answer in answers for name in ("logits", "masks")),
         "iou",
@@ -199,13 +199,13 @@ def test_faults_are_seen_in_half_precision(fault: Callable[[Arrays], None] | Non
 
 
 def test_masks_are_decided_as_the_runtime_decides_and_pixels_of_cut_logits_are_not() -> None:
-    from harness.models.sam3.interactive.refining import decided
+    from harness.models.sam3.interactive.refining import decide_masks
 
     _, actual = rounds()
     logits = np.clip(actual[0]["logits"] * np.float32(20), -LARGEST_LOGIT, LARGEST_LOGIT)
     with upstream():
-        masks, near = decided(logits, SIZE)
-        _, none = decided(actual[0]["logits"], SIZE)
+        masks, near = decide_masks(logits, SIZE)
+        _, none = decide_masks(actual[0]["logits"], SIZE)
     assert masks.shape == near.shape == (3, SIZE[1], SIZE[0])
     assert 0.3 < near.mean() < 1 and none.mean() < 0.01
     # Pixels that no cut logit reaches are decided as before.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.budget.measuring import Bench
+from harness.budget.measurement import Bench
 from harness.core.case import Case, Scale
 from harness.core.program import Program
 from harness.core.settings import SEEDED
@@ -31,7 +31,7 @@ def in_half_precision(component: str) -> Lowered:
     case = Case(component, "real", "llvm", precision="bf16")
     with models()["sam3"].context():
         program = next(iter(subjects()[component].open(case, SEEDED).programs.values()))
-        return lowered(program.module, tuple(program.example.values()), Route.of(case))
+        return lowered(program.module, tuple(program.example.values()), Route.from_case(case))
 
 
 def test_upstream_has_all_of_it() -> None:

@@ -92,9 +92,9 @@ def _imported() -> Iterator[None]:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_patch_says_what_where_and_why(patch: Patch) -> None:
-    assert all(len(text.split()) >= 2 for text in (patch.what, patch.where, patch.why))
+    assert all(len(text.split()) >= 2 for text in (patch.assumption, patch.location, patch.reason))
     assert [other.name for other in PATCHES].count(patch.name) == 1
-    file = patch.where.split(",")[0].split(" and ")[0]
+    file = patch.location.split(",")[0].split(" and ")[0]
     assert (Path(sys.modules["sam3"].__file__ or "").parent.parent / file).is_file()
 
 

@@ -17,16 +17,16 @@ from torch import Tensor
 from conformance.support.examples import examples
 from conformance.support.shallow import captured, interactive_model
 from harness.core.errors import HarnessError
-from harness.models.sam3.captures import CLICKS, PROPAGATION, flattened, restored
+from harness.models.sam3.captures import CLICKS, PROPAGATION, flatten, restore
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.tracker_modules import MaskDecoder, MemoryAttention, MemoryEncoder, PromptEncoder
-from harness.models.sam3.source import alike
+from harness.models.sam3.source import same_shape_samples
 from harness.models.sam3.tracker import propagation
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.recording import recorded_methods
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import UNREAD_PARAMETERS
-from harness.runtime.sam3.video.selection import MemoryRules, plan_attention
+from harness.runtime.sam3.video.memory_selection import MemoryRules, plan_attention
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 """The strict gate: rounding in another order."""
@@ -77,9 +77,9 @@ def test_a_missing_clip_is_one_sentence(tmp_path) -> None:
 @pytest.mark.parametrize("capture", [CLICKS, PROPAGATION], ids=lambda capture: capture.kind)
 def test_activations_are_taken_apart_and_put_together(capture) -> None:
     activations = captured(capture)
-    tensors = flattened(activations)
+    tensors = flatten(activations)
     assert all(isinstance(tensor, Tensor) and tensor.isfinite().all() for tensor in tensors.values())
-    again = flattened(restored(type(activations), tensors))
+    again = flatten(restore(type(activations), tensors))
     assert again.keys() == tensors.keys()
     assert all(again[name] is tensor for name, tensor in tensors.items())
 
@@ -88,7 +88,7 @@ def test_activations_are_taken_apart_and_put_together(capture) -> None:
 def test_clicks_are_the_same_in_another_run() -> None:
     with upstream():
         again = CLICKS.run(interactive_model(), CLICKS.load_inputs(None))
-    for name, tensor in flattened(captured(CLICKS)).items():
+    for name, tensor in flatten(captured(CLICKS)).items():
         assert torch.equal(again[name], tensor), name
 
 
@@ -103,11 +103,11 @@ def test_a_propagation_is_the_same_in_another_run_and_does_not_read_what_is_unre
     before = parameter.clone()
     parameter.fill_(torch.nan)
     with upstream():
-        features = propagation._encoded(model, clip)
-        again = propagation._three_objects(model.inst_interactive_predictor.model, clip, features)
+        features = propagation._encode_frames(model, clip)
+        again = propagation._track_three_objects(model.inst_interactive_predictor.model, clip, features)
     parameter.copy_(before)
-    for name, tensor in flattened(captured(PROPAGATION).second).items():
-        assert torch.equal(flattened(again)[name], tensor), name
+    for name, tensor in flatten(captured(PROPAGATION).second).items():
+        assert torch.equal(flatten(again)[name], tensor), name
 
 
 def test_memories_are_rounded_as_upstream_stores_them() -> None:
@@ -153,7 +153,7 @@ def test_the_propagation_follows_the_memory_rules() -> None:
     for frame, conditioning, expected in (
         (1, [0], activations.second),
         (16, [0], activations.full),
-        (19, [0, 1, 2, 3], activations.most),
+        (19, [0, 1, 2, 3], activations.most_memories),
     ):
         scores = {each: None for each in range(frame) if each not in conditioning}
         plan = plan_attention(frame, conditioning, scores, num_frames=propagation.FRAMES, rules=rules)
@@ -170,19 +170,19 @@ def test_banks_of_every_size() -> None:
 def test_banks_that_one_program_answers() -> None:
     """Those of one object; a target that takes no symbolic axes gets a program for each."""
     banks = samples("memory_attention")
-    assert alike(banks, COMPONENTS["memory_attention"].symbolic) == {
+    assert same_shape_samples(banks, COMPONENTS["memory_attention"].symbolic) == {
         "full": "full",
         "most": "full",
         "second": "second",
         "first": "full",
     }
-    assert alike(banks, {}) == {name: name for name in banks}
+    assert same_shape_samples(banks, {}) == {name: name for name in banks}
 
 
 def test_pointers_of_any_number_of_objects_are_one_program_for_each_number_of_pointers() -> None:
     pointers = samples("object_pointers")
     first = {name: {"pointers": args["pointers"][:, :1], "times": args["times"]} for name, args in pointers.items()}
-    answered = alike({**pointers, "one": first["second"]}, COMPONENTS["object_pointers"].symbolic)
+    answered = same_shape_samples({**pointers, "one": first["second"]}, COMPONENTS["object_pointers"].symbolic)
     assert answered == {"full": "full", "most": "most", "second": "second", "one": "second"}
 
 

@@ -28,7 +28,7 @@ from harness.models.sam3.captures import CLICKS
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.interactive.questions import Question, load_questions
-from harness.models.sam3.interactive.upstream import Predicting
+from harness.models.sam3.interactive.upstream import InteractivePrediction
 from harness.models.sam3.scales import SCALES
 from harness.models.sam3.upstream import upstream
 from harness.parity.oracle import oracle
@@ -185,7 +185,9 @@ def asked_upstream(question: Question) -> dict[str, np.ndarray]:
     size = load_image(question.image).size
     with upstream():
         return oracle(
-            Predicting(interactive_model(), question, size), encoded(), ("logits", "iou", "masks", "undecided")
+            InteractivePrediction(interactive_model(), question, size),
+            encoded(),
+            ("logits", "iou", "masks", "undecided"),
         )
 
 

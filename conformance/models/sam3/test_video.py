@@ -22,16 +22,16 @@ from conformance.support.video_model import video_model
 from harness.core.outcome import VerdictKind
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video import SHOWN
-from harness.models.sam3.video.sessions import compiled
-from harness.models.sam3.video.sessions.answers import numbered
-from harness.models.sam3.video.sessions.judging import judged
-from harness.models.sam3.video.sessions.upstream import Answered, UpstreamSession, arrays_of
-from harness.models.sam3.video.upstream import areas_are_counted_together
+from harness.models.sam3.video import VISIBLE_OUTPUTS
+from harness.models.sam3.video.sessions import compiled_session
+from harness.models.sam3.video.sessions.answers import number_frames
+from harness.models.sam3.video.sessions.judging import judge_session
+from harness.models.sam3.video.sessions.upstream import FrameAnswer, UpstreamSession, arrays_of
+from harness.models.sam3.video.upstream import vectorized_component_areas
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.resizing import resized, resized_with_antialias
+from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
@@ -70,7 +70,7 @@ def model(shallow_artifact: Path) -> Sam3:
     return Sam3(EncodesOnce.load(shallow_artifact))
 
 
-Step = tuple[list[TrackedFrame], list[Answered]]
+Step = tuple[list[TrackedFrame], list[FrameAnswer]]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def prompted(model: Sam3, upstream_model: Any) -> dict[str, Step]:
         ours, theirs = model.start_session(list(frames()), keep=True), UpstreamSession(upstream_model, frames())
         with pytest.raises(AssertionError, match="No cached outputs"):
             theirs.points(1, 5, [(60, 120)], [1])
-        theirs.begin_with_nothing()
+        theirs.start_empty()
         steps: dict[str, Step] = {}
         steps["click"] = [ours.add_prompt(1, object_id=5, points=[(60, 120)])], [theirs.points(1, 5, [(60, 120)], [1])]
         box, mask = (100, 40, 250, 200), np.zeros(frames()[0].shape[:2], bool)
@@ -148,9 +148,9 @@ def test_every_step_is_upstreams(session: str, name: str, request: pytest.Fixtur
     """
     ours, theirs = request.getfixturevalue(session)[name]
     assert ours
-    answers = numbered((0, compiled.arrays_of(each)) for each in ours)
-    verdicts = judged(name, answers, numbered((0, arrays_of(each)) for each in theirs))
-    assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *SHOWN)]
+    answers = number_frames((0, compiled_session.arrays_of(each)) for each in ours)
+    verdicts = judge_session(name, answers, number_frames((0, arrays_of(each)) for each in theirs))
+    assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *VISIBLE_OUTPUTS)]
     assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
     for mine, yours in zip(ours, theirs, strict=True):
         assert (mine.masks.any(axis=0) != yours.masks.any(axis=0)).mean() < 1e-3
@@ -249,7 +249,7 @@ def test_an_interrupted_frame_is_processed_again_bit_for_bit(
 
     session = model.start_session(list(frames()))
     session.add_prompt(1, TEXT)
-    for owner, name in ((Sam3, "set_image"), (Bucket, "remembering")):
+    for owner, name in ((Sam3, "set_image"), (Bucket, "encode_memory")):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(owner, name, interrupt)
             list(session.propagate())
@@ -450,8 +450,8 @@ def test_masks_are_resized_as_pytorch_resizes_them(height: int, width: int) -> N
     tensor = torch.from_numpy(values)[:, None]
     plain = F.interpolate(tensor, (height, width), mode="bilinear", align_corners=False)[:, 0].numpy()
     smooth = F.interpolate(tensor, (height, width), mode="bilinear", align_corners=False, antialias=True)[:, 0].numpy()
-    np.testing.assert_allclose(resized(values, height, width), plain, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(resized_with_antialias(values, height, width), smooth, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(resize(values, height, width), plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(resize_antialiased(values, height, width), smooth, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("level", [-9.0, -1.0, 0.0, 1.0, 9.0])
@@ -463,7 +463,7 @@ def test_areas_are_those_that_upstream_counts_one_by_one(level: float) -> None:
         noise = torch.randn(2, 1, 60, 70, generator=torch.Generator().manual_seed(0))
         masks = (noise > level).to(torch.uint8)
         expected = connected_components(masks)
-        with areas_are_counted_together():
+        with vectorized_component_areas():
             found = connected_components(masks)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype

@@ -13,11 +13,11 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.video.questions import frames_of
-from harness.models.sam3.video.sessions.answers import numbered
-from harness.models.sam3.video.sessions.judging import judged
+from harness.models.sam3.video.sessions.answers import number_frames
+from harness.models.sam3.video.sessions.judging import judge_session
 from harness.models.sam3.video.sessions.scripts import Request, load_scripts, mask_of, pixels_of
-from harness.models.sam3.video.shown import OF_A_PROMPT
-from harness.runtime.sam3.resizing import resized
+from harness.models.sam3.video.visible_objects import PROMPT_SCORE
+from harness.runtime.sam3.resizing import resize
 
 SIZE = (96, 144)
 
@@ -32,7 +32,7 @@ def disc(column: float, size: tuple[int, int]) -> np.ndarray:
 def answer(frame: int, prompted: bool) -> Arrays:
     """A frame with two objects; the logits of the first one have the video's size if it was prompted."""
     logits = {3: disc(0.2, SIZE if prompted else (288, 288)), 4: disc(0.7, (288, 288))}
-    masks = np.array([resized(each[None], *SIZE)[0] > 0 for each in logits.values()])
+    masks = np.array([resize(each[None], *SIZE)[0] > 0 for each in logits.values()])
     found = [(np.flatnonzero(m.any(0)), np.flatnonzero(m.any(1))) for m in masks]
     return {
         "index": np.array([frame]),
@@ -49,7 +49,7 @@ def answer(frame: int, prompted: bool) -> Arrays:
 @pytest.fixture
 def reference() -> Arrays:
     """A prompt of the first object on frame 1, and two frames that are tracked backwards."""
-    return numbered([(0, answer(1, True)), (1, answer(0, False)), (1, answer(1, False))])
+    return number_frames([(0, answer(1, True)), (1, answer(0, False)), (1, answer(1, False))])
 
 
 def go_the_other_way(actual: Arrays) -> None:
@@ -97,7 +97,7 @@ def test_faults_are_seen_where_they_are(reference: Arrays, fault: Callable[[Arra
     actual = {name: array.copy() for name, array in reference.items()}
     if fault is not None:
         fault(actual)
-    verdicts = judged("asked", actual, reference)
+    verdicts = judge_session("asked", actual, reference)
     failed = {verdict.name.removeprefix("asked/") for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
     if fault is None:
@@ -115,14 +115,14 @@ def test_a_pixel_of_a_prompted_object_is_undecided_near_zero_alone(reference: Ar
     reference["0/boxes"][0, :2] = 1, 1
     actual = {name: array.copy() for name, array in reference.items()}
     actual["0/masks"][0, 2, 3] ^= True
-    masks = judged("asked", actual, reference)[-1]
+    masks = judge_session("asked", actual, reference)[-1]
     assert masks.kind is (VerdictKind.STRICT if logit == 1e-3 else VerdictKind.FAILED)
 
 
 @pytest.mark.parametrize(
     ("scores", "kind"),
     [
-        ((OF_A_PROMPT, OF_A_PROMPT), VerdictKind.FAILED),
+        ((PROMPT_SCORE, PROMPT_SCORE), VerdictKind.FAILED),
         ((0.99, 0.99), VerdictKind.STRICT),
         ((0.990003, 0.99), VerdictKind.STRICT),
         ((0.99003, 0.99), VerdictKind.FAILED),
@@ -139,7 +139,7 @@ def test_objects_of_nearly_one_score_are_in_any_order(
     reference["1/boxes"][1] = reference["1/boxes"][0]
     actual = {name: array.copy() for name, array in reference.items()}
     actual["1/masks"] = actual["1/masks"][::-1]
-    assert judged("asked", actual, reference)[-1].kind is kind
+    assert judge_session("asked", actual, reference)[-1].kind is kind
 
 
 def test_scripts_have_prompts_of_every_kind() -> None:

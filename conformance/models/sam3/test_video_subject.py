@@ -19,13 +19,13 @@ from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import drift
-from harness.models.sam3.video.judging import judged, judged_step
+from harness.models.sam3.video.judging import judge_step, judge_video
 from harness.models.sam3.video.questions import Question, frames_of, load_questions
-from harness.models.sam3.video.source import Answer, AskedStep, rounding_decides_first
-from harness.models.sam3.video.undecided import undecided_shares
-from harness.models.sam3.video.upstream import _Frame, _Recorder, masks_are_multiplied, rounded
+from harness.models.sam3.video.rounding import undecided_shares
+from harness.models.sam3.video.source import Answer, RecordedStep, rounding_decides_first
+from harness.models.sam3.video.upstream import _Frame, _Recorder, round_to_bfloat16, vectorized_mask_iou
 from harness.models.selection import select
-from harness.runtime.sam3.resizing import resized
+from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MemoryBank
 
@@ -40,7 +40,7 @@ def blob(column: float, radius: float = 40) -> np.ndarray:
 
 
 def shown(logits: list[np.ndarray]) -> np.ndarray:
-    return resized(np.array(logits), HEIGHT, WIDTH) > 0
+    return resize(np.array(logits), HEIGHT, WIDTH) > 0
 
 
 def boxes(masks: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ def test_faults_are_seen_where_they_are(answer: Answer, fault: Callable[[Arrays]
     actual = faultless(answer)
     if fault is not None:
         fault(actual)
-    verdicts = judged(actual, answer)
+    verdicts = judge_video(actual, answer)
     failed = {verdict.name.removeprefix("walk/") for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
     if fault is None:
@@ -165,7 +165,7 @@ def test_a_pixel_near_zero_is_undecided_and_counted(answer: Answer) -> None:
     answer.reference["2/unfilled"][0, 6:12, 6:12] = 1e-3
     actual = faultless(answer)
     actual["2/masks"][0, 2, 3] ^= True
-    masks = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    masks = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
     assert masks.kind is VerdictKind.STRICT
     assert masks.reason.startswith("1 pixels differ, all of which are undecided")
 
@@ -180,7 +180,7 @@ def test_a_pixel_is_undecided_by_its_own_logit(answer: Answer, outside: float, k
     answer.reference["2/masks"], answer.reference["2/boxes"] = masks, boxes(masks)
     actual = faultless(answer)
     actual["2/masks"][0, 2, 2] ^= True
-    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is kind
 
 
@@ -211,7 +211,7 @@ def test_objects_of_one_score_are_in_one_order_or_the_other(
     where = both if taken == "all" else both & (np.arange(WIDTH) < WIDTH * 135 / 288)
     assert where.any()
     actual["2/masks"] ^= where
-    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is kind
     assert ("on 1 frames" in verdict.reason) is (kind is VerdictKind.STRICT)
 
@@ -232,11 +232,11 @@ def test_three_objects_of_one_score_may_be_in_any_order(answer: Answer, order: t
     )
     actual = faultless(answer)
     actual["2/masks"] = shared_out(claims, order)[:2]
-    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is VerdictKind.STRICT, verdict
     first, second = claims[:2]
     actual["2/masks"][:, first & second & (np.arange(WIDTH) < WIDTH * 135 / 288)] ^= True
-    verdict = next(verdict for verdict in judged(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is VerdictKind.FAILED, verdict
 
 
@@ -295,7 +295,7 @@ def test_upstream_is_asked_again_only_where_rounding_exchanges_two_objects(
     assert not rounding_decides_first(actual, answer.reference)
     actual["2/remembered"] = np.array([False, True])
     assert rounding_decides_first(actual, answer.reference) is asked_again
-    verdicts = {verdict.name: verdict.kind for verdict in judged(actual, answer)}
+    verdicts = {verdict.name: verdict.kind for verdict in judge_video(actual, answer)}
     assert verdicts["walk/remembered"] is VerdictKind.FAILED
 
 
@@ -309,10 +309,10 @@ def test_drift_is_measured_against_float64(answer: Answer) -> None:
         drift(answer.reference, answer.reference, {"1/logits": np.zeros((0, 288, 288))}, "logits")
 
 
-def step_of(values: np.ndarray) -> AskedStep:
+def step_of(values: np.ndarray) -> RecordedStep:
     reference = {name: np.ones(3, np.float32) for name in STEP} | {"memory": values}
     oracle = {name: array.astype(np.float64) for name, array in reference.items()}
-    return AskedStep(1, {}, MemoryBank((0,)), None, None, reference, oracle)
+    return RecordedStep(1, {}, MemoryBank((0,)), None, None, reference, oracle)
 
 
 @pytest.mark.parametrize(("steps", "distance", "kind"), [(1, 0, "strict"), (1, 1e-3, "failed"), (2, 0, "failed")])
@@ -322,7 +322,7 @@ def test_rounded_memories_may_differ_at_a_boundary_alone(steps: int, distance: f
     bits = to_bfloat16(values)
     bits[3] += steps
     actual = step_of(values).reference | {"rounded": bits}
-    verdict = judged_step("step", actual, step_of(values))[-1]
+    verdict = judge_step("step", actual, step_of(values))[-1]
     assert verdict.name == "step/rounded"
     assert verdict.kind == kind
     assert ("7 elements are equal, 1 one step" in verdict.reason) is (kind == "strict")
@@ -333,7 +333,7 @@ def test_near_zero_a_rounded_memory_may_be_as_far_as_the_gate(ours: float, kind:
     values = np.full(8, 1e-6, np.float32)
     bits = to_bfloat16(values)
     bits[3] = to_bfloat16(np.array([ours], np.float32))[0]
-    verdict = judged_step("step", step_of(values).reference | {"rounded": bits}, step_of(values))[-1]
+    verdict = judge_step("step", step_of(values).reference | {"rounded": bits}, step_of(values))[-1]
     assert verdict.kind == kind
     assert verdict.outside == (kind == "failed")
 
@@ -390,9 +390,9 @@ def test_masks_are_compared_and_memories_rounded_as_upstream_does() -> None:
         generator = torch.Generator().manual_seed(0)
         first, second = (torch.rand(n, 12, 17, generator=generator) > 0.6 for n in (5, 3))
         expected = masks_ops.mask_iou(first, second)
-        with masks_are_multiplied():
+        with vectorized_mask_iou():
             assert torch.equal(nms.mask_iou(first, second), expected)
         assert nms.mask_iou is masks_ops.mask_iou
     values = torch.randn(1000, generator=generator)
-    assert torch.equal(rounded(values), values.to(torch.bfloat16).float())
-    assert torch.equal(rounded(values.double()).float(), values.to(torch.bfloat16).float())
+    assert torch.equal(round_to_bfloat16(values), values.to(torch.bfloat16).float())
+    assert torch.equal(round_to_bfloat16(values.double()).float(), values.to(torch.bfloat16).float())

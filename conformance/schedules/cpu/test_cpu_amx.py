@@ -17,10 +17,10 @@ from tvm import relax
 from tvm.target import codegen
 
 from conformance.schedules.cpu.test_cpu_attention_bf16 import hold_rounded, masks_of
-from conformance.support.amx import parts_of, product_in_tiles, product_of_parts, target_with_tiles
+from conformance.support.amx import product_in_tiles, target_with_tiles
 from conformance.support.assembly import assembly
 from conformance.support.attention import attention_bf16, operands
-from conformance.support.bf16 import SMALLEST, linear, rounded
+from conformance.support.bf16 import linear, rounded
 from conformance.support.convolutions import (
     AROUND,
     PLAIN,
@@ -48,7 +48,7 @@ from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.schedules.common.kernel_info import infos_of
 from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.amx import matrix_unit, with_parts, with_tiles
+from harness.schedules.cpu.amx import matrix_unit, with_tiles
 from harness.schedules.cpu.bf16 import arithmetic, with_half_products
 from harness.schedules.cpu.product import Extents
 from harness.schedules.cpu.schedule import blocking_in_tiles
@@ -110,71 +110,6 @@ def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int
     actual = in_tiles(lambda *operands: with_half_products(relax.op.matmul(*operands)), [x, y])
     expected = np.stack([product_in_tiles(a, rounded(b.T)) for a, b in zip(x, y, strict=True)])
     np.testing.assert_array_equal(actual, expected)
-
-
-# --- fp32 in parts ---
-
-
-def of_fp32(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
-    """x · weightᵀ, as a linear layer is written in fp32."""
-    return relax.op.matmul(x, relax.op.permute_dims(weight))
-
-
-@emulated
-@few
-@given(
-    rows=st.sampled_from([64, 75, 130]),
-    columns=st.sampled_from([1, 16, 31, 33, 130]),
-    steps=st.sampled_from([1, 3, 8, 37]),
-)
-def test_a_layer_of_fp32_numbers_is_what_numpy_emulates(rows: int, columns: int, steps: int) -> None:
-    depth = 32 * steps
-    x, weight = normal((rows, depth)), normal((columns, depth), 1, scale=depth**-0.5)
-    np.testing.assert_array_equal(in_tiles(of_fp32, [x], [weight]), product_of_parts(x, weight))
-
-
-@given(st.floats(2.0**-102, 2.0**127, width=32), st.sampled_from([-1, 1]))
-def test_parts_are_exact(number: float, sign: int) -> None:
-    value = np.float32(sign * number)
-    parts = parts_of(value[None])
-    assert sum(part.astype(np.float64)[0] for part in parts) == value
-    assert all(part == 0 or abs(part) >= SMALLEST for part in np.concatenate(parts).astype(np.float64))
-
-
-@emulated
-@pytest.mark.parametrize("depth", [256, 1024, 4736])
-@pytest.mark.parametrize("massive", [False, True])
-def test_parts_are_at_least_as_accurate_as_fp32(depth: int, massive: bool) -> None:
-    """Than PyTorch's fp32 and than the kernels of vectors; with channels of 300 times the size of others, too."""
-    x, weight = normal((96, depth)), normal((64, depth), 1, scale=depth**-0.5)
-    if massive:
-        x[:, :3] *= 300
-    exact = x.astype(np.float64) @ weight.astype(np.float64).T
-    in_parts = rms(in_tiles(of_fp32, [x], [weight]) - exact)
-    assert in_parts <= rms(run(of_fp32, [x], [weight], ANY) - exact)
-    assert in_parts <= rms((torch.from_numpy(x) @ torch.from_numpy(weight).T).numpy() - exact)
-
-
-@emulated
-@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 3.4e38])
-def test_a_number_without_parts_makes_its_row_or_column_nan(number: float) -> None:
-    x, weight = normal((64, 64)), normal((32, 64), 1)
-    expected = product_of_parts(x, weight)
-    x[7, 3] = number
-    actual = in_tiles(of_fp32, [x], [weight])
-    assert np.isnan(actual[7]).all()
-    np.testing.assert_array_equal(np.delete(actual, 7, 0), np.delete(expected, 7, 0))
-    x, weight[5, 40] = normal((64, 64)), number
-    actual = in_tiles(of_fp32, [x], [weight])
-    assert np.isnan(actual[:, 5]).all()
-    np.testing.assert_array_equal(np.delete(actual, 5, 1), np.delete(expected, 5, 1))
-
-
-@emulated
-def test_tiny_numbers_lose_little() -> None:
-    x, weight = normal((64, 64)) * np.float32(2.0**-118), normal((32, 64), 1)
-    exact = x.astype(np.float64) @ weight.astype(np.float64).T
-    assert rms(in_tiles(of_fp32, [x], [weight]) - exact) <= 1e-2 * rms(exact)
 
 
 # --- convolutions ---
@@ -271,8 +206,6 @@ def test_the_unit_computes_it() -> None:
     np.testing.assert_array_equal(actual, convolved(x, weight, AROUND))
     arrays = operands(1, 96, 576, 2, 64)
     hold_rounded(run(attention_bf16(), arrays, target=target), arrays)
-    x, weight = normal((96, 1024)), normal((384, 1024), 1)
-    np.testing.assert_array_equal(run(of_fp32, [x], [weight], target), product_of_parts(x, weight))
 
 
 @pytest.mark.parametrize("cpu", ["sapphirerapids", "graniterapids"])
@@ -292,19 +225,6 @@ def test_sums_stay_in_tiles(cpu: str, rows: int, sums: int, operands: int) -> No
     assert text.index("ldtilecfg") < text.index("tileloadd") and text.rindex("tilestored") < text.index("tilerelease")
     assert "multiply_bf16_tiles" not in re.sub(r"#.*", "", text), "it is not called, but part of the loop"
     assert "prefetcht1" in text, "the next chunk of the weights comes from memory meanwhile"
-
-
-def test_sums_of_parts_stay_in_tiles() -> None:
-    """The five small products of a chunk come before the large one; a tile of an operand stays for the next product."""
-    target = target_with_tiles("sapphirerapids")
-    text = assembly(lowered(of_fp32, [normal((96, 1024))], [normal((512, 1024))], target), target)
-    letters = "".join(
-        {"tilezero": "z", "tileloadd": "o", "tdpbf16ps": "p", "tilestored": "w"}[mnemonic]
-        for mnemonic in re.findall(r"\b(tilezero|tileloadd|tdpbf16ps|tilestored)\b", text)
-    )
-    small, large = "oooopppp" + "oopppp" * 4, "oooopppp"
-    assert re.fullmatch(f"(w{{4}})*(zzzz{small}{large}(w{{4}})*)+", letters), letters
-    assert "multiply_bf16x6_tiles" not in re.sub(r"#.*", "", text), "it is not called, but part of the loop"
 
 
 @pytest.mark.parametrize("kind", ["convolution", "attention"])
@@ -340,13 +260,10 @@ def test_what_does_not_fill_tiles_stays_with_vectors() -> None:
     assert not any("amx" in name for name in functions_in_bf16(Layers(), WITH_TILES, torch.randn(8, 64)))
 
 
-def test_layers_of_few_rows_stay_with_fp32() -> None:
-    """So do those whose depth does not fill tiles, and products of two activations."""
-    for rows, depth, parts in ((64, 64, True), (63, 64, False), (64, 48, False)):
-        names = functions_of(lowered(of_fp32, [normal((rows, depth))], [normal((48, depth))], WITH_TILES))
-        assert any("bf16x6_amx" in name for name in names) == parts, names
-    names = functions_of(lowered(relax.op.matmul, [normal((2, 96, 64)), normal((2, 64, 96))], target=WITH_TILES))
-    assert not any("bf16x6" in name for name in names)
+def test_fp32_is_what_it_is_without_the_unit() -> None:
+    made = lower(nn.Linear(64, 48).eval(), (torch.randn(96, 64),), Route())
+    without = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu"})
+    tvm.ir.assert_structural_equal(*(cpu_pipeline(target)(made.module) for target in (WITH_TILES, without)))
 
 
 def test_a_name_alone_does_not_promise_the_unit() -> None:
@@ -363,15 +280,15 @@ def test_the_facts_tell_tiles() -> None:
     assert info.flop == 2 * 32 * 64 * 64
 
 
-def verdicts_in_tiles(component: str, precision: str) -> Sequence[Verdict]:
+def verdicts_in_tiles(component: str) -> Sequence[Verdict]:
     """Verdicts on what a component gives in tiles for its main sample."""
-    case = Case(component, "real", "llvm", precision=precision)
+    case = Case(component, "real", "llvm", precision="bf16")
     subject = subjects()[case.component]
     with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         assert isinstance(workload, TracedWorkload)
         (program,) = workload.programs.values()
-        made = lower(program.module, tuple(program.example.values()), Route(precision=precision))
+        made = lower(program.module, tuple(program.example.values()), Route(precision=case.precision))
         module = cpu_pipeline(WITH_TILES)(made.module)
         assert sum("amx" in name for name in functions_of(module)) >= 3
         emulate()
@@ -383,20 +300,13 @@ def verdicts_in_tiles(component: str, precision: str) -> Sequence[Verdict]:
         actual = {f"{prefix}{name}": array for name, array in zip(program.outputs, arrays, strict=True)}
         reference, exact = workload.reference()[0], workload.oracle()
         sides = ({name: values[name] for name in actual} for values in (reference, exact))
-        return judge(actual, *sides, by_oracle=precision != "fp32")
+        return judge(actual, *sides, by_oracle=True)
 
 
 @emulated
 def test_a_component_in_tiles_is_as_accurate_as_autocast() -> None:
-    for verdict in verdicts_in_tiles("scoring_head", "bf16"):
+    for verdict in verdicts_in_tiles("scoring_head"):
         assert verdict.kind is VerdictKind.ORACLE, verdict
-        assert verdict.r_rms < 1
-
-
-@emulated
-def test_a_component_of_parts_is_strict() -> None:
-    for verdict in verdicts_in_tiles("box_head", "fp32"):
-        assert verdict.kind is VerdictKind.STRICT, verdict
         assert verdict.r_rms < 1
 
 
@@ -422,22 +332,18 @@ def test_what_weights_alone_decide_is_computed_on_any_machine(cpu: str, precisio
     target = target_with_tiles(cpu) if cpu == "sapphirerapids" else tvm.target.Target({"kind": "llvm", "mcpu": cpu})
     made = lower(Queries().eval(), (torch.randn(96, 64),), Route(precision=precision))
     lowered_module = cpu_pipeline(target)(made.module)
-    assert any("bf16" in name for name in functions_of(lowered_module)) == (
-        precision == "bf16" or "amx-tile" in str(target)
-    )
+    assert any("bf16" in name for name in functions_of(lowered_module)) == (precision == "bf16")
     at_load = reachable(lowered_module, [TRANSFORM_PARAMETERS])
     assert {"matmul", "attention"} <= {name.rstrip("0123456789").split("_")[0] for name in functions_of(at_load)}
     build_library(at_load, ANY, tmp_path / "packing.so")
 
 
 @pytest.mark.parametrize(("depth", "columns"), [(1024, 3072), (1024, 4736), (4736, 1024)])
-@pytest.mark.parametrize("parts", [False, True])
-def test_a_block_stays_in_the_second_cache(depth: int, columns: int, parts: bool) -> None:
+def test_a_block_stays_in_the_second_cache(depth: int, columns: int) -> None:
     """2 MB: of the image encoder's layers, every right panel reads a whole block of the left operand."""
-    vectors = arithmetic(WITH_TILES)
-    tiles = (with_parts if parts else with_tiles)(vectors).tiles
+    tiles = with_tiles(arithmetic(WITH_TILES)).tiles
     assert tiles is not None
     blocking = blocking_in_tiles(tiles, Extents(1, 5184, columns, depth // 2), "left", 16)
-    panel = blocking.tile.rows * depth // 2 * 4 * (3 if parts else 1)
+    panel = blocking.tile.rows * depth // 2 * 4
     assert panel * blocking.partition.slots < 2**21
     assert panel * (blocking.partition.slots + 1) > 2**21 or blocking.partition.slots >= 9

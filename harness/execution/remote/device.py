@@ -35,7 +35,7 @@ import numpy as np
 from harness import __version__
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
-from harness.files import keep_within, make_folder, temporary_folder, temporary_name, writing
+from harness.files import explain_write_errors, make_folder, prune_files, temporary_folder, temporary_name
 from harness.machine import describe_machine, versions
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import cpu_features, this_platform
@@ -217,7 +217,7 @@ def _receive(store: Path, digest: str, size: int, offset: int, part: bytes) -> N
     """Takes the next part of a file, which gets its name once all of it has arrived and was checked."""
     path = store / digest
     unfinished = temporary_name(path)
-    with writing(store, "free some space on the device, or give serve-device another --store"):
+    with explain_write_errors(store, "free some space on the device, or give serve-device another --store"):
         with unfinished.open("ab" if offset else "wb") as file:
             file.write(part)
         if offset + len(part) < size:
@@ -227,7 +227,7 @@ def _receive(store: Path, digest: str, size: int, offset: int, part: bytes) -> N
             unfinished.unlink()
             raise Sam3Error(f"{digest} arrived as {arrived}: run it again")
         unfinished.replace(path)
-    keep_within(STORE_BYTES, store.iterdir(), path)
+    prune_files(STORE_BYTES, store.iterdir(), path)
 
 
 def _load(store: Path, what: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Frontends: from a PyTorch module to a Relax module, one package each."""
+"""Registers the frontends that convert a PyTorch module to a Relax module, one package each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from harness.lowering.frontends.onnx.frontend import ONNX
 from harness.lowering.frontends.torch_export.frontend import TORCH
 
 FRONTENDS: dict[str, Frontend] = {frontend.name: frontend for frontend in (TORCH, ONNX)}
-"""Every frontend by name, in the order in which they are listed; a new one is one folder and one line here."""
+"""Every frontend by name, in the order of listings; a new frontend is one folder and one line here."""
 
 EXPORTING_PROGRAMS = tuple(name for name, frontend in FRONTENDS.items() if frontend.exports_program)
-"""Those whose exchange format is an ExportedProgram."""
+"""Names of the frontends whose exchange format is an ExportedProgram."""

@@ -1,4 +1,4 @@
-"""Defect: one thing that a frontend gets wrong, as plain data for the import, the tests and the page."""
+"""Defines a defect of a frontend as plain data for the import, the tests and the page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import torch
 
 Reproduction = Callable[[], "tuple[torch.nn.Module, tuple[torch.Tensor, ...]]"]
-"""Returns a module and its inputs, the smallest that shows the defect."""
+"""Returns the smallest module and inputs that show the defect."""
 
 TESTED_VERSION = "0.27.0.post1"
-"""The apache-tvm release that the defects were seen in."""
+"""The apache-tvm release that has the defects."""
 
 
 class Symptom(StrEnum):
-    """How a defect shows."""
+    """The symptom of a defect."""
 
     REJECTED = "rejected"
     WRONG_RESULT = "wrong result"
@@ -30,11 +30,11 @@ class RawOutcome:
     """The result of the reproduction in an unmodified frontend.
 
     Attributes:
-        symptom: How it shows.
+        symptom: The symptom.
         error: Name of the exception's type; empty where no error is raised.
         message: Regular expression found in the exception's message.
-        wrong: Where no error is raised, what is wrong, in words.
-        absent: For a module that could be better, the text that is missing in its printed form.
+        wrong: The wrong result as text, if no error is raised.
+        absent: Text that is missing in the printed form of a module that could be better.
     """
 
     symptom: Symptom
@@ -46,22 +46,22 @@ class RawOutcome:
 
 @dataclass(frozen=True)
 class Defect:
-    """One defect of a frontend, and what is done about it here.
+    """One defect of a frontend, and its workaround.
 
     Attributes:
         name: Identifier, also the test id.
         title: One line.
-        where: The function in which the fault lies.
-        what: What happens and why, in a few sentences.
+        location: The faulty function.
+        description: The fault and its cause, in a few sentences.
         reproduction: The smallest module and inputs that show it.
-        raw: What the unmodified frontend does with it.
-        workaround: What is done here, in a sentence or two.
+        raw: The result of the unmodified frontend.
+        workaround: The workaround, in a sentence or two.
     """
 
     name: str
     title: str
-    where: str
-    what: str
+    location: str
+    description: str
     reproduction: Reproduction
     raw: RawOutcome
     workaround: str

@@ -1,4 +1,4 @@
-"""The pages on defects, rendered from the registries."""
+"""Renders the pages on defects from the registries."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from harness.lowering.frontends.defect import Defect, Symptom
 if TYPE_CHECKING:
     import torch
 
-_LARGEST_SHOWN = 12
-"""Elements of a tensor up to which a page has its values."""
+_MAX_ELEMENTS = 12
+"""Largest number of elements of a tensor whose values a page has."""
 
 
-def render_page(introduction: str, how_to: str, defects: Sequence[Defect], unmodified: str) -> str:
+def render_page(introduction: str, instructions: str, defects: Sequence[Defect], unmodified: str) -> str:
     """Renders the page on a frontend's defects.
 
     Args:
-        introduction: What comes before the table, in Markdown.
-        how_to: How a reproduction is run, in Markdown.
+        introduction: Text before the table, in Markdown.
+        instructions: Instructions to run a reproduction, in Markdown.
         defects: The defects, in the order of the page.
-        unmodified: What the frontend without workarounds is called.
+        unmodified: Name of the frontend without workarounds.
     """
-    rows = [f"| [{defect.title}](#{defect.name}) | {defect.raw.symptom} | `{defect.where}` |" for defect in defects]
+    rows = [f"| [{defect.title}](#{defect.name}) | {defect.raw.symptom} | `{defect.location}` |" for defect in defects]
     table = "\n".join(["| defect | symptom | where |", "| --- | --- | --- |", *rows])
-    return "\n".join([introduction, table, "", how_to, *(_section(defect, unmodified) for defect in defects)])
+    return "\n".join([introduction, table, "", instructions, *(_section(defect, unmodified) for defect in defects)])
 
 
 def _section(defect: Defect, unmodified: str) -> str:
@@ -40,7 +40,7 @@ def _section(defect: Defect, unmodified: str) -> str:
 
 {defect.title}.
 
-{defect.what}
+{defect.description}
 
 {reproduction}
 - {unmodified}: {_raw(defect)}
@@ -51,7 +51,7 @@ def _section(defect: Defect, unmodified: str) -> str:
 def _text(value: torch.Tensor) -> str:
     if value.numel() == 0:
         return f"torch.zeros({list(value.shape)})"
-    if value.numel() <= _LARGEST_SHOWN:
+    if value.numel() <= _MAX_ELEMENTS:
         return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
     return f"torch.randn({list(value.shape)})" if value.dtype.is_floating_point else f"…  # {list(value.shape)}"
 

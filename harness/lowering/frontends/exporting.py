@@ -1,4 +1,4 @@
-"""From a PyTorch module to an exported program."""
+"""Exports a PyTorch module as an exported program."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def export_program(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
 ) -> torch.export.ExportedProgram:
-    """Exports `module` for the shapes and dtypes of `args`, with no gradient and in non-strict mode.
+    """Exports `module` for the shapes and dtypes of `args`, without gradients and in non-strict mode.
 
     Args:
-        module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
+        module: Takes tensors and returns a tensor or a tuple of tensors; in evaluation mode.
         args: Its positional inputs.
-        axes: Symbolic axes of each of them, by number; none at all by default.
+        axes: Symbolic axes of each input, by number; none by default.
 
     Raises:
         torch.export's own errors, unchanged.
@@ -34,7 +34,7 @@ def export_program(
             if not any(axes):
                 return torch.export.export(module, args, strict=False)
             shapes = tuple(_dimensions(axes))
-            return torch.export.export(module, _general(args, axes), dynamic_shapes=shapes, strict=False)
+            return torch.export.export(module, _generalize(args, axes), dynamic_shapes=shapes, strict=False)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
@@ -44,16 +44,18 @@ def _dimensions(axes: Sequence[Mapping[int, Axis]]) -> Iterator[dict[int, Any]]:
     import torch
 
     dimensions = {
-        axis.name: torch.export.Dim(axis.name, min=axis.least, max=axis.most) for own in axes for axis in own.values()
+        axis.name: torch.export.Dim(axis.name, min=axis.min, max=axis.max)
+        for input_axes in axes
+        for axis in input_axes.values()
     }
-    for own in axes:
-        yield {number: dimensions[axis.name] for number, axis in own.items()}
+    for input_axes in axes:
+        yield {number: dimensions[axis.name] for number, axis in input_axes.items()}
 
 
-def _general(args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]]) -> tuple[torch.Tensor, ...]:
-    """Inputs whose symbolic axes have an extent of two at least: torch.export makes a constant of an extent of one."""
+def _generalize(args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]]) -> tuple[torch.Tensor, ...]:
+    """Returns inputs whose symbolic axes have at least extent 2, because torch.export makes a constant of extent 1."""
     general = []
-    for tensor, own in zip(args, axes, strict=True):
-        shape = [max(extent, 2) if number in own else extent for number, extent in enumerate(tensor.shape)]
+    for tensor, input_axes in zip(args, axes, strict=True):
+        shape = [max(extent, 2) if number in input_axes else extent for number, extent in enumerate(tensor.shape)]
         general.append(tensor if shape == list(tensor.shape) else tensor.new_zeros(shape))
     return tuple(general)

@@ -1,4 +1,4 @@
-"""Frontend: one way from a PyTorch module to a Relax module."""
+"""Defines a frontend, which converts a PyTorch module to a Relax module."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 
 class Export(Protocol):
-    """Exports a module to a frontend's exchange format."""
+    """A function that exports a module to a frontend's exchange format."""
 
     def __call__(
         self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
     ) -> Any:
-        """Takes a module in eval mode, its inputs, and their symbolic axes if the frontend takes any."""
+        """Takes a module in evaluation mode, its inputs, and their symbolic axes if the frontend takes any."""
 
 
 @dataclass(frozen=True)
 class Frontend:
-    """One way from a PyTorch module to a Relax module.
+    """One conversion from a PyTorch module to a Relax module.
 
     Attributes:
         name: Registry key.
         summary: One line for `sam3-tvm list`.
-        export: Takes a module in eval mode, its inputs and their symbolic axes; returns it in the frontend's exchange
-            format.
-        import_exported: Takes what `export` returned and the RoPE strategy; returns the Relax module, whose `main`
-            takes the inputs, then the parameters, and the values of these by name in the same order.
-        strategies: Names of the RoPE strategies that go through it.
-        symbolic: Whether it takes symbolic axes.
-        exports_program: Whether its exchange format is an ExportedProgram, whose nodes know their modules and their
+        export: Takes a module in evaluation mode, its inputs and their symbolic axes; returns the module in the
+            frontend's exchange format.
+        import_exported: Takes the result of `export` and the RoPE strategy; returns the Relax module, whose `main`
+            takes the inputs and then the parameters, and the parameters' values by name in the same order.
+        strategies: Names of the RoPE strategies that the frontend takes.
+        symbolic: Whether the frontend takes symbolic axes.
+        exports_program: Whether the exchange format is an ExportedProgram, whose nodes know their modules and their
             lines of the model's source.
     """
 

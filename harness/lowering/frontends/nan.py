@@ -1,4 +1,4 @@
-"""What turns NaN into a number in TVM's backend: data for the defects of both frontends."""
+"""Lists the operators whose NaN becomes a number in TVM's backend, as data for the defects of both frontends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKAROUND = (
     "`harness.schedules.common.nan`: in what TVM's legalization makes, both pipelines replace maxima and minima by "
     "comparisons that let NaN through; on GPUs not in reductions."
 )
-WHERE = "code generation of tirx.Max and tirx.Min"
+LOCATION = "code generation of tirx.Max and tirx.Min"
 _NAN = math.nan
 
 
@@ -91,11 +91,11 @@ class LostNan:
     """An operator that loses NaN.
 
     Attributes:
-        name: Of the defect.
-        operator: What people call it.
-        module: It.
-        args: Its inputs.
-        wrong: What unmodified TVM returns, in words.
+        name: Name of the defect.
+        operator: The operator's usual name.
+        module: A module with the operator.
+        args: The module's inputs.
+        wrong: The result of unmodified TVM, as text.
     """
 
     name: str
@@ -106,17 +106,17 @@ class LostNan:
 
     @property
     def reproduction(self) -> Reproduction:
-        """Gives the smallest module that shows it."""
+        """Returns the smallest module that shows the defect."""
         return lambda: (self.module, self.args)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields of a defect that both frontends share, but for the kind of the index."""
+        """Returns the fields of a defect that both frontends share, except the kind of the index."""
         return {
             "name": self.name,
             "title": f"{self.operator} turns NaN into a number",
-            "where": WHERE,
-            "what": (
+            "location": LOCATION,
+            "description": (
                 "A maximum is compiled to `a > b ? a : b`, which is b where one of the two is NaN, and on GPUs to an "
                 "instruction that returns the number. PyTorch's result is NaN."
             ),
@@ -144,12 +144,14 @@ AMIN = LostNan("amin_nan", "amin", _Amin(), _ROW, "-1 instead of NaN")
 
 
 def index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
-    """The fields of the defect of argmax or argmin."""
+    """Returns the fields of the defect of argmax or argmin."""
     lost = LostNan(f"{name}_nan", name, module, _ROW, "the place of a number instead of 0")
     return lost.facts | {
         "title": f"{name} overlooks NaN",
-        "where": f"tvm.topi.{name}",
-        "what": "A comparison with NaN is false: the index is that of a number. PyTorch's is that of the first NaN.",
+        "location": f"tvm.topi.{name}",
+        "description": (
+            "A comparison with NaN is false: the index is that of a number. PyTorch's is that of the first NaN."
+        ),
         "workaround": "A legalization in `harness.schedules.common.nan`, on the CPU.",
     }
 

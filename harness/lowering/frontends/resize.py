@@ -1,4 +1,4 @@
-"""Linear interpolation of images along one axis: of two pixels each, or as a product with a matrix of weights."""
+"""Interpolates images linearly along one axis: from two pixels each, or by a product with a matrix of weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def image() -> tuple[torch.Tensor, ...]:
 
 
 def reproduce_antialias() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Returns a module that makes an image smaller with a filter, and the image."""
+    """Returns a module that shrinks an image with a filter, and the image."""
     return _Antialias(), image()
 
 
@@ -34,11 +34,11 @@ def triangle_weights(positions: NDArray[Any], size: int, step: float, antialias:
     """Computes the weights of the triangle filter.
 
     Antialias makes the filter as wide as a target pixel where that is wider than a source pixel (PyTorch:
-    `_compute_indices_weights_aa` in ATen/native/cpu/UpSampleKernel.cpp). At the border, taps outside the image are left
-    out with antialias, and are the border's pixel without it.
+    `_compute_indices_weights_aa` in ATen/native/cpu/UpSampleKernel.cpp). Taps outside the image are left out with
+    antialias, and read the border's pixel without it.
 
     Args:
-        positions: Where each target pixel lies, in source pixels from the centre of the first.
+        positions: Position of each target pixel, in source pixels from the centre of the first.
         size: Number of source pixels.
         step: Distance of two target pixels, in source pixels.
         antialias: Whether the filter may be wider than a source pixel.
@@ -61,12 +61,13 @@ def triangle_weights(positions: NDArray[Any], size: int, step: float, antialias:
 def interpolate(data: relax.Expr, weights: NDArray[Any], axis: int, emit: Callable[[relax.Expr], relax.Expr]) -> Any:
     """Interpolates images [n, c, h, w] along axis 2 or 3.
 
-    An image that becomes larger has two pixels in each row of weights, which are read by index; a matrix of all weights
-    would take megabytes.
+    An enlarged image has two source pixels for each target pixel, which are read by index; a matrix of all weights
+    would
+    take megabytes.
 
     Args:
         data: The images.
-        weights: fp32 [number of target pixels, number of source pixels], as of `triangle_weights`.
+        weights: fp32 [number of target pixels, number of source pixels], from `triangle_weights`.
         axis: 2 or 3.
         emit: Binds an expression to a variable.
     """
@@ -78,12 +79,12 @@ def interpolate(data: relax.Expr, weights: NDArray[Any], axis: int, emit: Callab
             return emit(relax.op.matmul(relax.const(weights), data))
         return emit(relax.op.matmul(data, relax.const(np.ascontiguousarray(weights.T))))
     rows = np.arange(len(weights))
-    first, last = used.argmax(axis=1), weights.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
+    first_pixels, last_pixels = used.argmax(axis=1), weights.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
     shape = (-1, 1) if axis == 2 else (-1,)
 
     def part(pixels: NDArray[Any], factors: NDArray[Any]) -> relax.Expr:
-        taken = emit(relax.op.take(data, relax.const(pixels.astype(np.int64)), axis))
-        return emit(relax.op.multiply(taken, relax.const(factors.reshape(shape))))
+        columns = emit(relax.op.take(data, relax.const(pixels.astype(np.int64)), axis))
+        return emit(relax.op.multiply(columns, relax.const(factors.reshape(shape))))
 
-    beside = np.where(first == last, np.float32(0), weights[rows, last])
-    return emit(relax.op.add(part(first, weights[rows, first]), part(last, beside)))
+    last_weights = np.where(first_pixels == last_pixels, np.float32(0), weights[rows, last_pixels])
+    return emit(relax.op.add(part(first_pixels, weights[rows, first_pixels]), part(last_pixels, last_weights)))

@@ -1,4 +1,4 @@
-"""RoI align of aligned boxes, as PyTorch computes it: the importers of all frontends have the same defects."""
+"""Emits RoI align of aligned boxes as PyTorch computes it; the importers of all frontends have the same defects."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Align(torch.nn.Module):
 
 
 def reproduce_offset() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Returns a module and inputs whose samples lie at the wrong place if boxes are moved before they are scaled."""
-    import torchvision  # noqa: F401  # the operator has to be there before the export begins
+    """Returns a module and inputs whose samples are misplaced if boxes are moved before they are scaled."""
+    import torchvision  # noqa: F401  # registers the operator before the export begins
 
     return _Align(), (torch.arange(16.0).reshape(1, 1, 4, 4), torch.tensor([[0.0, 1.0, 1.0, 5.0, 6.0]]))
 
 
 def reproduce_empty() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Returns a module and inputs with a box without size."""
+    """Returns a module and inputs with an empty box."""
     import torchvision  # noqa: F401
 
     return _Align(), (torch.ones(1, 1, 4, 4), torch.tensor([[0.0, 2.0, 2.0, 2.0, 2.0]]))
@@ -43,7 +43,7 @@ def roi_align(
     aligned: bool,
     mode: str = "avg",
 ) -> relax.Expr:
-    """Emits RoI align: boxes are scaled, then moved by half a pixel; a box of no size has no samples, so its mean is 0.
+    """Emits RoI align: boxes are scaled, then moved by half a pixel; an empty box has no samples, so its mean is 0.
 
     Source: torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
 
@@ -52,10 +52,10 @@ def roi_align(
         image: Data [n, c, h, w].
         boxes: Index of the image, x0, y0, x1, y1 of each box, [m, 5].
         size: Rows and columns of the result.
-        scale: What coordinates are multiplied by.
-        ratio: Samples in each direction of a bin; 0 or less for as many as it has pixels.
+        scale: Factor of the coordinates.
+        ratio: Samples in each direction of a bin; 0 or less for as many samples as the bin has pixels.
         aligned: Whether boxes are moved by half a pixel.
-        mode: What is made of the samples of a bin.
+        mode: Reduction of the samples of a bin.
     """
     from tvm import relax
 
@@ -80,8 +80,8 @@ def roi_align(
     )
     if not aligned or ratio > 0:
         return result
-    first = emit(relax.op.strided_slice(corners, axes=[1], begin=[0], end=[2]))
-    second = emit(relax.op.strided_slice(corners, axes=[1], begin=[2], end=[4]))
-    smallest = emit(relax.op.min(emit(relax.op.subtract(second, first)), axis=1))
-    filled = emit(relax.op.reshape(emit(relax.op.greater(smallest, relax.const(0.0, dtype))), [-1, 1, 1, 1]))
-    return emit(relax.op.where(filled, result, relax.const(0.0, dtype)))
+    upper_left = emit(relax.op.strided_slice(corners, axes=[1], begin=[0], end=[2]))
+    lower_right = emit(relax.op.strided_slice(corners, axes=[1], begin=[2], end=[4]))
+    smallest = emit(relax.op.min(emit(relax.op.subtract(lower_right, upper_left)), axis=1))
+    is_nonempty = emit(relax.op.reshape(emit(relax.op.greater(smallest, relax.const(0.0, dtype))), [-1, 1, 1, 1]))
+    return emit(relax.op.where(is_nonempty, result, relax.const(0.0, dtype)))

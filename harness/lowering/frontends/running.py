@@ -1,4 +1,4 @@
-"""Small programs in PyTorch, and imported modules in TVM: what the defects' reproductions and the tests run on."""
+"""Runs small programs in PyTorch and imported modules in TVM, for the defects' reproductions and the tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def run_module(
     target: str | tvm.target.Target = "llvm",
     pipeline: tvm.transform.Pass | None = None,
 ) -> Arrays:
-    """Builds a module, with TVM's default pipeline unless another is given, and runs `main` on the CPU.
+    """Builds a module, with TVM's default pipeline unless another pipeline is given, and runs `main` on the CPU.
 
     Args:
         module: Imported module.
         arguments: One array for each parameter of `main`.
-        target: What to compile for.
-        pipeline: Takes the module as imported, returns one that is ready for code generation.
+        target: The target.
+        pipeline: Takes the imported module and returns a module that is ready for code generation.
     """
     if pipeline is None:
         executable = relax.build(module, target)
@@ -39,7 +39,7 @@ def run_module(
         with tvm.target.Target(target):
             lowered = pipeline(module)
         executable = generate(
-            lambda chosen: relax.build(lowered, chosen, relax_pipeline=None), tvm.target.Target(target)
+            lambda target_: relax.build(lowered, target_, relax_pipeline=None), tvm.target.Target(target)
         )
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return [output.numpy() for output in machine["main"](*(tvm.runtime.tensor(np.asarray(a)) for a in arguments))]
@@ -53,7 +53,7 @@ def run_torch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays
 
 
 def repaired_pipeline() -> tvm.transform.Pass:
-    """TVM's default pipeline for the CPU with the repairs of its backend that both of this project's pipelines have."""
+    """Returns TVM's default CPU pipeline with the repairs of its backend that both of this project's pipelines have."""
     return tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),

@@ -1,4 +1,4 @@
-"""Strategies: ways to get rotary position encoding (complex64 upstream) through the compiler, one file each."""
+"""Registers the strategies that bring rotary position encoding (complex64 upstream) through the compiler."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ STRATEGIES: dict[str, Strategy] = {
         TENSORIR,
     )
 }
-"""Every strategy by name, in the order in which they are listed; a new one is one file and one line here."""
+"""Every strategy by name, in the order of listings; a new strategy is one file and one line here."""
 
 __all__ = ["STRATEGIES", "Strategy"]

@@ -1,4 +1,4 @@
-"""Strategy `converter`: upstream's complex RoPE as it is, imported by an importer that knows complex numbers."""
+"""Defines the strategy `converter`: an importer with complex numbers imports upstream's unchanged complex RoPE."""
 
 from __future__ import annotations
 

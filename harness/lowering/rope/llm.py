@@ -1,7 +1,7 @@
-"""Strategy `llm`: TVM's own rotary position encoding of language models, once for each axis of the image.
+"""Defines the strategy `llm`: TVM's rotary position encoding of language models, once for each axis of the image.
 
-Axial RoPE is two one-dimensional interleaved (GPT-J style) RoPEs of half a head each. A position map says, for every
-token and axis, which row of a one-dimensional table holds its scaled position.
+Axial RoPE is two one-dimensional interleaved (GPT-J style) RoPEs of half a head each. A position map gives, for every
+token and axis, the row of a one-dimensional table that holds its scaled position.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from harness.lowering.rotation import Rotation, rotating
+from harness.lowering.rotation import Rotation, use_rotation
 from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
     from harness.lowering.rope import position_maps
 
     positions, table = "rope_positions", "rope_table"
-    return rotating(
+    return use_rotation(
         module,
         Rotation(
             convert=lambda complex_table: dict(

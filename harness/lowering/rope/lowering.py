@@ -1,6 +1,7 @@
-"""Strategy `lowering`: upstream untouched; a general pass turns the exported program's complex tensors into real pairs.
+"""Defines the strategy `lowering`: a general pass turns an exported program's complex tensors into real pairs.
 
-Nothing here knows of RoPE or of SAM 3: `harness.lowering.frontends.torch_export.complex` takes any exported program.
+Upstream stays unchanged. The pass has no knowledge of RoPE or SAM 3: `harness.lowering.frontends.torch_export.complex`
+takes any exported program.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ if TYPE_CHECKING:
 
 
 def lower(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Calls `lower_complex`, and leaves whole the operators that the import wants whole."""
+    """Lowers complex numbers by `lower_complex`, without decomposing the operators that the import needs whole."""
     from harness.lowering.frontends.torch_export.complex import lower_complex
-    from harness.lowering.frontends.torch_export.defects.attention import KEPT
+    from harness.lowering.frontends.torch_export.defects.attention import UNDECOMPOSED
 
-    return lower_complex(program, keep=KEPT)
+    return lower_complex(program, keep=UNDECOMPOSED)
 
 
-def nothing_left_behind(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Takes away what modules keep of a traced call.
+def remove_traced_attributes(module: torch.nn.Module) -> AbstractContextManager[None]:
+    """Removes attributes that modules set during a trace, at the end of the context.
 
-    torch.export puts attributes back that a forward assigns to, but leaves new ones, with the fake tensors of the trace
-    in them: SAM 3's tracker keeps its table for another size that way.
+    torch.export restores attributes that a forward assigns to, but leaves new attributes with the trace's fake tensors:
+    SAM 3's tracker stores its table for another size in such an attribute.
     """
-    return _nothing_left_behind(module)
+    return _remove_traced_attributes(module)
 
 
 @contextmanager
-def _nothing_left_behind(module: torch.nn.Module) -> Iterator[None]:
-    before = {part: set(vars(part)) for part in module.modules()}
+def _remove_traced_attributes(module: torch.nn.Module) -> Iterator[None]:
+    attribute_names = {part: set(vars(part)) for part in module.modules()}
     try:
         yield
     finally:
-        for part, names in before.items():
+        for part, names in attribute_names.items():
             for name in set(vars(part)) - names:
                 delattr(part, name)
 
@@ -46,6 +47,6 @@ def _nothing_left_behind(module: torch.nn.Module) -> Iterator[None]:
 LOWERING = Strategy(
     name="lowering",
     summary="upstream untouched: a general pass turns complex tensors of the exported program into real pairs",
-    apply=nothing_left_behind,
+    apply=remove_traced_attributes,
     transform=lower,
 )

@@ -1,4 +1,4 @@
-"""Strategy `none`: upstream's complex RoPE as it is. The control, expected to fail at import on complex64."""
+"""Defines the strategy `none`: upstream's unchanged complex RoPE, the control that fails at import on complex64."""
 
 from __future__ import annotations
 

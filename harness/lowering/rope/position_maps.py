@@ -1,8 +1,9 @@
-"""Axial RoPE as two one-dimensional ones with position maps: the torch operator, and TVM's rotation in its place.
+"""Rotates by axial RoPE as two one-dimensional RoPEs with position maps: the torch operator, and TVM's rotation.
 
 TVM's `llama_rope_with_position_map` computes cosines and sines itself, from integer positions, in an order of
-operations that is not upstream's, for every element of every head. Here they are read from upstream's own tables
-instead; what is left of TVM's function is its rotation, from pairing to casts. `docs/TVM_ROPE_RESEARCH.md` says why.
+operations that differs from upstream's, for every element of every head. Here cosines and sines are read from
+upstream's own tables; of TVM's function only the rotation remains, from pairing to casts. `docs/TVM_ROPE_RESEARCH.md`
+has the reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OPERATOR = "rotate_with_position_map.default"
 
 
 def from_table(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Splits a complex axial table into position maps and a one-dimensional table, without rounding anything.
+    """Splits a complex axial table into position maps and a one-dimensional table, without rounding.
 
     Args:
         table: e^(i·angle), [L, D/2]: D/4 pairs of the first axis, D/4 of the second.
@@ -39,7 +40,7 @@ def from_table(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def axial(head_size: int, width: int, height: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Makes both for a grid with positions 0, 1, 2, … along each axis, in float32 as upstream does."""
+    """Makes position maps and table of a grid with positions 0, 1, 2, … along each axis, in upstream's float32."""
     token = torch.arange(width * height)
     maps = torch.stack((token % width, token // width), dim=-1).to(torch.int32)
     cos, sin = axial_tables(head_size, max(width, height), 1, theta)
@@ -62,10 +63,10 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, repeat
     """Rotates each pair of neighbouring features by its token's angle, as one operator in the exported graph.
 
     Args:
-        x: Queries or keys, [..., repeat·L, D] in any floating dtype; without tokens they are returned as they are.
+        x: Queries or keys, [..., repeat·L, D] in any floating dtype; returned unchanged if they have no tokens.
         positions: Rows of the table by token and axis, [L, 2], int32.
         table: Cosines and sines by position and frequency, [P, D/4, 2].
-        repeat: How many times the position maps are used along the tokens.
+        repeat: Number of repetitions of the position maps along the tokens.
 
     Raises:
         ValueError: The tokens are not `repeat` times the position maps, or the features not four times the table's.
@@ -116,7 +117,7 @@ def _compute(x: Any, positions: Any, table: Any) -> Any:
 
 
 def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) -> Any:
-    """Returns TVM's expression of one rotated feature, with our loads in place of its operands, cosine and sine.
+    """Returns TVM's expression of one rotated feature, with operands, cosine and sine from the given functions.
 
     Args:
         load: Takes the index of a feature, returns the feature of this token and head.
@@ -150,28 +151,28 @@ def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) 
 
     tvm_ffi.structural_walk(kernel.body, collect)
     (store,), (block,) = stores, blocks
-    _, rotated, _ = store.value.args  # if the feature is to be rotated: rotated, else: as it is
-    *_, own_feature = (axis.var for axis in block.iter_vars)
+    _, rotated, _ = store.value.args  # condition, rotated feature, unrotated feature
+    *_, original_feature = (axis.var for axis in block.iter_vars)
 
-    def rebuilt(part: Any) -> Any:
-        if isinstance(part, tirx.Let):  # of the angle, which only cosine and sine read
-            return rebuilt(part.body)
+    def rebuild(part: Any) -> Any:
+        if isinstance(part, tirx.Let):  # binds the angle, which only cosine and sine read
+            return rebuild(part.body)
         if isinstance(part, ir.TensorLoad) and part.source.name == "qkv":
-            return load(rebuilt(part.indices[-1]))
+            return load(rebuild(part.indices[-1]))
         if isinstance(part, ir.Call) and part.op.name in ("tirx.cos", "tirx.sin"):
             return turn(0 if part.op.name == "tirx.cos" else 1)
         if isinstance(part, ir.Call) and part.op.name == "prim.if_then_else":
-            return tirx.if_then_else(*map(rebuilt, part.args))
+            return tirx.if_then_else(*map(rebuild, part.args))
         if isinstance(part, tirx.Add | tirx.Sub | tirx.Mul | tirx.FloorMod | tirx.EQ):
-            return type(part)(rebuilt(part.a), rebuilt(part.b))
+            return type(part)(rebuild(part.a), rebuild(part.b))
         if isinstance(part, tirx.Cast):
-            return tirx.Cast(part.ty, rebuilt(part.value))
+            return tirx.Cast(part.ty, rebuild(part.value))
         if isinstance(part, tirx.IntImm):  # TVM's function counts in int32, Relax in int64
             return tirx.IntImm("int64", part.value)
-        if isinstance(part, ir.Var) and part.same_as(own_feature):
+        if isinstance(part, ir.Var) and part.same_as(original_feature):
             return feature
         if isinstance(part, tirx.FloatImm):
             return part
         raise NotImplementedError(f"TVM's RoPE contains {part}, which it did not in the tested version")
 
-    return rebuilt(rotated)
+    return rebuild(rotated)

@@ -1,7 +1,7 @@
-"""Strategy `real`: RoPE as explicit cos/sin arithmetic on pairs instead of complex64 multiplication.
+"""Defines the strategy `real`: RoPE as explicit cos/sin arithmetic on pairs instead of complex64 multiplication.
 
 Upstream views the head's D features as D/2 complex numbers and multiplies them by e^(i·angle) (RoFormer,
-arXiv:2104.09864, in the interleaved pairing of GPT-J; axial as in arXiv:2403.13298). This is the same product written
+arXiv:2104.09864, in the interleaved pairing of GPT-J; axial as in arXiv:2403.13298). The strategy writes the product
 out: (re + i·im)(cos + i·sin) = (re·cos − im·sin) + i·(re·sin + im·cos).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from harness.lowering.rotation import Rotation, Together, rotating
+from harness.lowering.rotation import RotateBoth, Rotation, use_rotation
 from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, repeat: int = 1) -> torch.Tensor:
     """Rotates each pair of neighbouring features of every token by its angle.
 
-    Computed in float32, as upstream does, and in float64 for float64 inputs; returned in the dtype of `x`.
+    The arithmetic is float32, as upstream's, and float64 for float64 inputs; the result has the dtype of `x`.
 
     Args:
-        x: Queries or keys, [..., repeat·L, D] in any floating dtype, D even; L·repeat = 0 is returned as it is.
+        x: Queries or keys, [..., repeat·L, D] in any floating dtype, D even; returned unchanged if L·repeat = 0.
         cos: Cosines of the angles, [L, D/2].
         sin: Sines of the angles, [L, D/2].
-        repeat: How many times the table is used along the tokens (keys of several memory frames).
+        repeat: Number of repetitions of the table along the tokens (keys of several memory frames).
 
     Returns:
         The rotated tensor, shape and dtype of `x`.
@@ -48,7 +48,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, repeat: int = 
 
 
 def check_table(x: torch.Tensor, table: torch.Tensor, repeat: int) -> None:
-    """Raises ValueError unless `x` has no tokens, or `repeat` times the table's and twice its width in features."""
+    """Raises ValueError unless `x` has no tokens, or `repeat` times the table's tokens and twice its features."""
     tokens, features = x.shape[-2:]
     if tokens and (tokens != repeat * table.shape[0] or features != 2 * table.shape[1]):
         raise ValueError(
@@ -99,8 +99,8 @@ def real_tables(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return table.real.clone(), table.imag.clone()
 
 
-def real_rotation(together: Together | None = None) -> Rotation:
-    """Makes the rotation by the buffers `rope_cos` and `rope_sin`; `together` rotates queries and keys at once."""
+def real_rotation(rotate_both: RotateBoth | None = None) -> Rotation:
+    """Returns the rotation by the buffers `rope_cos` and `rope_sin`; `rotate_both` rotates queries and keys at once."""
     cos, sin = "rope_cos", "rope_sin"
     return Rotation(
         convert=lambda table: dict(zip((cos, sin), real_tables(table), strict=True)),
@@ -108,13 +108,13 @@ def real_rotation(together: Together | None = None) -> Rotation:
             zip((cos, sin), axial_tables(head_size, width, height, theta), strict=True)
         ),
         rotate=lambda x, tables, repeat: rotate(x, tables[cos], tables[sin], repeat),
-        together=together,
+        rotate_both=rotate_both,
     )
 
 
 def apply_real(module: torch.nn.Module) -> AbstractContextManager[None]:
     """Lets every RoPE attention in `module` compute with real numbers, from buffers of cosines and sines."""
-    return rotating(module, real_rotation())
+    return use_rotation(module, real_rotation())
 
 
 REAL = Strategy(

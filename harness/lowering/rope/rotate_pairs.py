@@ -1,7 +1,7 @@
-"""Queries and keys rotated by one operator: the torch operator, and its kernel in TensorIR.
+"""Rotates queries and keys by one operator: the torch operator, and its kernel in TensorIR.
 
-The kernel is plain loops over blocks: a target schedules it like any other, or folds it into what reads its results,
-which it recognizes by the attribute `ROTATES_PAIRS`.
+The kernel is plain loops over blocks. A target schedules it like any other kernel, or folds it into the reader of its
+results, which it recognizes by the attribute `ROTATES_PAIRS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPERATOR = "rotate_pairs.default"
 
 @torch.library.custom_op("sam3_tvm::rotate_pairs", mutates_args=())
 def _rotate(tokens: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
-    """Rotates tensors [..., n·L, D], each with an n of its own, by the angles of tables [L, D/2]."""
+    """Rotates tensors [..., n·L, D], each with its own n, by the angles of tables [L, D/2]."""
     return [rotate_real(x, cos, sin, x.shape[-2] // len(cos)) for x in tokens]
 
 
@@ -35,13 +35,13 @@ def _rotated(tokens: Sequence[torch.Tensor], _cos: torch.Tensor, _sin: torch.Ten
 
 
 def rotate(q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotates queries and keys, each pair of neighbouring features by its token's angle, as one operator.
+    """Rotates each pair of neighbouring features of queries and keys by its token's angle, as one operator.
 
     Args:
         q: Queries, [..., L, D] in any floating dtype.
-        k: Keys, [..., repeat·L, D]; what has no tokens is returned as it is.
+        k: Keys, [..., repeat·L, D]; queries or keys without tokens are returned unchanged.
         tables: `rope_cos` and `rope_sin`, each [L, D/2].
-        repeat: How many times the tables are used along the keys.
+        repeat: Number of repetitions of the tables along the keys.
 
     Raises:
         ValueError: The tables do not fit.
@@ -75,8 +75,8 @@ Parameter = tuple[tuple[int, ...], str]
 def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.PrimFunc:
     """Builds the TensorIR function of tensors [..., n·L, D] and tables [L, D/2]; its last parameters are the results.
 
-    Every tensor is read and written once, a pair at a time; tensors of one shape share a loop, and so what is read of
-    the tables. Computed in float32, as upstream does, and in float64 for float64 tensors.
+    Every tensor is read and written once, a pair at a time; tensors of one shape share a loop, and so their reads of
+    the tables. The arithmetic is float32, as upstream's, and float64 for float64 tensors.
     """
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as T
@@ -87,13 +87,13 @@ def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name("rotate_pairs")
             T.func_attr({"tirx.noalias": True, ROTATES_PAIRS: True})
-            named = [*((f"x{n}", x) for n, x in enumerate(tokens)), ("cos", cos), ("sin", sin)]
-            *sources, cosines, sines = (T.arg(name, T.buffer(*parameter)) for name, parameter in named)
+            parameters = [*((f"x{n}", x) for n, x in enumerate(tokens)), ("cos", cos), ("sin", sin)]
+            *sources, cosines, sines = (T.arg(name, T.buffer(*parameter)) for name, parameter in parameters)
             results = [T.arg(f"rotated{n}", T.buffer(*parameter)) for n, parameter in enumerate(tokens)]
             for number, shape in enumerate(dict.fromkeys(shape for shape, _ in tokens)):
-                alike = [pair for pair in zip(sources, results, strict=True) if _shape(pair[0]) == shape]
-                # Schedules find blocks by name, so no two have the same.
-                _loops(shape, alike, cosines, sines, f"rotated_{number}" if number else "rotated")
+                same_shape = [pair for pair in zip(sources, results, strict=True) if _shape(pair[0]) == shape]
+                # Schedules find blocks by name, so names are unique.
+                _loops(shape, same_shape, cosines, sines, f"rotated_{number}" if number else "rotated")
         return builder.get()
 
 
@@ -101,15 +101,15 @@ def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-def _loops(shape: tuple[int, ...], alike: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str) -> None:
-    """Emits the rotation of each of (source, result) of that shape, as a block of that name."""
+def _loops(shape: tuple[int, ...], pairs: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str) -> None:
+    """Emits the rotations of pairs (source, result) of one shape, as a block with the given name."""
     from tvm.script.ir_builder import tirx as T
 
     positions = int(cosines.shape[0])
     with T.grid(*shape[:-1], shape[-1] // 2) as loops, T.sblock(block):
         *around, token, pair = T.axis.remap("S" * len(shape), loops)
         position = token % positions if shape[-2] != positions else token
-        for source, result in alike:
+        for source, result in pairs:
             dtype = "float64" if str(source.dtype) == "float64" else "float32"
             cos, sin = (table[position, pair].astype(dtype) for table in (cosines, sines))
             places = [(*around, token, pair * 2 + n) for n in range(2)]

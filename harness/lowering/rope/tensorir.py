@@ -1,7 +1,7 @@
-"""Strategy `tensorir`: one operator of our own rotates queries and keys, and is one kernel in TensorIR.
+"""Defines the strategy `tensorir`: one operator of this project rotates queries and keys, by one kernel in TensorIR.
 
-The rotation is that of `real`. On the CPU the kernel is folded into the attention that reads its results, where there
-is one (`harness.schedules.common.folding`).
+The rotation is that of `real`. On the CPU the kernel is folded into the attention that reads its results, if there is
+such an attention (`harness.schedules.common.folding`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from harness.lowering.rope.real import real_rotation
-from harness.lowering.rotation import rotating
+from harness.lowering.rotation import use_rotation
 from harness.lowering.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
     from harness.lowering.rope import rotate_pairs
 
-    return rotating(module, real_rotation(together=rotate_pairs.rotate))
+    return use_rotation(module, real_rotation(rotate_both=rotate_pairs.rotate))
 
 
 def _converters() -> Mapping[str, Callable[..., Any]]:

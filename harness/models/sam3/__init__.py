@@ -1,4 +1,4 @@
-"""SAM 3 on any machine: the unmodified `sam3` package, its scales, weights, checkpoints and inputs."""
+"""Adapts SAM 3 to any machine: the unmodified `sam3` package, its scales, weights, checkpoints and inputs."""
 
 from harness.lowering.rotation import register_rotary_attention
 from harness.models.sam3.rotary import TRACKER, TRUNK

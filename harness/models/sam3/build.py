@@ -1,4 +1,4 @@
-"""The SAM 3 image model, built by upstream's own builder, with drawn or loaded weights."""
+"""Builds the SAM 3 image model with upstream's own builder, and draws or loads its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FEATURE_SIZES = (288, 144, 72, 36)
 """Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
 MEMORY_SIZES = (72,)
-"""Height and width of what the tracker remembers of a frame."""
+"""Height and width of the tracker's memories of a frame."""
 _DRAWING = {Weights.SEEDED: seed_weights, Weights.OUTLIERS: outlier_weights}
 
 
@@ -39,18 +39,19 @@ def build_model(
 
     Args:
         scale: A key of `harness.models.sam3.scales.SCALES`.
-        seed: Seed of the weights; the same values at every scale.
-        checkpoint: File to load the weights from instead; what a partial load leaves out stays seeded.
-        weights: What they are drawn by, one of `harness.core.weights.Weights`; seeded where a checkpoint is given.
+        seed: Seed of the weights, which have the same values at every scale.
+        checkpoint: File to load the weights from; tensors that a partial load leaves out are seeded.
+        weights: Distribution of the drawn weights, one of `harness.core.weights.Weights`; seeded where a checkpoint is
+            given.
         interactive: Whether to add upstream's SAM 2 neck, tracker and interactive predictor.
-        allow_partial: Whether a checkpoint may lack, or have besides, some of the model's tensors.
+        allow_partial: Whether the checkpoint may lack tensors of the model, or have further ones.
 
     Returns:
         `sam3.model.sam3_image.Sam3Image`. Run and export it inside `upstream()`.
 
     Raises:
-        HarnessError: for an unknown scale, a checkpoint that cannot be loaded, one beside weights that are not seeded,
-            or a missing package.
+        HarnessError: An unknown scale, a checkpoint that cannot be loaded, a checkpoint together with weights that are
+            not seeded, or a missing package.
     """
     model = build_architecture(scale, interactive=interactive)
     give_weights(model, seed, checkpoint, weights=weights, allow_partial=allow_partial)
@@ -66,7 +67,7 @@ def give_weights(
     allow_partial: bool = False,
     part: torch.nn.Module | None = None,
 ) -> None:
-    """Gives a model of `build_architecture` its weights; arguments and errors are those of `build_model`.
+    """Draws or loads the weights of a model of `build_architecture`; arguments and errors are those of `build_model`.
 
     Args:
         model: The whole model.
@@ -74,7 +75,8 @@ def give_weights(
         checkpoint: See `build_model`.
         weights: See `build_model`.
         allow_partial: See `build_model`.
-        part: If given, only its tensors need weights: at full scale drawing all of them takes many seconds.
+        part: If given, only the tensors of this module need weights: drawing all of them takes many seconds at full
+            scale.
     """
     draw = _DRAWING[Weights(weights)]
     if checkpoint is not None:
@@ -86,16 +88,16 @@ def give_weights(
     elif part is None:
         draw(model, seed)
     else:
-        own = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
-        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        draw(model, seed, {name for name, tensor in named if id(tensor) in own})
+        part_ids = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        named_tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        draw(model, seed, {name for name, tensor in named_tensors if id(tensor) in part_ids})
 
 
 def build_architecture(scale: str, *, interactive: bool = False) -> Any:
-    """Builds the model without weights: parameters hold whatever the memory held, buffers are upstream's.
+    """Builds the model without weights: parameters are uninitialised memory, buffers are upstream's.
 
-    Takes seconds and little memory at any scale, because the parameters are not touched. Arguments, result and errors
-    are those of `build_model`.
+    It takes seconds and little memory at any scale, because the parameters are not touched. Arguments, result and
+    errors are those of `build_model`.
     """
     with upstream():
         import torch
@@ -114,11 +116,11 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
 
 
 def build_video_model(image_model: Any, scale: str) -> Any:
-    """Builds upstream's video model around the tensors of an image model that was built interactive.
+    """Builds upstream's video model around the tensors of an interactive image model.
 
     Args:
-        image_model: What `build_model` returned; the tensors are shared.
-        scale: Its scale.
+        image_model: Interactive model of `build_model`; the tensors are shared.
+        scale: Scale of the image model.
 
     Returns:
         `sam3.model.sam3_video_inference.Sam3VideoInferenceWithInstanceInteractivity`, in upstream's configuration. Run
@@ -155,9 +157,9 @@ def _without_initialisation() -> Iterator[None]:
 
 
 def _fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
-    """Computes the position encodings that the model will use, once.
+    """Computes once the position encodings that the model will use.
 
-    Upstream fills its cache at the first run; a first run under torch.export would leave a tensor without values in it.
+    Upstream fills its cache in the first run; a first run under torch.export would cache a tensor without values.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""The tensors that really reach each component when upstream's model runs on a photograph with prompts.
+"""Captures the tensors that reach each component when upstream's model runs on a photograph with prompts.
 
-Upstream's own `forward_grounding` runs once with hooks on its submodules; nothing is rebuilt by hand, so a component
-that is cut out wrongly cannot agree with what was captured.
+Upstream's own `forward_grounding` runs once with hooks on its submodules. Nothing is rebuilt by hand, so that a
+component that is cut out wrongly cannot agree with the captured tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIXTURES = REPOSITORY / "fixtures"
 
 @dataclass(frozen=True)
 class Prompts:
-    """A photograph and what is asked of it; coordinates are normalized to [0, 1].
+    """A photograph and its prompts; coordinates are normalized to [0, 1].
 
     Attributes:
         image: Path of the photograph.
@@ -47,21 +47,21 @@ class Prompts:
 
     @property
     def images(self) -> tuple[Path, ...]:
-        """The files that are read."""
+        """Returns the files that the run reads."""
         return (self.image,)
 
 
 def load_inputs(image: Path | None) -> Prompts:
-    """The photograph and its prompts; of another photograph if one is given."""
+    """Returns the photograph and its prompts, with another photograph if one is given."""
     prompts = load_prompts()
     return prompts if image is None else replace(prompts, image=image)
 
 
 def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:
-    """Read the photograph's name and its prompts from a TOML file.
+    """Reads the photograph's name and its prompts from a TOML file.
 
     Raises:
-        HarnessError: If the file is missing or a field is.
+        HarnessError: The file or a field is missing.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:
 
 @dataclass(frozen=True)
 class Activations:
-    """One forward pass of upstream's model, seen from outside; B = 1, P = prompt tokens, L = decoder layers.
+    """The tensors of one forward pass of upstream's model; B = 1, P = prompt tokens, L = decoder layers.
 
     Attributes:
         image: [B, 3, 1008, 1008] fp32.
@@ -97,7 +97,7 @@ class Activations:
         reference_boxes: [L, B, 200, 4] fp32.
         presence_logits: [L, B, 1] fp32.
         fpn_0, fpn_1: [B, 256, 288, 288] and [B, 256, 144, 144] fp32.
-        pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: what upstream returns in the end.
+        pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: Upstream's results.
     """
 
     image: Tensor
@@ -130,7 +130,7 @@ class Activations:
 
 
 def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
-    """Points and boxes as upstream's `Prompt` takes them: sequence first, nothing padded."""
+    """Returns points and boxes as upstream's `Prompt` takes them: sequence first, without padding."""
     points = torch.tensor(prompts.points, dtype=torch.float32).view(-1, 1, 2)
     boxes = torch.tensor(prompts.boxes, dtype=torch.float32).view(-1, 1, 4)
     return {
@@ -145,7 +145,7 @@ def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
 
 @contextmanager
 def recorded_calls(modules: dict[str, torch.nn.Module]) -> Iterator[dict[str, tuple[dict[str, Any], Any]]]:
-    """Record keyword arguments and result of the last call of each module."""
+    """Records keyword arguments and result of the last call of each module."""
     calls: dict[str, tuple[dict[str, Any], Any]] = {}
 
     def recorder(name: str) -> Callable[..., None]:
@@ -164,7 +164,7 @@ def recorded_calls(modules: dict[str, torch.nn.Module]) -> Iterator[dict[str, tu
 
 @torch.no_grad()
 def capture(model: Any, prompts: Prompts) -> Activations:
-    """Run upstream's image model once and return what passed between its parts.
+    """Runs upstream's image model once and returns the tensors that pass between its parts.
 
     Args:
         model: Upstream's `Sam3Image`, fp32 on the CPU, inside `harness.models.sam3.upstream.upstream()`.
@@ -175,10 +175,10 @@ def capture(model: Any, prompts: Prompts) -> Activations:
 
     image = preprocess(load_image(prompts.image))
     geometry = geometric_prompt(prompts)
-    first = torch.zeros(1, dtype=torch.long)
+    first_image = torch.zeros(1, dtype=torch.long)
     find_stage = FindStage(
-        img_ids=first,
-        text_ids=first,
+        img_ids=first_image,
+        text_ids=first_image,
         input_boxes=None,
         input_boxes_mask=None,
         input_boxes_label=None,

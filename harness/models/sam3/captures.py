@@ -1,4 +1,4 @@
-"""The runs of upstream's model that components take their inputs from, and how what they captured is kept."""
+"""Defines the runs of upstream's model that components take their inputs from, and names the captured tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Inputs(Protocol):
-    """What a run is about; its `repr` without the folders of files says all but the pixels."""
+    """The inputs of a run; its `repr` without the folders of files determines all but the pixels."""
 
     @property
     def images(self) -> tuple[Path, ...]:
-        """The files that are read."""
+        """Returns the files that the run reads."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Capture:
     """One run of upstream's model, from which components take their inputs.
 
     Attributes:
-        kind: What its cached arrays are called.
-        module: The module that runs it. It has `load_inputs(image)`, which reads what the run is about, about another
-            photograph if one is given; `capture(model, inputs)`, which runs; and `Activations`, what that returns: a
+        kind: Kind of the cached arrays.
+        module: The module that runs it. It has `load_inputs(image)`, which reads the inputs of the run, with another
+            photograph if one is given; `capture(model, inputs)`, which runs the model; and `Activations`, the result: a
             frozen dataclass of tensors and of such dataclasses.
         interactive: Whether upstream's model must be built with its tracker.
     """
@@ -37,37 +37,37 @@ class Capture:
     interactive: bool
 
     def load_inputs(self, image: Path | None) -> Inputs:
-        """What the run is about; of another photograph if one is given."""
+        """Returns the inputs of the run, with another photograph if one is given."""
         inputs: Inputs = import_module(self.module).load_inputs(image)
         return inputs
 
     def run(self, model: Any, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Runs upstream's model, inside `upstream()`; the captured tensors by name."""
-        return flattened(import_module(self.module).capture(model, inputs))
+        """Runs upstream's model, inside `upstream()`, and returns the captured tensors by name."""
+        return flatten(import_module(self.module).capture(model, inputs))
 
-    def restored(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """The module's `Activations` from what `run` returned."""
-        return restored(import_module(self.module).Activations, tensors)
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """Returns the module's `Activations` from the tensors that `run` returned."""
+        return restore(import_module(self.module).Activations, tensors)
 
 
-def flattened(activations: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a dataclass by name; those of a dataclass inside it as `field/name`."""
+def flatten(activations: Any) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a dataclass by name; a tensor of a nested dataclass is named `field/name`."""
     tensors: dict[str, torch.Tensor] = {}
     for field in fields(activations):
         value = getattr(activations, field.name)
-        inner = flattened(value) if is_dataclass(value) else {"": value}
+        inner = flatten(value) if is_dataclass(value) else {"": value}
         tensors |= {f"{field.name}/{name}" if name else field.name: tensor for name, tensor in inner.items()}
     return tensors
 
 
-def restored(kind: type[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The dataclass that `flattened` took apart."""
+def restore(kind: type[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Returns the dataclass whose tensors `flatten` named."""
     arguments: dict[str, Any] = {}
     for name, hint in get_type_hints(kind).items():
         prefix = f"{name}/"
         if is_dataclass(hint):
             inner = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            arguments[name] = restored(hint, inner)  # type: ignore[arg-type]  # a hint is a class here
+            arguments[name] = restore(hint, inner)  # type: ignore[arg-type]  # a hint is a class here
         else:
             arguments[name] = tensors[name]
     return kind(**arguments)

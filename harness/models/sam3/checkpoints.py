@@ -1,4 +1,4 @@
-"""Published checkpoints: the original `sam3.pt`, the same in safetensors, and Transformers' `model.safetensors`."""
+"""Loads published checkpoints: `sam3.pt`, its tensors in safetensors, and Transformers' `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -21,69 +21,71 @@ _PREFIXES = {"detector.": "", "tracker.": "inst_interactive_predictor.model."}
 """Prefix in the checkpoint → prefix in the image model (see `sam3.model_builder._load_checkpoint`)."""
 
 _INTERACTIVE_ONLY = re.compile(r"inst_interactive_predictor\..*|backbone\.vision_backbone\.sam2_convs\..*")
-"""Published for the video model; the image model has them only if built interactive, so they may be left over."""
+"""Tensors of the video model, which the image model has only if it is built interactive."""
 
 _COMPUTED = re.compile(r"(.*\.)?(freqs_cis|attn_mask)")
-"""Buffers that are formulas: loaded if the checkpoint has them, not missed if it does not."""
+"""Buffers that are formulas: they are loaded if the checkpoint has them, and may be absent."""
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 def video_name(name: str) -> str:
-    """What upstream's checkpoint and video model call a tensor of the image model."""
-    for theirs, ours in _PREFIXES.items():
-        if ours and name.startswith(ours):
-            return theirs + name.removeprefix(ours)
+    """Returns the name that a tensor of the image model has in upstream's checkpoint and video model."""
+    for checkpoint_prefix, model_prefix in _PREFIXES.items():
+        if model_prefix and name.startswith(model_prefix):
+            return checkpoint_prefix + name.removeprefix(model_prefix)
     return f"detector.{name}"
 
 
 def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
-    """Loads a checkpoint into the model, in place; nothing is changed if it does not fit.
+    """Loads a checkpoint into the model, in place; a checkpoint that does not fit changes nothing.
 
-    The layout, upstream's or Transformers', is told from the names. Transformers' has no weights for point prompts:
-    it is loaded all the same, and a warning says so.
+    The names determine the layout, upstream's or Transformers'. Transformers' layout has no weights for point prompts;
+    it is loaded with a warning.
 
     Args:
         model: The image model, on the CPU.
-        path: `.safetensors`, or anything else as `torch.save` wrote it.
+        path: `.safetensors`, or any other name of a file that `torch.save` wrote.
         allow_partial: Whether missing, unexpected and misshapen tensors are skipped instead of refused.
 
     Returns:
-        Names of the model's tensors that were not loaded; unless `allow_partial`, those that the layout never has.
+        Names of the model's tensors that were not loaded; without `allow_partial`, the tensors that the layout never
+        has.
 
     Raises:
-        HarnessError: if the file is missing, no checkpoint, damaged, of another model, or does not fit.
+        HarnessError: The file is missing, no checkpoint, damaged, of another model, or does not fit.
     """
     import torch
 
     content = {str(name): value for name, value in _read(path).items() if isinstance(value, torch.Tensor)}
-    theirs = is_hugging_face(content)
-    tensors = from_hugging_face(content) if theirs else _renamed(content)
-    wanted = dict(model.state_dict())
-    left_over = sorted(name for name in tensors if name not in wanted and not _INTERACTIVE_ONLY.fullmatch(name))
-    unloaded = {name for name in wanted if name not in tensors and not _COMPUTED.fullmatch(name)}
-    absent = {name for name in unloaded if theirs and POINTS.fullmatch(name)}
+    transformers_layout = is_hugging_face(content)
+    tensors = from_hugging_face(content) if transformers_layout else _with_model_names(content)
+    weights = dict(model.state_dict())
+    unexpected = sorted(name for name in tensors if name not in weights and not _INTERACTIVE_ONLY.fullmatch(name))
+    unloaded = {name for name in weights if name not in tensors and not _COMPUTED.fullmatch(name)}
+    absent = {name for name in unloaded if transformers_layout and POINTS.fullmatch(name)}
     missing = sorted(unloaded - absent)
     misshapen = sorted(
         name
         for name, tensor in tensors.items()
-        if name in wanted and (tensor.shape != wanted[name].shape or tensor.is_complex() != wanted[name].is_complex())
+        if name in weights
+        and (tensor.shape != weights[name].shape or tensor.is_complex() != weights[name].is_complex())
     )
-    if not any(name in wanted for name in tensors):
+    if not any(name in weights for name in tensors):
         raise HarnessError(
             f"The checkpoint {path} belongs to another model: none of its {len(tensors)} tensors has a name of SAM 3's "
             "image model; use the published sam3.pt or model.safetensors."
         )
-    if (missing or left_over or misshapen) and not allow_partial:
+    if (missing or unexpected or misshapen) and not allow_partial:
         raise HarnessError(
-            f"The checkpoint {path} does not fit the model: {_listed('missing', missing)}; "
-            f"{_listed('unexpected', left_over)}; {_listed('misshapen', misshapen)}; "
+            f"The checkpoint {path} does not fit the model: {_list_names('missing', missing)}; "
+            f"{_list_names('unexpected', unexpected)}; {_list_names('misshapen', misshapen)}; "
             "use the checkpoint and the scale that belong together, or allow a partial load."
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            if name in wanted and name not in misshapen:
-                wanted[name].copy_(tensor)
+            if name in weights and name not in misshapen:
+                weights[name].copy_(tensor)
     if any(POINTS.fullmatch(name) for name in absent):
         warnings.warn(
             f"The checkpoint {path} is in the layout of Transformers, which has no weights for point prompts, "
@@ -94,12 +96,12 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
 
 
 def has_point_prompts(path: Path) -> bool:
-    """Whether a checkpoint that `load_checkpoint` takes has weights for point prompts, told from its names."""
+    """Returns whether the names of a checkpoint that `load_checkpoint` takes include weights for point prompts."""
     return not is_hugging_face(_names(path))
 
 
 def has_tracker(path: Path) -> bool:
-    """Whether a checkpoint that `load_checkpoint` takes has the tracker's weights, told from its names."""
+    """Returns whether the names of a checkpoint that `load_checkpoint` takes include the tracker's weights."""
     return any(name.startswith(("tracker.sam_", "tracker_model.")) for name in _names(path))
 
 
@@ -111,19 +113,19 @@ def _names(path: Path) -> list[str]:
             with safe_open(path, framework="numpy") as file:
                 return list(file.keys())
         except (SafetensorError, OSError):
-            return []  # loading it tells what is wrong
+            return []  # `load_checkpoint` reports the error
     return list(map(str, _read(path)))
 
 
-def _listed(kind: str, names: Collection[str]) -> str:
+def _list_names(kind: str, names: Collection[str]) -> str:
     if not names:
         return f"no {kind} tensors"
-    shown = ", ".join(list(names)[:_SHOWN])
-    return f"{len(names)} {kind} ({shown}{', …' if len(names) > _SHOWN else ''})"
+    listed = ", ".join(list(names)[:_MAX_LISTED])
+    return f"{len(names)} {kind} ({listed}{', …' if len(names) > _MAX_LISTED else ''})"
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """The flat name → tensor mapping of a file."""
+    """Returns the flat name → tensor mapping of a file."""
     problem = checkpoint_file_problem(path)
     if problem is not None:
         raise HarnessError(problem)
@@ -155,7 +157,7 @@ def _read_safetensors(path: Path) -> Any:
 def _read_torch(path: Path) -> Any:
     import torch
 
-    # torch.save writes a zip archive, whose table of contents is at the end: a truncated one is no zip any more.
+    # torch.save writes a zip archive, whose table of contents is at the end: a truncated file is no zip archive.
     archive = zipfile.is_zipfile(path)
     if not archive and _first_bytes(path, 4) == b"PK\x03\x04":
         raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
@@ -185,8 +187,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _renamed(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Upstream's published names as the image model has them."""
+def _with_model_names(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns a checkpoint's tensors under the names of the image model."""
     return {
         replacement + name.removeprefix(prefix): tensor
         for name, tensor in content.items()

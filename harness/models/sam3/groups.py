@@ -1,4 +1,4 @@
-"""Notes on SAM 3's modules for half precision: what their products are called, and which of them stay float32."""
+"""Notes on SAM 3's modules the names of their products, and which products stay float32 in half precision."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ FLOAT32 = (
         for layer in range(3)
     ),
 )
-"""What projects the words and the pooled prompt; logits and boxes; the heads of presence, predicted IoU and object.
+"""Paths of the modules that project the words and the pooled prompt, and of the heads that predict logits, boxes,
+presence, IoU and object scores.
 
-What they compute is small, and much depends on it: all 200 logits are products with one pooled prompt, so that its
-error does not average out, and each layer refines the boxes of the one before. They are less than a ten-thousandth of
-the model's operations, and half precision would save nothing. `docs/PRECISION.md` has the errors with and without.
+Their results are small tensors on which much depends: all 200 logits are products with one pooled prompt, so that its
+error does not average out, and each layer refines the boxes of the layer before. They are less than a ten-thousandth
+of the model's operations, and half precision would save nothing. `docs/PRECISION.md` has the errors with and without.
 """
 
 
 def note_groups(model: Any) -> None:
-    """Notes on each module of a model its path, and on those of `FLOAT32` that it has that they stay float32."""
+    """Notes on each module of a model its path, and on the modules of `FLOAT32` that they stay float32."""
     note_paths(model)
     parts = dict(model.named_modules())
     for path in FLOAT32:

@@ -1,11 +1,11 @@
-"""The layout in which Transformers publishes SAM 3 (`Sam3Model`, and `Sam3VideoModel` around it), in both directions.
+"""Converts tensors between upstream's layout and Transformers' (`Sam3Model`, and `Sam3VideoModel` around it).
 
-The same numbers under other names. Transformers
+Both layouts have the same numbers under different names. Transformers
 
 - splits every fused projection (`qkv`, `in_proj`) into `q_proj`, `k_proj`, `v_proj`, rows in upstream's order,
 - drops the class token's row of the trunk's position embedding, and stores `text_projection` transposed,
-- has no point prompts in its detector, hence none of their weights,
-- keeps the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) beside the detector, in the video model alone;
+- has no point prompts in its detector, hence no weights for them,
+- has the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) next to the detector in the video model alone;
   `harness.models.sam3.hugging_face_tracker` has the tracker's names.
 
 The rows of queries and keys are **not** permuted: Transformers (5.0, its first with SAM 3, to 5.23) rotates neighbours,
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import torch
 
 VIDEO_PREFIX = "detector_model."
-"""Before every name of the detector in a file of `Sam3VideoModel`, which is what is published."""
+"""Prefix of every name of the detector in a file of `Sam3VideoModel`, which is the published model."""
 
 _COMPUTED = re.compile(r".*\.(position_ids|inv_freq|rope_embeddings(_cos|_sin)?)")
-"""Tables that some versions save although they are formulas."""
+"""Tables that are formulas, which some versions save."""
 
 POINTS = re.compile(r"geometry_encoder\.points_(direct|pool|pos_enc)_project\.(weight|bias)")
-"""Parameters for which the layout has no place, because its model takes no points (SAM 3.1's has them)."""
+"""Parameters that the layout lacks, because its model takes no points (SAM 3.1's has them)."""
 
 _TRUNK, _VIT = "backbone.vision_backbone.trunk", "vision_encoder.backbone"
 _TEXT, _CLIP = "backbone.language_backbone.encoder", "text_encoder.text_model"
@@ -39,7 +39,7 @@ _DECODER, _DETR_DECODER = "transformer.decoder", "detr_decoder"
 _HEAD, _MASKS = "segmentation_head", "mask_decoder"
 
 # Upstream's module → Transformers'; `#` is the number of a layer. Their parameters (weight, bias) have the same names.
-_SAME: dict[str, str] = {
+_MODULES: dict[str, str] = {
     f"{_TRUNK}.patch_embed.proj": f"{_VIT}.embeddings.patch_embeddings.projection",
     f"{_TRUNK}.ln_pre": f"{_VIT}.layer_norm",
     f"{_TRUNK}.blocks.#.norm1": f"{_VIT}.layers.#.layer_norm1",
@@ -47,9 +47,9 @@ _SAME: dict[str, str] = {
     f"{_TRUNK}.blocks.#.mlp.fc1": f"{_VIT}.layers.#.mlp.fc1",
     f"{_TRUNK}.blocks.#.mlp.fc2": f"{_VIT}.layers.#.mlp.fc2",
     **{
-        f"backbone.vision_backbone.{ours}.{module}": f"{theirs}.fpn_layers.{named}"
-        for ours, theirs in (("convs", "vision_encoder.neck"), ("sam2_convs", "tracker_neck"))
-        for module, named in (
+        f"backbone.vision_backbone.{upstream}.{module}": f"{hf}.fpn_layers.{hf_part}"
+        for upstream, hf in (("convs", "vision_encoder.neck"), ("sam2_convs", "tracker_neck"))
+        for module, hf_part in (
             ("0.dconv_2x2_0", "0.scale_layers.0"),
             ("0.dconv_2x2_1", "0.scale_layers.2"),
             ("1.dconv_2x2", "1.scale_layers.0"),
@@ -77,12 +77,12 @@ _SAME: dict[str, str] = {
     "geometry_encoder.norm": "geometry_encoder.prompt_layer_norm",
     "geometry_encoder.encode_norm": "geometry_encoder.output_layer_norm",
     **{
-        f"{ours}.#.{module}": f"{theirs}.#.{named}"
-        for ours, theirs in (
+        f"{upstream}.#.{module}": f"{hf}.#.{hf_part}"
+        for upstream, hf in (
             ("geometry_encoder.encode", "geometry_encoder.layers"),
             ("transformer.encoder.layers", "detr_encoder.layers"),
         )
-        for module, named in (
+        for module, hf_part in (
             ("linear1", "mlp.fc1"),
             ("linear2", "mlp.fc2"),
             ("norm1", "layer_norm1"),
@@ -96,8 +96,8 @@ _SAME: dict[str, str] = {
     f"{_DECODER}.presence_token_out_norm": f"{_DETR_DECODER}.presence_layer_norm",
     f"{_DECODER}.norm": f"{_DETR_DECODER}.output_layer_norm",
     **{
-        f"{_DECODER}.{module}.layers.{layer}": f"{_DETR_DECODER}.{named}.layer{layer + 1}"
-        for module, named, layers in (
+        f"{_DECODER}.{module}.layers.{layer}": f"{_DETR_DECODER}.{hf_part}.layer{layer + 1}"
+        for module, hf_part, layers in (
             ("bbox_embed", "box_head", 3),
             ("presence_token_head", "presence_head", 3),
             ("ref_point_head", "ref_point_head", 2),
@@ -125,7 +125,7 @@ _SAME: dict[str, str] = {
     f"{_HEAD}.cross_attn_norm": f"{_MASKS}.prompt_cross_attn_norm",
 }
 
-# Upstream's attention → Transformers', with what each calls the output projection.
+# Upstream's attention → Transformers', each with the name of its output projection.
 _ATTENTION: tuple[tuple[str, str, str, str], ...] = (
     (f"{_TRUNK}.blocks.#.attn", "proj", f"{_VIT}.layers.#.attention", "o_proj"),
     (f"{_TEXT}.transformer.resblocks.#.attn", "out_proj", f"{_CLIP}.encoder.layers.#.self_attn", "out_proj"),
@@ -145,31 +145,36 @@ _POSITIONS = (f"{_TRUNK}.pos_embed", f"{_VIT}.embeddings.position_embeddings")
 _TEXT_PROJECTION = (f"{_TEXT}.text_projection", "text_encoder.text_projection.weight")
 
 
-def _renamed() -> dict[str, str]:
-    names = {f"{o}.{leaf}": f"{t}.{leaf}" for o, t in _SAME.items() for leaf in ("weight", "bias")}
-    for ours, projection, theirs, named in _ATTENTION:
-        names |= {f"{ours}.{projection}.{leaf}": f"{theirs}.{named}.{leaf}" for leaf in ("weight", "bias")}
+def _hf_names() -> dict[str, str]:
+    names = {f"{o}.{leaf}": f"{t}.{leaf}" for o, t in _MODULES.items() for leaf in ("weight", "bias")}
+    for module, projection, transformers_module, hf_projection in _ATTENTION:
+        names |= {
+            f"{module}.{projection}.{leaf}": f"{transformers_module}.{hf_projection}.{leaf}"
+            for leaf in ("weight", "bias")
+        }
     positional = {f"{_TEXT}.positional_embedding": f"{_CLIP}.embeddings.position_embedding.weight"}
-    return names | positional | dict((_POSITIONS, _TEXT_PROJECTION)) | hugging_face_tracker.renamed()
+    return names | positional | dict((_POSITIONS, _TEXT_PROJECTION)) | hugging_face_tracker.hf_names()
 
 
-def _split() -> dict[str, tuple[str, str, str]]:
+def _hf_parts() -> dict[str, tuple[str, str, str]]:
     names: dict[str, tuple[str, str, str]] = {}
-    for ours, _, theirs, _ in _ATTENTION:
+    for upstream, _, hf, _ in _ATTENTION:
         for leaf in ("weight", "bias"):
-            fused = f"{ours}.qkv.{leaf}" if ours.startswith(_TRUNK) else f"{ours}.in_proj_{leaf}"
-            names[fused] = (f"{theirs}.q_proj.{leaf}", f"{theirs}.k_proj.{leaf}", f"{theirs}.v_proj.{leaf}")
+            fused = f"{upstream}.qkv.{leaf}" if upstream.startswith(_TRUNK) else f"{upstream}.in_proj_{leaf}"
+            names[fused] = (f"{hf}.q_proj.{leaf}", f"{hf}.k_proj.{leaf}", f"{hf}.v_proj.{leaf}")
     return names
 
 
-_RENAMED: Mapping[str, str] = MappingProxyType(_renamed())
-_RENAMED_BACK: Mapping[str, str] = MappingProxyType({theirs: ours for ours, theirs in _RENAMED.items()})
-_SPLIT: Mapping[str, tuple[str, str, str]] = MappingProxyType(_split())
-_FUSED: Mapping[str, str] = MappingProxyType({part: ours for ours, parts in _SPLIT.items() for part in parts})
+_HF_NAMES: Mapping[str, str] = MappingProxyType(_hf_names())
+_UPSTREAM_NAMES: Mapping[str, str] = MappingProxyType({hf: upstream for upstream, hf in _HF_NAMES.items()})
+_HF_PARTS: Mapping[str, tuple[str, str, str]] = MappingProxyType(_hf_parts())
+_UPSTREAM_FUSED: Mapping[str, str] = MappingProxyType(
+    {part: upstream for upstream, parts in _HF_PARTS.items() for part in parts}
+)
 
 
 def is_hugging_face(names: Collection[str]) -> bool:
-    """Returns whether names are those of Transformers' layout, judged by the first modules below its two encoders."""
+    """Returns whether names belong to Transformers' layout, by the first modules below its two encoders."""
     return any(
         name.removeprefix(VIDEO_PREFIX).startswith((f"{_VIT}.", "text_encoder.", "detr_encoder.")) for name in names
     )
@@ -178,83 +183,83 @@ def is_hugging_face(names: Collection[str]) -> bool:
 def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
-    Formulas are left out. What the layout does not have, or has in part (queries without keys), keeps
-    its name; three parts that do not fit together give the first of them, whose shape nothing accepts.
+    Formulas are left out. A tensor that the layout lacks keeps its name, and so does a part of an incomplete projection
+    (queries without keys). Three parts of different shapes give the first part, whose shape no model accepts.
     """
     converted: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, str]] = {}
-    for given, tensor in content.items():
-        name = given.removeprefix(VIDEO_PREFIX)
+    for key, tensor in content.items():
+        name = key.removeprefix(VIDEO_PREFIX)
         if _COMPUTED.fullmatch(name):
             continue
-        parts = hugging_face_tracker.apart(name, tensor)
+        parts = hugging_face_tracker.from_hugging_face_table(name, tensor)
         if parts is not None:
             converted |= parts
             continue
-        template, number = _generalized(name, _RENAMED_BACK, _FUSED)
-        if template in _FUSED:
-            fused.setdefault(_FUSED[template].replace("#", number), {})[name] = given
-        elif template in _RENAMED_BACK:
-            ours = _RENAMED_BACK[template].replace("#", number)
-            converted[ours] = _restored(ours, tensor)
+        template, number = _with_placeholder(name, _UPSTREAM_NAMES, _UPSTREAM_FUSED)
+        if template in _UPSTREAM_FUSED:
+            fused.setdefault(_UPSTREAM_FUSED[template].replace("#", number), {})[name] = key
+        elif template in _UPSTREAM_NAMES:
+            upstream = _UPSTREAM_NAMES[template].replace("#", number)
+            converted[upstream] = _to_upstream_shape(upstream, tensor)
         else:
-            converted[given] = tensor
-    for ours, found in fused.items():
-        template, number = _generalized(ours, _SPLIT)
-        names = [part.replace("#", number) for part in _SPLIT[template]]
-        if len(found) == len(names):
-            converted[ours] = _together([content[found[name]] for name in names])
+            converted[key] = tensor
+    for upstream, keys in fused.items():
+        template, number = _with_placeholder(upstream, _HF_PARTS)
+        names = [part.replace("#", number) for part in _HF_PARTS[template]]
+        if len(keys) == len(names):
+            converted[upstream] = _concatenate([content[keys[name]] for name in names])
         else:
-            converted |= {given: content[given] for given in found.values()}
+            converted |= {key: content[key] for key in keys.values()}
     return converted
 
 
-def _together(parts: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
     import torch
 
     return torch.cat(parts) if len({part.shape for part in parts}) == 1 else parts[0]
 
 
-def _generalized(name: str, *tables: Collection[str]) -> tuple[str, str]:
-    """Returns the name as the tables have it, with `#` in place of the layer's number, and that number."""
+def _with_placeholder(name: str, *tables: Collection[str]) -> tuple[str, str]:
+    """Returns the name as the tables have it, with `#` in place of the layer's number, and the number."""
     if any(name in table for table in tables):
         return name, ""
-    found = _NUMBER.search(name)
-    return (_NUMBER.sub("#", name, count=1), found.group()) if found else (name, "")
+    number = _NUMBER.search(name)
+    return (_NUMBER.sub("#", name, count=1), number.group()) if number else (name, "")
 
 
-def _reshaped(ours: str, tensor: torch.Tensor) -> torch.Tensor:
-    if ours == _POSITIONS[0]:
+def _to_hf_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
+    if upstream == _POSITIONS[0]:
         return tensor[:, 1:]
-    return tensor.T if ours == _TEXT_PROJECTION[0] else tensor
+    return tensor.T if upstream == _TEXT_PROJECTION[0] else tensor
 
 
-def _restored(ours: str, tensor: torch.Tensor) -> torch.Tensor:
+def _to_upstream_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
-    if ours == _POSITIONS[0] and tensor.ndim == 3:
+    if upstream == _POSITIONS[0] and tensor.ndim == 3:
         # Upstream cuts the class token's row off before it reads the others.
         return torch.cat([tensor.new_zeros(tensor.shape[0], 1, tensor.shape[2]), tensor], dim=1)
-    return tensor.T if ours == _TEXT_PROJECTION[0] and tensor.ndim == 2 else tensor
+    return tensor.T if upstream == _TEXT_PROJECTION[0] and tensor.ndim == 2 else tensor
 
 
 def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts the tensors of upstream's image model and tracker to Transformers' names and shapes.
 
-    Tensors without a place in the layout are left out: formulas, `POINTS`, the class token's position.
+    Tensors that the layout lacks are left out: formulas, `POINTS`, the class token's position.
 
     Raises:
-        KeyError: For a name that is none of SAM 3's image model's.
+        KeyError: A name is not a name of SAM 3's image model.
     """
     converted: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
-        template, number = _generalized(name, _RENAMED, _SPLIT)
-        if template in _SPLIT:
-            parts = (part.replace("#", number) for part in _SPLIT[template])
+        template, number = _with_placeholder(name, _HF_NAMES, _HF_PARTS)
+        if template in _HF_PARTS:
+            parts = (part.replace("#", number) for part in _HF_PARTS[template])
             converted |= zip(parts, tensor.chunk(3), strict=True)
-        elif template in _RENAMED:
+        elif template in _HF_NAMES:
             if not POINTS.fullmatch(name):
-                converted[_RENAMED[template].replace("#", number)] = _reshaped(name, tensor)
+                converted[_HF_NAMES[template].replace("#", number)] = _to_hf_shape(name, tensor)
         elif not hugging_face_tracker.is_point(name) and not name.endswith(("freqs_cis", "attn_mask")):
             raise KeyError(name)
-    return converted | hugging_face_tracker.together(state)
+    return converted | hugging_face_tracker.to_hugging_face_tables(state)

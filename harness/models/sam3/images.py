@@ -1,4 +1,4 @@
-"""Upstream's preprocessing of images."""
+"""Preprocesses images as upstream does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RESOLUTION = 1008
 
 
 def preprocess(image: Image.Image) -> torch.Tensor:
-    """Makes the model's input, bitwise as `Sam3Processor.transform`: 8-bit antialiased bilinear, then -1…1.
+    """Returns the model's input, bitwise equal to `Sam3Processor.transform`: 8-bit antialiased bilinear, then -1…1.
 
     Returns:
         fp32 [1, 3, 1008, 1008].
 
     Raises:
-        HarnessError: if the image has no pixels.
+        HarnessError: The image has no pixels.
     """
     import torch
     from torchvision.transforms import v2

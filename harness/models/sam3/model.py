@@ -1,4 +1,4 @@
-"""SAM 3 as a model that the harness verifies."""
+"""Registers SAM 3 as a model that the harness verifies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.subjects import NAME, SUBJECTS
 
 
-def _import() -> None:
+def _import_libraries() -> None:
     from tqdm import tqdm
 
     from harness.models.sam3.source import Source  # noqa: F401
     from harness.models.sam3.upstream import import_sam3
 
-    tqdm.monitor_interval = 0  # its bars, which the import makes, would start a thread
+    tqdm.monitor_interval = 0  # the progress bars that the import makes would start a thread
     import_sam3()
 
 
@@ -23,6 +23,6 @@ MODEL = Model(
     subjects=SUBJECTS,
     deployable=DEPLOYABLE,
     context=DEPLOYABLE.context,
-    prepare=_import,
+    prepare=_import_libraries,
     expectations=REPOSITORY / "fixtures" / "expectations.toml",
 )

@@ -1,4 +1,4 @@
-"""Run as a program, lists the components' distinct operator calls in fixtures/operators.json."""
+"""Lists the components' distinct operator calls in fixtures/operators.json, when run as a program."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Ca
 
 
 def collect(scale: str = "shallow") -> set[Call]:
-    """Exports every component at a scale, for each of its samples, and returns the calls of all."""
+    """Exports every component for each of its samples at a scale, and returns the operator calls of all of them."""
     from harness.core.case import Case
     from harness.core.settings import SEEDED
     from harness.lowering.frontends.exporting import export_program
     from harness.lowering.rope import STRATEGIES
     from harness.models.sam3.build import build_model
     from harness.models.sam3.components import COMPONENTS
-    from harness.models.sam3.source import captured
+    from harness.models.sam3.source import captured_activations
     from harness.models.sam3.upstream import upstream
 
-    found: set[Call] = set()
+    calls: set[Call] = set()
     with upstream():
         for interactive in (False, True):
             model = build_model(scale, interactive=interactive)
@@ -28,17 +28,19 @@ def collect(scale: str = "shallow") -> set[Call]:
                 if component.interactive is not interactive:
                     continue
                 module = component.build(model)
-                activations = captured(component.captured_by, Case(component.name, "real", "llvm", scale), SEEDED)
+                activations = captured_activations(
+                    component.captured_by, Case(component.name, "real", "llvm", scale), SEEDED
+                )
                 strategy = STRATEGIES["real"].apply(module) if component.uses_rope else nullcontext()
                 with strategy:
                     for arguments in component.samples(activations).values():
-                        found |= calls_of(export_program(module, tuple(arguments.values())))
-                print(component.name, len(found), flush=True)
-    return found
+                        calls |= calls_of(export_program(module, tuple(arguments.values())))
+                print(component.name, len(calls), flush=True)
+    return calls
 
 
 def write_calls(calls: set[Call], path: Path = OPERATORS_FILE) -> None:
-    """Writes the list, whole or not at all."""
+    """Writes the list atomically."""
     write_text(path, dump_calls(calls))
 
 

@@ -1,4 +1,4 @@
-"""Reading what a subject is asked: files of `[[question]]` tables in `fixtures/`."""
+"""Reads the questions to a subject from `[[question]]` tables in `fixtures/`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from harness.core.errors import HarnessError
 
 
-class Asked(Protocol):
-    """A question about a photograph; a frozen dataclass."""
+class ImageQuestion(Protocol):
+    """A question about a photograph or a video; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def name(self) -> str:
-        """What it is called in reports."""
+        """Returns the name of the question in reports."""
 
     @property
     def image(self) -> Path:
-        """Path of the photograph."""
+        """Returns the path of the photograph."""
 
 
-AnyQuestion = TypeVar("AnyQuestion", bound=Asked)
+AnyQuestion = TypeVar("AnyQuestion", bound=ImageQuestion)
 
 
 def read_questions(
     path: Path, parse: Callable[[dict[str, Any], Path], AnyQuestion], image: Path | None = None
 ) -> tuple[AnyQuestion, ...]:
-    """Reads the questions; those about one photograph follow each other.
+    """Reads the questions of a file; questions about one photograph follow each other.
 
     Args:
         path: A TOML file of `[[question]]` tables; images are relative to it.
-        parse: Makes a question of a table and the file's path; errors of Python say what is wrong with a table.
-        image: Another photograph: what is asked of the first one is asked of this, and nothing else.
+        parse: Makes a question from a table and the file's path; its Python errors say what is wrong with the table.
+        image: Replaces the first photograph; the questions about the other photographs are left out.
 
     Raises:
-        HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
+        HarnessError: The file is missing or has no questions, or a question is incomplete or contradicts itself.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
@@ -50,23 +50,23 @@ def read_questions(
         raise HarnessError(f"{path} is not a file of questions: {error!r}; correct it there.") from error
     if not questions or len({question.name for question in questions}) < len(questions):
         raise HarnessError(f"{path} has no questions, or two of one name; correct it there.")
-    first = questions[0].image
+    first_image = questions[0].image
     if image is not None:
-        return tuple(replace(question, image=image) for question in questions if question.image == first)
+        return tuple(replace(question, image=image) for question in questions if question.image == first_image)
     photographs = list(dict.fromkeys(question.image for question in questions))
     return tuple(sorted(questions, key=lambda question: photographs.index(question.image)))
 
 
-def check_keys(table: Mapping[str, Any], kind: type[Any], what: str) -> None:
-    """Checks that a table has no other keys than a dataclass has fields.
+def check_keys(table: Mapping[str, Any], kind: type[Any], table_name: str) -> None:
+    """Checks that the keys of a table are fields of a dataclass.
 
     Args:
         table: A part of a TOML file.
         kind: The dataclass.
-        what: What the table says, for the message.
+        table_name: Name of the table in the message.
 
     Raises:
-        ValueError: It has others, which are named.
+        ValueError: The table has other keys; the message names them.
     """
     if unknown := set(table) - {field.name for field in fields(kind)}:
-        raise ValueError(f"{what} has unknown keys {sorted(unknown)}")
+        raise ValueError(f"{table_name} has unknown keys {sorted(unknown)}")

@@ -1,4 +1,4 @@
-"""Scales: the published model, and the same model with fewer repetitions of its repeated layers."""
+"""Defines the scales: the published model, and the same model with fewer repetitions of its repeated layers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SCALES: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 
 @contextmanager
 def scaled(scale: str) -> Iterator[None]:
-    """Lets upstream's builder build at a scale for the duration of the context; call it inside `upstream()`.
+    """Replaces constructor arguments so that upstream's builder builds at a scale; to be entered inside `upstream()`.
 
     Raises:
-        HarnessError: if the scale is unknown.
+        HarnessError: The scale is unknown.
     """
     if scale not in SCALES:
         raise HarnessError(f"Unknown scale {str(scale)!r}; choose one of {', '.join(SCALES)}.")

@@ -1,4 +1,4 @@
-"""The subjects of SAM 3: a workload for each component, the whole model, masks of one object, and videos."""
+"""Defines the subjects of SAM 3: each component, the whole model, masks of one object, and videos."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "sam3"
 
 
 def component_subject(component: Component) -> Subject:
-    """A component as a subject: a trace of independent calls, one for each sample."""
+    """Returns the subject of a component, whose trace has one independent call for each sample."""
     return Subject(
         name=component.name,
         summary=component.summary,
@@ -34,7 +34,7 @@ def component_subject(component: Component) -> Subject:
 
 
 def open_component(component: Component, case: Case, settings: Settings) -> Workload:
-    """Builds the model of a case, and takes a component and its captured inputs out of it."""
+    """Builds the model of a case, and returns the workload of one component with its captured inputs."""
     from harness.models.sam3.source import Source
     from harness.models.traced import TracedWorkload
 

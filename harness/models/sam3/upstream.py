@@ -1,4 +1,4 @@
-"""`with upstream():` makes the unmodified sam3 package importable and runnable on any machine."""
+"""Makes the unmodified sam3 package importable and runnable on any machine, inside `with upstream():`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def needed_patches() -> tuple[Patch, ...]:
 
 @contextmanager
 def without_known_warnings() -> Iterator[None]:
-    """Hides what upstream's import and constructors always warn about, and what the image model does not run."""
+    """Hides the warnings that upstream always raises when it is imported or built, about parts that are not run."""
     with warnings.catch_warnings():
         # Decorators of the video part, at import.
         warnings.filterwarnings("ignore", message="CUDA is not available", category=UserWarning)
@@ -29,10 +29,10 @@ def without_known_warnings() -> Iterator[None]:
 
 
 def import_sam3() -> None:
-    """Imports sam3's image model, with stand-ins for what only its video part runs.
+    """Imports sam3's image model, with stand-ins for modules that only its video part runs.
 
     Raises:
-        HarnessError: if sam3 or one of its requirements is not installed.
+        HarnessError: sam3 or one of its requirements is not installed.
     """
     if "sam3.model_builder" in sys.modules:
         return
@@ -54,10 +54,10 @@ def import_sam3() -> None:
 def upstream() -> Iterator[None]:
     """Imports sam3 and lifts its assumptions about the machine for the duration of the context.
 
-    Needed around building, running and exporting. Contexts may be nested; the outermost one applies and undoes.
+    The model is built, run and exported inside it. Contexts may be nested; the outermost one applies and undoes.
 
     Raises:
-        HarnessError: if sam3 or one of its requirements is not installed.
+        HarnessError: sam3 or one of its requirements is not installed.
     """
     global _depth
     import_sam3()

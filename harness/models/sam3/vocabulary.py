@@ -1,4 +1,4 @@
-"""The BPE vocabulary of an installed package, found without importing that package."""
+"""Finds the BPE vocabulary of an installed package without importing that package."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.runtime.sam3.tokenizer import Tokenizer
 
 
 def vocabulary_path() -> Path:
-    """Returns where the vocabulary file is.
+    """Returns the path of the vocabulary file.
 
     Raises:
-        HarnessError: If neither sam3 nor open_clip_torch brings the file.
+        HarnessError: Neither sam3 nor open_clip_torch brings the file.
     """
     spec = find_spec("sam3")
     if spec is not None and spec.submodule_search_locations:
@@ -43,7 +43,7 @@ def installed_tokenizer() -> Tokenizer:
     """Returns the tokenizer with the vocabulary of an installed package.
 
     Raises:
-        HarnessError: If none brings the file.
-        Sam3Error: If the file is damaged.
+        HarnessError: No installed package brings the file.
+        Sam3Error: The file is damaged.
     """
     return Tokenizer.read(vocabulary_path())

@@ -1,4 +1,4 @@
-"""Seeded weights: deterministic by seed and parameter name, and with no degenerate tensor.
+"""Draws seeded weights, which depend on the seed and the parameter's name alone and have no degenerate tensor.
 
 Upstream leaves some parameters at zero, at 1e-6 or uninitialised, where a wrong result would be invisible. Here every
 tensor is drawn so that activations stay of order one at every scale, attention is neither uniform nor one-hot, and
@@ -37,7 +37,7 @@ UNREAD_PARAMETERS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Pattern of the whole name → why upstream never reads the parameter when it looks at an image or tracks."""
+"""Pattern of the whole name → why upstream never reads the parameter, neither for an image nor for a video."""
 
 INVARIANT_PARAMETERS: Mapping[str, str] = MappingProxyType(
     {
@@ -81,8 +81,8 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.2)),
     (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.25)),
     (r"(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.4)),
-    # What all 200 queries get alike from attention must not drown what tells them apart: with 0.2, all six layers of
-    # `full` leave no query above the threshold 0.5 for one prompt, and nearly all of them for another.
+    # The part that all 200 queries get from attention must not drown the part that distinguishes them: with 0.2, the
+    # six layers of `full` leave no query above the threshold 0.5 for one prompt, and nearly all queries for another.
     (r"transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.14)),
     # Something is present, so that a score, which is its product with the class, is above 0.5 for some queries.
     (r".*\.presence_token_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
@@ -101,15 +101,15 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     (r".*\.mask_embed\.layers\.2\.weight", _gain(0.14)),
     (r".*\.instance_seg_head\.weight", _gain(0.5)),
     (r".*\.(gamma|ls_\d\.gamma)", Distribution(std=0.05, mean=0.3)),
-    # The tracker: attention to memories as in the trunk; objects are there, as an object score above zero says.
+    # The tracker: attention to memories as in the trunk; objects are present, so that object scores are above zero.
     (r".*\.model\.transformer\.encoder\.layers\.\d+\.(self_attn|cross_attn_image)\.[qk]_proj\.weight", _gain(1.4)),
     (r".*\.model\.transformer\.encoder\.layers\.\d+\.linear2\.weight", _gain(0.4)),
     (r".*\.sam_mask_decoder\.transformer\..*\.(lin1|[qk]_proj)\.weight", _gain(1.4)),
     (r".*\.pred_obj_score_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
-    # The layer norms of a mask prompt see 4 and 16 channels: where these were nearly equal, rounding would be enlarged.
+    # The layer norms of a mask prompt read 4 and 16 channels: nearly equal channels would enlarge rounding errors.
     (r".*\.mask_downscaling\.[03]\.bias", Distribution(std=1.0)),
     (r".*\.output_hypernetworks_mlps\.\d\.layers\.2\.weight", _gain(0.3)),
-    # Single masks of which some are stable, and are kept, and some are not, and are replaced.
+    # Some single masks are stable and kept, others are unstable and replaced.
     (r".*\.output_hypernetworks_mlps\.0\.layers\.2\.bias", Distribution(std=0.05, mean=0.15)),
 )
 
@@ -122,21 +122,21 @@ _RANDOM_BUFFERS = _patterns(RANDOM_BUFFERS)
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """The random numbers of one parameter, a function of seed and name alone."""
+    """Returns the random number generator of one parameter, which depends on seed and name alone."""
     digest = blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a model that is drawn.
+    """One tensor of a model whose values are drawn.
 
     Attributes:
-        name: Its whole name.
-        module: The module that has it.
-        local: Its name there.
+        name: Whole name of the tensor.
+        module: The module that owns the tensor.
+        local: Name of the tensor in the module.
         tensor: The tensor itself, fp32.
-        distribution: What its seeded values are drawn from, fan-in resolved.
+        distribution: Distribution of the seeded values, fan-in resolved.
     """
 
     name: str
@@ -147,42 +147,42 @@ class Part:
 
 
 Fill = Callable[[Part, "npt.NDArray[np.float32]", np.random.Generator], None]
-"""Fills an array of a tensor's shape with its values, made from random numbers of its own."""
+"""Fills an array of a tensor's shape with its values, from the tensor's own random numbers."""
 
 
 def seed_weights(model: torch.nn.Module, seed: int, names: Collection[str] | None = None) -> None:
-    """Overwrites every parameter, and every buffer that upstream draws at random, in place.
+    """Overwrites in place every parameter, and every buffer that upstream draws at random.
 
     Args:
         model: SAM 3 image model on the CPU, fp32.
         seed: Any integer; the same seed and name give the same values at every scale.
-        names: If given, only these are overwritten.
+        names: If given, only the tensors of these names are overwritten.
     """
     draw_weights(model, seed, fill_seeded, names)
 
 
 def draw_weights(model: torch.nn.Module, seed: int, fill: Fill, names: Collection[str] | None = None) -> None:
-    """Overwrites what `seed_weights` does with what `fill` makes; the other arguments are those of `seed_weights`."""
-    chosen = [part for part in _parts(model) if names is None or part.name in names]
-    # Each tensor has a generator of its own, and NumPy draws without holding the interpreter's lock.
+    """Overwrites the tensors of `seed_weights`, which has the other arguments, with the values of `fill`."""
+    parts = [part for part in _parts(model) if names is None or part.name in names]
+    # Each tensor has its own generator, and NumPy draws without holding the interpreter's lock.
     with ThreadPoolExecutor(thread_count()) as pool:
-        filled = [pool.submit(_overwrite, part, fill, generator(seed, part.name)) for part in chosen]
-    for each in filled:
-        each.result()
+        futures = [pool.submit(_overwrite, part, fill, generator(seed, part.name)) for part in parts]
+    for future in futures:
+        future.result()
 
 
 def is_norm(module: torch.nn.Module) -> bool:
-    """Whether the module is one of PyTorch's or upstream's normalizations."""
+    """Returns whether the module is one of PyTorch's or upstream's normalizations."""
     return "norm" in type(module).__name__.lower()
 
 
 def _parts(model: torch.nn.Module) -> Iterator[Part]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     for prefix, module in model.named_modules():
         for local, parameter in module.named_parameters(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter) not in visited:
+                visited.add(id(parameter))
                 yield Part(name, module, local, parameter.data, _distribution(module, name, local, parameter))
         for local, buffer in module.named_buffers(recurse=False):
             name = f"{prefix}.{local}" if prefix else local
@@ -191,12 +191,12 @@ def _parts(model: torch.nn.Module) -> Iterator[Part]:
 
 
 def _distribution(module: torch.nn.Module, name: str, local: str, parameter: torch.Tensor) -> Distribution:
-    """The distribution of one parameter: by name first, then by what it is; fan-in resolved."""
+    """Returns the distribution of one parameter, by its name or else by its kind, with fan-in resolved."""
     import torch
 
-    named = next((chosen for pattern, chosen in _BY_NAME if re.fullmatch(pattern, name)), None)
-    if named is not None:
-        distribution = named
+    match = next((chosen for pattern, chosen in _BY_NAME if re.fullmatch(pattern, name)), None)
+    if match is not None:
+        distribution = match
     elif is_norm(module):
         distribution = _NORM_WEIGHT if local == "weight" else _BIAS
     elif local.endswith("bias"):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION
 from harness.files import write_files
-from harness.report.performance.document import build_sections
-from harness.report.performance.markdown import render_page
-from harness.report.performance.plots import render_plots
-from harness.report.performance.reading import read_results
-from harness.report.performance.tuning import read_tuning
+from harness.report.performance import plots, tables
+from harness.report.performance.reading import PERCENTILES, read_results
+from harness.report.template import rendered
+from harness.report.verification.markdown import cell
+from harness.report.verification.wording import size
 
 MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
-PLOTS_FOLDER = "performance"
+_TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
 
 
 def write_performance_report(
@@ -23,29 +26,49 @@ def write_performance_report(
     """Writes page and plots, each complete or not at all, and returns the page's path.
 
     Args:
-        results: JSON files of `pytest perf … --benchmark-json=FILE`.
+        results: JSON files of `pytest perf … --benchmark-json=FILE`, or these compressed by gzip.
         directory: Is made if it does not exist.
         database: Folder of tuned schedules, whose findings the page lists.
-        order: Names of components and whole models that come first on the page, in this order.
+        order: Names of components that come first on the page, in this order.
 
     Raises:
-        HarnessError: If the results or the database cannot be read or are not what the suites write, matplotlib is not
-            installed, or the folder cannot be written.
+        HarnessError: If the results or the database cannot be read or are not what the suites write, or the folder
+            cannot be written.
     """
     if directory.exists() and not directory.is_dir():
         raise HarnessError(f"{directory} is a file; give --out a folder.")
-    files = read_results(results)
-    tuning = None if database is None else read_tuning(database)
-    sections = build_sections(files, order)
-    pictures: dict[str, bytes] = {}
-    places = []
-    for number, section in enumerate(sections, 1):
-        suffix = f"-{number}" if len(sections) > 1 else ""
-        drawn = {
-            name: (f"{PLOTS_FOLDER}/{name}{suffix}.png", picture) for name, picture in render_plots(section).items()
-        }
-        pictures |= dict(drawn.values())
-        places.append({name: place for name, (place, _) in drawn.items()})
-    page = render_page(sections, places, files, tuning)
+    found = read_results(results)
+    sections = tables.sections(found, order)
+    pictures = {
+        f"performance/{name}-{number}.png": picture
+        for number, section in enumerate(sections, 1)
+        for name, picture in plots.render_plots(section).items()
+    }
+    page = rendered(
+        _TEMPLATE,
+        {"cell": cell, "giga": tables.giga, "size": size, "table": table},
+        sections=sections,
+        pictures=pictures,
+        t=tables,
+        percentiles=PERCENTILES,
+        database=database,
+        tuning=database and tables.tuning(database),
+        half=not found["precision"].isin({"", DEFAULT_PRECISION}).all(),
+        others=found[found["kind"] == "other"],
+    )
     write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
     return directory / MARKDOWN_NAME
+
+
+def table(found: pd.DataFrame, columns: Sequence[str] = ()) -> str:
+    """Writes a table in Markdown, whose index is the first column.
+
+    Args:
+        found: The table.
+        columns: Those that it shows; all of them by default.
+    """
+    found = found[list(columns or found.columns)]
+    texts = pd.DataFrame({name: found[name].map(tables.WRITERS.get(name, tables.text)) for name in found})
+    rules = ["---:" if name in tables.WRITERS else "---" for name in found]
+    lines = [[found.index.name, *found], ["---", *rules], *texts.itertuples()]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)

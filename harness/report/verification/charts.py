@@ -1,4 +1,4 @@
-"""Where the parts of a drawing lie; the templates draw them, and say the same in words."""
+"""Computes the positions of the parts of a drawing, which the templates draw, and their descriptions in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.report.verification.numbers import number
 from harness.report.verification.wording import count, digits
 
 BAR = 18
-"""Width of a bar of a histogram, with the gap beside it."""
+"""Width of a bar of a histogram, including the gap."""
 BARS_LEFT = 16
 BARS_HEIGHT = 80
 """Height of the tallest bar."""
@@ -22,34 +22,34 @@ BARS_TOP = 14
 WIDTH, HEIGHT = 680, 250
 """Size of the curves over depth, with their axes."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 22, 32
-_MOST_DECADES = 12
+_MAX_DECADES = 12
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of a scale: where it is, and what stands beside it."""
+    """A line of a scale, with its position and label."""
 
-    at: float
+    position: float
     label: str
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars of a histogram, as paths of SVG; how tall a bar is goes with the logarithm of its count.
+    """Bars of a histogram as SVG paths; their height is proportional to the logarithm of the count.
 
     Attributes:
-        within, outside: The bars on either side of the gate.
-        told: The same in words.
+        bars_inside, bars_outside: The bars inside and outside the gate.
+        description: Description in words.
     """
 
-    within: str
-    outside: str
-    told: str
+    bars_inside: str
+    bars_outside: str
+    description: str
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a curve: where it is, and the call that it is of."""
+    """A point of a curve, and its call."""
 
     x: float
     y: float
@@ -62,11 +62,11 @@ class Curves:
 
     Attributes:
         dots: Own error of each call.
-        accumulated: Points of the line of the errors in the run.
-        rows: Lines of the scale of r_rms.
-        columns: Lines of the scale of calls.
-        first: Where the first call that diverges is; None if none does.
-        told: The same in words.
+        accumulated: Points of the line of accumulated errors in the run.
+        rows: Lines of the r_rms scale.
+        columns: Lines of the call scale.
+        first: Dot of the first call that diverges; None if none does.
+        description: Description in words.
     """
 
     dots: tuple[Dot, ...]
@@ -74,12 +74,12 @@ class Curves:
     rows: tuple[Tick, ...]
     columns: tuple[Tick, ...]
     first: Dot | None
-    told: str
+    description: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """A stage of a case: when it began and how long it took, in percent of the whole, and in seconds."""
+    """A stage of a case: start and length in percent of the total time, and its seconds."""
 
     name: str
     start: float
@@ -87,8 +87,8 @@ class Step:
     seconds: float
 
 
-GATE_AT = BARS_LEFT + WITHIN * BAR
-"""Where the gate is, between the bars."""
+GATE_X = BARS_LEFT + WITHIN * BAR
+"""X coordinate of the gate, between the bars."""
 EDGE_TICKS = tuple(
     Tick(BARS_LEFT + (n + 1) * BAR - 1, digits(edge).replace(".0e", "e"))
     for n, edge in enumerate(EDGES)
@@ -98,23 +98,23 @@ EDGE_TICKS = tuple(
 
 
 def histogram(counts: Sequence[int]) -> Histogram:
-    """Draws how many errors lie between `EDGES`, in units of the gate."""
+    """Draws the number of errors between `EDGES`, in units of the gate."""
     tallest = math.log1p(max(counts, default=0)) or 1.0
     bars = [
         _bar(BARS_LEFT + n * BAR, BARS_HEIGHT * math.log1p(height) / tallest) if height else ""
         for n, height in enumerate(counts)
     ]
-    return Histogram("".join(bars[:WITHIN]), "".join(bars[WITHIN:]), _counted(counts))
+    return Histogram("".join(bars[:WITHIN]), "".join(bars[WITHIN:]), _describe_counts(counts))
 
 
 def curves(diagnosis: Diagnosis) -> Curves | None:
-    """Draws the errors of the calls of a program; None where nothing has an error."""
+    """Draws the errors of the calls of a program; None if no call has an error."""
     calls = [call for call in diagnosis.calls if not (math.isnan(call.local[0]) or math.isnan(call.accumulated[0]))]
     values = [value for call in calls for value in (call.local[0], call.accumulated[0]) if 0 < value < math.inf]
     if not values:
         return None
     top = max(1, math.ceil(math.log10(max(values))))
-    bottom = max(min(-1, math.floor(math.log10(min(values)))), top - _MOST_DECADES)
+    bottom = max(min(-1, math.floor(math.log10(min(values)))), top - _MAX_DECADES)
     last = max(1, max(call.position for call in diagnosis.calls))
 
     def x(position: int) -> float:
@@ -132,18 +132,18 @@ def curves(diagnosis: Diagnosis) -> Curves | None:
         rows=tuple(Tick(y(10.0**decade), digits(10.0**decade)) for decade in range(bottom, top + 1, step)),
         columns=tuple(Tick(x(position), str(position)) for position in range(0, last + 1, max(1, -(-last // 8)))),
         first=next((dot for dot in dots if dot.call.position == diagnosis.first), None),
-        told=_followed(calls, diagnosis.first),
+        description=_describe_calls(calls, diagnosis.first),
     )
 
 
 def timeline(seconds: Mapping[str, Any]) -> tuple[Step, ...]:
-    """Lays the stages of a case one after the other."""
-    known = [(stage, number(seconds[stage])) for stage in (each.value for each in Stage) if stage in seconds]
-    finite = [(stage, length) for stage, length in known if math.isfinite(length)]
-    whole = math.fsum(length for _, length in finite) or 1.0
+    """Returns the stages of a case one after the other."""
+    durations = [(stage, number(seconds[stage])) for stage in (member.value for member in Stage) if stage in seconds]
+    finite = [(stage, length) for stage, length in durations if math.isfinite(length)]
+    total = math.fsum(length for _, length in finite) or 1.0
     steps, start = [], 0.0
     for stage, length in finite:
-        steps.append(Step(stage, 100 * start / whole, 100 * length / whole, length))
+        steps.append(Step(stage, 100 * start / total, 100 * length / total, length))
         start += length
     return tuple(steps)
 
@@ -153,7 +153,7 @@ def _bar(x: float, height: float) -> str:
     return f"M{x:g} {bottom}v-{max(height, 1):.1f}h{BAR - 2}V{bottom}z"
 
 
-def _counted(counts: Sequence[int]) -> str:
+def _describe_counts(counts: Sequence[int]) -> str:
     parts = []
     for n, height in enumerate(counts):
         if height:
@@ -163,7 +163,7 @@ def _counted(counts: Sequence[int]) -> str:
     return f"Elements by error in units of the gate: {', '.join(parts)}." if parts else "There is no element."
 
 
-def _followed(calls: Sequence[Call], first: int | None) -> str:
+def _describe_calls(calls: Sequence[Call], first: int | None) -> str:
     worst = max(calls, key=lambda call: call.local[0])
     last = calls[-1]
     diverges = "no call diverges" if first is None else f"call {first} is the first that diverges"

@@ -1,4 +1,4 @@
-"""What differs between two verification reports: how cases ended, how accurate outputs are, how long stages took."""
+"""Compares two verification reports: outcomes of cases, accuracy of outputs, durations of stages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from harness.core.outcome import Stage
 from harness.report.verification.numbers import number
-from harness.report.verification.page import rendered_page
+from harness.report.verification.page import render_template
 from harness.report.verification.wording import digits, distinct, fact, mark, provenance, total_seconds, variant
 
 Case = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A case that did not end in the same way; the mark of a case that one report does not have is empty."""
+class OutcomeChange:
+    """A case whose outcomes differ; the mark is empty for a report without the case."""
 
     case: str
     before: str
@@ -26,12 +26,12 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """An output whose r_rms or verdict is another one, in the digits that reports show.
+class AccuracyChange:
+    """An output whose r_rms or verdict differs, in the digits that reports show.
 
     Attributes:
-        case, output: Which one it is.
-        before, after: It in the JSON of either report; None where a report does not have it.
+        case, output: Names of the case and the output.
+        before, after: The output in the JSON of either report; None for a report without the output.
     """
 
     case: str
@@ -41,7 +41,7 @@ class Accuracy:
 
     @property
     def ratio(self) -> float:
-        """How many times as large r_rms is after as before; NaN where that cannot be said."""
+        """The ratio of r_rms after to before; NaN if it is undefined."""
         if self.before is None or self.after is None:
             return math.nan
         before, after = number(self.before["r_rms"]), number(self.after["r_rms"])
@@ -49,13 +49,13 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Took:
-    """How long the stages of a case took in either report.
+class Durations:
+    """Durations of the stages of a case in both reports.
 
     Attributes:
-        case: Which one it is.
-        stages: Seconds before and after by stage, NaN where it did not come to its end.
-        before, after: Seconds of all.
+        case: Name of the case.
+        stages: Seconds before and after by stage, NaN for a stage that did not finish.
+        before, after: Total seconds.
     """
 
     case: str
@@ -65,52 +65,56 @@ class Took:
 
     @property
     def ratio(self) -> float:
-        """How many times as long it takes after as before; NaN where that cannot be said."""
+        """The ratio of the duration after to before; NaN if it is undefined."""
         return self.after / self.before if self.before > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is different between two reports.
+    """The differences between two reports.
 
     Attributes:
-        ended: Cases that did not end in the same way, in the order of the reports.
-        accuracy: Outputs whose accuracy is another one, the largest change first.
-        took: Cases of both reports, in their order.
-        cases, outputs: How many both reports have.
-        setting: Facts about machine and versions that differ: name, before, after.
+        outcomes: Cases whose outcomes differ, in the order of the reports.
+        accuracies: Outputs whose accuracy differs, largest change first.
+        durations: Durations of the cases of both reports, in their order.
+        cases, outputs: Number of cases and outputs in both reports.
+        environment: Facts about machine and versions that differ: name, before, after.
     """
 
-    ended: tuple[Ended, ...]
-    accuracy: tuple[Accuracy, ...]
-    took: tuple[Took, ...]
+    outcomes: tuple[OutcomeChange, ...]
+    accuracies: tuple[AccuracyChange, ...]
+    durations: tuple[Durations, ...]
     cases: int
     outputs: int
-    setting: tuple[tuple[str, str, str], ...]
+    environment: tuple[tuple[str, str, str], ...]
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
-    """Compares two reports that are read; `harness.report.verification.document` has the schema."""
-    ours, theirs = _cases(before), _cases(after)
-    names = distinct([*ours, *theirs])
-    both = [name for name in names if name in ours and name in theirs]
-    accuracy = [change for name in both for change in _accuracy(name, ours[name], theirs[name])]
+    """Compares two reports that were read; `harness.report.verification.document` defines the schema."""
+    cases_before, cases_after = _cases(before), _cases(after)
+    names = distinct([*cases_before, *cases_after])
+    common = [name for name in names if name in cases_before and name in cases_after]
+    accuracies = [
+        change for name in common for change in _accuracy_changes(name, cases_before[name], cases_after[name])
+    ]
     return Comparison(
-        ended=tuple(
-            ended for name in names if (ended := _ended(name, ours.get(name), theirs.get(name))).before != ended.after
+        outcomes=tuple(
+            outcome
+            for name in names
+            if (outcome := _outcome_change(name, cases_before.get(name), cases_after.get(name))).before != outcome.after
         ),
-        accuracy=tuple(sorted(accuracy, key=_weight, reverse=True)),
-        took=tuple(_took(name, ours[name], theirs[name]) for name in both),
-        cases=len(both),
-        outputs=sum(len(_outputs(ours[name]).keys() & _outputs(theirs[name]).keys()) for name in both),
-        setting=_setting(before, after),
+        accuracies=tuple(sorted(accuracies, key=_weight, reverse=True)),
+        durations=tuple(_durations(name, cases_before[name], cases_after[name]) for name in common),
+        cases=len(common),
+        outputs=sum(len(_outputs(cases_before[name]).keys() & _outputs(cases_after[name]).keys()) for name in common),
+        environment=_environment(before, after),
     )
 
 
-def told(comparison: Comparison) -> str:
-    """Says in a sentence how much is different."""
+def summary_sentence(comparison: Comparison) -> str:
+    """Returns the number of differences in a sentence."""
     return (
-        f"{len(comparison.ended)} cases ended in another way; the accuracy of {len(comparison.accuracy)} of "
+        f"{len(comparison.outcomes)} cases ended in another way; the accuracy of {len(comparison.accuracies)} of "
         f"{comparison.outputs} outputs in both reports changed."
     )
 
@@ -119,15 +123,15 @@ def render_comparison(before: Mapping[str, Any], after: Mapping[str, Any], names
     """Renders the page of a comparison.
 
     Args:
-        before: One report.
-        after: The other.
-        names: What they are called.
+        before: The earlier report.
+        after: The later report.
+        names: Names of the reports.
     """
-    found = compare(before, after)
-    return rendered_page(
+    comparison = compare(before, after)
+    return render_template(
         "verification_comparison.html.j2",
-        found=found,
-        told=told(found),
+        comparison=comparison,
+        summary=summary_sentence(comparison),
         names=names,
         provenances=(provenance(before), provenance(after)),
         stages=[stage.value for stage in Stage],
@@ -135,49 +139,52 @@ def render_comparison(before: Mapping[str, Any], after: Mapping[str, Any], names
 
 
 def _cases(report: Mapping[str, Any]) -> dict[str, Case]:
-    """Returns the cases by what tells them apart, in words."""
-    found: dict[str, Case] = {}
+    """Returns the cases by their distinguishing description."""
+    cases: dict[str, Case] = {}
     for case in report["cases"]:
-        found[f"{case['component']} · {variant(case)}"] = case
-    return found
+        cases[f"{case['component']} · {variant(case)}"] = case
+    return cases
 
 
-def _ended(name: str, before: Case | None, after: Case | None) -> Ended:
+def _outcome_change(name: str, before: Case | None, after: Case | None) -> OutcomeChange:
     why = (after or {}).get("problem") or (before or {}).get("problem") or ""
-    return Ended(name, mark(before) if before else "", mark(after) if after else "", why)
+    return OutcomeChange(name, mark(before) if before else "", mark(after) if after else "", why)
 
 
 def _outputs(case: Case) -> dict[str, Mapping[str, Any]]:
     return {output["name"]: output for output in case["outputs"]}
 
 
-def _accuracy(name: str, before: Case, after: Case) -> list[Accuracy]:
-    ours, theirs = _outputs(before), _outputs(after)
-    if not ours or not theirs:
-        return []  # one of them did not come so far, and ended in another way
-    changes = [Accuracy(name, output, ours.get(output), theirs.get(output)) for output in distinct([*ours, *theirs])]
-    return [change for change in changes if _shown(change.before) != _shown(change.after)]
+def _accuracy_changes(name: str, before: Case, after: Case) -> list[AccuracyChange]:
+    outputs_before, outputs_after = _outputs(before), _outputs(after)
+    if not outputs_before or not outputs_after:
+        return []  # one of the cases has no outputs, so that their outcomes differ
+    changes = [
+        AccuracyChange(name, output, outputs_before.get(output), outputs_after.get(output))
+        for output in distinct([*outputs_before, *outputs_after])
+    ]
+    return [change for change in changes if _displayed(change.before) != _displayed(change.after)]
 
 
-def _shown(output: Mapping[str, Any] | None) -> tuple[str, str] | None:
+def _displayed(output: Mapping[str, Any] | None) -> tuple[str, str] | None:
     return None if output is None else (digits(output["r_rms"]), output["verdict"])
 
 
-def _weight(change: Accuracy) -> float:
-    """How large a change is: what cannot be measured comes first."""
+def _weight(change: AccuracyChange) -> float:
+    """Returns the size of a change, by which changes are sorted; undefined ratios come first."""
     return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
 
 
-def _took(name: str, before: Case, after: Case) -> Took:
+def _durations(name: str, before: Case, after: Case) -> Durations:
     stages = {
         stage: (number(before["seconds"].get(stage)), number(after["seconds"].get(stage)))
-        for stage in (each.value for each in Stage)
+        for stage in (member.value for member in Stage)
         if stage in before["seconds"] or stage in after["seconds"]
     }
-    return Took(name, stages, total_seconds(before), total_seconds(after))
+    return Durations(name, stages, total_seconds(before), total_seconds(after))
 
 
-def _setting(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+def _environment(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     sides = [
         dict(fact(key, value) for part in ("machine", "versions") for key, value in report[part].items())
         for report in (before, after)

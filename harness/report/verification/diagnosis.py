@@ -1,4 +1,4 @@
-"""The diagnosis of a case as reports show it: `harness.diagnose.document` has the form that it has in the JSON."""
+"""Reads the diagnosis of a case from JSON as reports show it; `harness.diagnose.report` defines its schema."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.verification.numbers import fits, number
+from harness.report.verification.numbers import has_form, number
 
 _DEVIATION = {"r_rms": float, "r_inf": float}
 _BOUNDARY = {
@@ -43,15 +43,15 @@ class Call:
     """One call of a compiled function.
 
     Attributes:
-        position: Its number.
+        position: Index of the call.
         function: Name of the function.
-        node: The node of the exported program whose value it returns.
-        operators: What it computes, in words.
-        place: File and line of the model's source, from the package's folder on.
-        code: The function there, and the line itself.
-        local, accumulated: r_rms and r_inf of its own error and of that in the run.
-        own_share: Its part of the squared error there; NaN where there is no error.
-        diverges: Whether its own error is not rounding.
+        node: Node of the exported program whose value the call returns.
+        operators: Description of its operators.
+        place: File and line of the model's source, relative to the package's folder.
+        code: The function at this place, and the line itself.
+        local, accumulated: r_rms and r_inf of its own error and of the accumulated error in the run.
+        own_share: Share of its own error in the accumulated squared error; NaN without an error.
+        diverges: Whether its own error exceeds rounding.
     """
 
     position: int
@@ -68,19 +68,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found about one program of a case.
+    """The diagnosis of one program of a case.
 
     Attributes:
         program: Name of the program.
-        told: What was found, a sentence or two each.
-        calls: Every call that was compared, in order.
+        sentences: The findings, one or two sentences each.
+        calls: Every compared call, in order.
         first: Position of the first call that diverges; None if none does.
-        experiments: What was tried to find the cause: what it decides, and r_rms or why it could not be made.
-        budget: Kinds of calls with their shares of the squared errors, the largest first.
+        experiments: Experiments on the cause: what each decides, and its r_rms or why it failed.
+        budget: Kinds of calls with their shares of the squared error, largest first.
     """
 
     program: str
-    told: tuple[str, ...]
+    sentences: tuple[str, ...]
     calls: tuple[Call, ...]
     first: int | None
     experiments: tuple[tuple[str, str | float], ...]
@@ -88,34 +88,37 @@ class Diagnosis:
 
 
 def problem(data: Any) -> str:
-    """Returns which part of the data has not the promised form; empty if each has."""
+    """Returns which part of the data does not have the required form; empty if all parts have it."""
     if not isinstance(data, dict):
         return "the whole"
-    wrong = [key for key, form in _FORM.items() if not fits(data, {key: form})]
-    if not wrong and not all(fits(share, float) for share in data["budget"].values()):
-        wrong = ["budget"]
-    return f"`{wrong[0]}`" if wrong else ""
+    invalid = [key for key, form in _FORM.items() if not has_form(data, {key: form})]
+    if not invalid and not all(has_form(share, float) for share in data["budget"].values()):
+        invalid = ["budget"]
+    return f"`{invalid[0]}`" if invalid else ""
 
 
-def read(data: Mapping[str, Any]) -> Diagnosis:
-    """Reads a diagnosis about which `problem` says nothing."""
+def read_diagnosis(data: Mapping[str, Any]) -> Diagnosis:
+    """Reads a diagnosis that `problem` accepts."""
     first, ablation = data["first"], data["ablation"]
     diverging = {first["boundary"]["position"], *first["others"]} if first else set()
     return Diagnosis(
         program=data["program"],
-        told=tuple(line for line in data["told"].splitlines() if line.strip()),
+        sentences=tuple(line for line in data["told"].splitlines() if line.strip()),
         calls=tuple(_call(boundary, diverging) for boundary in data["boundaries"]),
         first=first["boundary"]["position"] if first else None,
         experiments=tuple(
-            (made["decides"], made["problem"] if made["result"] is None else number(made["result"]["r_rms"]))
-            for made in (ablation["experiments"] if ablation else ())
+            (
+                experiment["decides"],
+                experiment["problem"] if experiment["result"] is None else number(experiment["result"]["r_rms"]),
+            )
+            for experiment in (ablation["experiments"] if ablation else ())
         ),
         budget=tuple((kind, number(share)) for kind, share in data["budget"].items()),
     )
 
 
 def place_and_code(source: str) -> tuple[str, str]:
-    """Splits a line of source, `file:line in function: code`; the file is told from the package's folder on."""
+    """Splits a source reference, `file:line in function: code`, with the file relative to the package's folder."""
     place, _, code = source.partition(" in ")
     return place.rpartition("site-packages/")[2], code
 
@@ -125,12 +128,12 @@ def _call(boundary: Mapping[str, Any], diverging: set[int]) -> Call:
     local, accumulated = (
         (number(boundary[name]["r_rms"]), number(boundary[name]["r_inf"])) for name in ("local", "accumulated")
     )
-    together = f" (with {', '.join(boundary['between'])})" if boundary["between"] else ""
+    suffix = f" (with {', '.join(boundary['between'])})" if boundary["between"] else ""
     return Call(
         position=boundary["position"],
         function=boundary["function"],
         node=boundary["node"],
-        operators=", ".join(boundary["operators"]) + together,
+        operators=", ".join(boundary["operators"]) + suffix,
         place=place,
         code=code,
         local=local,

@@ -1,4 +1,4 @@
-"""The JSON report: how results become it, what it must look like, and reading it back.
+"""Builds, validates and reads the JSON report.
 
 Schema 1:
 
@@ -18,7 +18,7 @@ Schema 1:
                                  `harness.report.verification.distribution`}],
                 "emulated": true where the CPU ran the GPU's kernels,
                 "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
-                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.diagnose.document`),
+                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.diagnose.report`),
                 "not_diagnosed": why a case was not, where a diagnosis was asked for,
                 "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
      "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
@@ -59,7 +59,7 @@ METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r
 """The floats of an output, in the order of the schema."""
 
 KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
-"""The facts of a kernel that are kept, in this order; null where one is not known."""
+"""The stored properties of a kernel, in this order; null if one is unknown."""
 
 _CASE_KEYS = {
     "component": str,
@@ -94,16 +94,16 @@ _SUMMARY_KEYS = ("cases", "passed", "expected_failures", "unexpected", "unavaila
 
 @dataclass(frozen=True)
 class Result:
-    """A case, what became of it, and whether that was expected.
+    """A case with its outcome, and whether the outcome was expected.
 
     Attributes:
         case: The case.
-        outcome: What became of it.
-        expected: None where it was skipped as unavailable.
-        problem: Why it is not expected, or why it was skipped.
+        outcome: The outcome.
+        expected: Whether the outcome was expected; None if the case was skipped as unavailable.
+        problem: Why the outcome is not expected, or why the case was skipped.
         why: The cause of a known discrepancy, from the expectations.
-        diagnosis: Which kernel diverges, as `harness.diagnose.document` writes it; None if that was not looked for.
-        not_diagnosed: Why not, in a sentence, where it was asked for.
+        diagnosis: The diagnosis, as `harness.diagnose.report` writes it; None if the case was not diagnosed.
+        not_diagnosed: Why a requested diagnosis failed, in a sentence.
     """
 
     case: Case
@@ -116,15 +116,15 @@ class Result:
 
     @property
     def compiled_only(self) -> bool:
-        """Whether code was made for the case, and nothing here runs it."""
+        """Returns whether code was generated for the case, and no device here runs it."""
         return self.expected is None and self.outcome.compiled
 
     @classmethod
-    def of(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
-        """Holds the outcome to its expectation."""
-        checked = check(case, outcome, expectation)
-        expected = None if checked.kind is CheckKind.SKIPPED else checked.kind is CheckKind.AS_EXPECTED
-        return cls(case, outcome, expected, checked.sentence, expectation.why if expectation else "")
+    def from_outcome(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
+        """Returns the result of comparing the outcome with its expectation."""
+        rating = check(case, outcome, expectation)
+        expected = None if rating.kind is CheckKind.SKIPPED else rating.kind is CheckKind.AS_EXPECTED
+        return cls(case, outcome, expected, rating.sentence, expectation.why if expectation else "")
 
 
 def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
@@ -133,8 +133,8 @@ def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
     precision = () if case.precision == DEFAULT_PRECISION else ("--precision", case.precision)
     frontend = () if case.frontend == DEFAULT_FRONTEND else ("--frontend", case.frontend)
     weights = () if case.weights == Weights.SEEDED else ("--weights", case.weights)
-    which = (*precision, *frontend, *weights)
-    return shlex.join([*words, "--scale", case.scale, *which, "--seed", str(case.seed), *flags])
+    options = (*precision, *frontend, *weights)
+    return shlex.join([*words, "--scale", case.scale, *options, "--seed", str(case.seed), *flags])
 
 
 def build_report(
@@ -161,7 +161,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """Reads a JSON report and checks it against the schema.
 
     Raises:
-        HarnessError: If it cannot be read, is not JSON or not a report of this schema.
+        HarnessError: The file cannot be read, is not JSON, or is not a report of this schema.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -209,12 +209,12 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
-    """Groups kernels by architecture; samples of a component share many, which are listed once."""
+    """Groups kernels by architecture; kernels that samples of a component share are listed once."""
     rows: dict[str, dict[tuple[Any, ...], None]] = {}
     for kernel in kernels:
         row = tuple(getattr(kernel, column) for column in KERNEL_COLUMNS)
         rows.setdefault(kernel.architecture, {})[row] = None
-    return {architecture: [list(row) for row in sorted(some, key=str)] for architecture, some in rows.items()}
+    return {architecture: [list(row) for row in sorted(group, key=str)] for architecture, group in rows.items()}
 
 
 def _device(device: Device) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _schema_problem(data: Any) -> str:
-    """Returns what is wrong with the data, with the place; empty if nothing is."""
+    """Returns what is wrong with the data, and where; empty if they are valid."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         return f"`schema` is {data.get('schema')!r}" if isinstance(data, dict) else "it is not an object"
     kinds = {"created": str, "machine": dict, "versions": dict, "cases": list, "summary": dict}
@@ -270,57 +270,57 @@ def _schema_problem(data: Any) -> str:
     if problem:
         return problem
     for index, case in enumerate(data["cases"]):
-        where = f"case {index + 1}"
-        problem = _keys_problem(case, _CASE_KEYS, where) or _choice_problem(case, "status", Status, where)
-        problem = problem or _choice_problem(case, "stage", Stage, where)
+        location = f"case {index + 1}"
+        problem = _keys_problem(case, _CASE_KEYS, location) or _choice_problem(case, "status", Status, location)
+        problem = problem or _choice_problem(case, "stage", Stage, location)
         for output in [] if problem else case["outputs"]:
-            problem = problem or _keys_problem(output, _OUTPUT_KEYS, f"an output of {where}")
-            problem = problem or _choice_problem(output, "verdict", VerdictKind, f"an output of {where}")
-            problem = problem or _metrics_problem(output, where)
-            problem = problem or _distribution_problem(output, where)
-        problem = problem or _diagnosis_problem(case, where)
+            problem = problem or _keys_problem(output, _OUTPUT_KEYS, f"an output of {location}")
+            problem = problem or _choice_problem(output, "verdict", VerdictKind, f"an output of {location}")
+            problem = problem or _metrics_problem(output, location)
+            problem = problem or _distribution_problem(output, location)
+        problem = problem or _diagnosis_problem(case, location)
         if problem:
             return problem
-    missing = [key for key in _SUMMARY_KEYS if not isinstance(data["summary"].get(key), int)]
-    if missing:
-        return f"`summary` has no count `{missing[0]}`"
-    parts = ("passed", "expected_failures", "unexpected", "unavailable")
-    if not sum(data["summary"][key] for key in parts) == data["summary"]["cases"] == len(data["cases"]):
+    missing_keys = [key for key in _SUMMARY_KEYS if not isinstance(data["summary"].get(key), int)]
+    if missing_keys:
+        return f"`summary` has no count `{missing_keys[0]}`"
+    counts = ("passed", "expected_failures", "unexpected", "unavailable")
+    if not sum(data["summary"][key] for key in counts) == data["summary"]["cases"] == len(data["cases"]):
         return "`summary` does not add up to the number of cases"
     return ""
 
 
-def _keys_problem(data: Any, kinds: Mapping[str, Any], where: str) -> str:
+def _keys_problem(data: Any, kinds: Mapping[str, Any], location: str) -> str:
     if not isinstance(data, dict):
-        return f"{where} is not an object"
+        return f"{location} is not an object"
     for key, kind in kinds.items():
         if key not in data:
-            return f"{where} has no `{key}`"
+            return f"{location} has no `{key}`"
         if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
-            return f"`{key}` of {where} is {data[key]!r}"
+            return f"`{key}` of {location} is {data[key]!r}"
     return ""
 
 
-def _choice_problem(data: Mapping[str, Any], key: str, choices: Any, where: str) -> str:
-    return "" if data[key] in {choice.value for choice in choices} else f"`{key}` of {where} is {data[key]!r}"
+def _choice_problem(data: Mapping[str, Any], key: str, choices: Any, location: str) -> str:
+    return "" if data[key] in {choice.value for choice in choices} else f"`{key}` of {location} is {data[key]!r}"
 
 
-def _metrics_problem(output: Mapping[str, Any], where: str) -> str:
+def _metrics_problem(output: Mapping[str, Any], location: str) -> str:
     for metric in METRICS:
         value = output[metric]
         if isinstance(value, bool) or (isinstance(value, str) and value not in ("inf", "-inf")):
-            return f"`{metric}` of an output of {where} is {value!r}"
+            return f"`{metric}` of an output of {location} is {value!r}"
     return ""
 
 
-def _distribution_problem(output: Mapping[str, Any], where: str) -> str:
-    part = distribution.problem(output["distribution"]) if "distribution" in output else ""
-    return part and f"{part} of a `distribution` of {where} is not what the writer writes"
+def _distribution_problem(output: Mapping[str, Any], location: str) -> str:
+    field = distribution.problem(output["distribution"]) if "distribution" in output else ""
+    return field and f"{field} of a `distribution` of {location} is not what the writer writes"
 
 
-def _diagnosis_problem(case: Mapping[str, Any], where: str) -> str:
-    part = diagnosis.problem(case["diagnosis"]) if "diagnosis" in case else ""
-    return part and f"{part} of the `diagnosis` of {where} is not what the writer writes"
+def _diagnosis_problem(case: Mapping[str, Any], location: str) -> str:
+    field = diagnosis.problem(case["diagnosis"]) if "diagnosis" in case else ""
+    return field and f"{field} of the `diagnosis` of {location} is not what the writer writes"
 
 
 def _refuse_constant(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Pictures that are part of a page."""
+"""Draws the pictures of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.report.verification.wording import digits
 
 _LIGHT, _DARK = (246, 240, 220), (20, 40, 110)
-"""Colours of no error and of the largest one; they differ in lightness, so that no colour need be told apart."""
+"""Colours of no error and of the largest error; their lightness differs, so that nobody needs to tell colours apart."""
 _SHADES = 16
 
 
@@ -20,21 +20,21 @@ class ErrorMap:
     """A map of the largest errors over an image.
 
     Attributes:
-        source: The picture, a pixel for each cell.
-        rows, columns: Its size.
-        largest: The largest error of all.
-        told: What it shows, in words.
+        source: Address of the picture, with one pixel per cell.
+        rows, columns: Number of cells.
+        largest: The largest error.
+        description: Description of the map in words.
     """
 
     source: str
     rows: int
     columns: int
     largest: float
-    told: str
+    description: str
 
 
 def error_map(rows: Sequence[Sequence[float]]) -> ErrorMap:
-    """Draws a map, in shades from no error to the largest finite one; what is infinite is as dark.
+    """Draws a map in shades from no error to the largest finite error; infinite errors have the same shade.
 
     Args:
         rows: The largest error in each cell, at least one.
@@ -42,19 +42,19 @@ def error_map(rows: Sequence[Sequence[float]]) -> ErrorMap:
     largest, row, column = max((value, -r, -c) for r, line in enumerate(rows) for c, value in enumerate(line))
     finite = max((value for line in rows for value in line if math.isfinite(value)), default=0.0) or 1.0
     shades = bytes(round((_SHADES - 1) * min(value / finite, 1.0)) for line in rows for value in line)
-    told = (
+    description = (
         f"The largest error in each of {len(rows)} × {len(rows[0])} cells of the image. The largest of all is "
         f"{digits(largest)}, in row {1 - row} and column {1 - column}."
     )
-    return ErrorMap(_drawn(shades, len(rows), len(rows[0])), len(rows), len(rows[0]), largest, told)
+    return ErrorMap(_draw(shades, len(rows), len(rows[0])), len(rows), len(rows[0]), largest, description)
 
 
 def png(data: str) -> str:
-    """Returns the address of a PNG file that is given in base64."""
+    """Returns the data URL of a PNG file given in base64."""
     return f"data:image/png;base64,{data}"
 
 
-def _drawn(shades: bytes, rows: int, columns: int) -> str:
+def _draw(shades: bytes, rows: int, columns: int) -> str:
     from PIL import Image
 
     picture = Image.frombytes("P", (columns, rows), shades)

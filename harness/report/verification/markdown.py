@@ -15,28 +15,28 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(json_path: Path) -> str:
-    """Renders the page for a JSON report on disk.
+    """Renders the page of a JSON report on disk.
 
     Raises:
-        HarnessError: If the file is not a report.
+        HarnessError: The file is not a report.
     """
     return render_report(read_report(json_path))
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """Renders the page for a report that is already read; `harness.report.verification.document` has the schema."""
-    return _rendered("verification_report.md.j2", report, linked=True)
+    """Renders the page of a report that was read; `harness.report.verification.document` defines the schema."""
+    return _render_template("verification_report.md.j2", report, linked=True)
 
 
 def render_summary(report: Mapping[str, Any]) -> str:
-    """Renders what one needs to know first of a report: the matrix, and of each case that is not as expected why."""
-    return _rendered("verification_summary.md.j2", report, linked=False)
+    """Renders the summary of a report: the matrix, and the problem of each case that is not as expected."""
+    return _render_template("verification_summary.md.j2", report, linked=False)
 
 
-def _rendered(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
+def _render_template(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
     cases = report["cases"]
     title = wording.titles(cases)
-    told = wording.headline(report["summary"])
+    headline = wording.headline(report["summary"])
     filters: Filters = {
         "cell": cell,
         "count": wording.count,
@@ -54,7 +54,7 @@ def _rendered(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
         filters,
         linked=linked,
         report=report,
-        headline=f"{told.sign} **{told.told}:** {told.counts}.".lstrip(),
+        headline=f"{headline.sign} **{headline.verdict}:** {headline.counts}.".lstrip(),
         columns=wording.distinct(map(title, cases)),
         rows=_matrix(cases, title),
         components={
@@ -75,7 +75,7 @@ def _rendered(template: str, report: Mapping[str, Any], *, linked: bool) -> str:
 
 
 def cell(value: object) -> str:
-    """Makes text that cannot break a table or a heading: one line, pipes and angle brackets escaped."""
+    """Returns text that cannot break a table or a heading: one line, with pipes and angle brackets escaped."""
     text = " ".join(str(value).split())
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -1,4 +1,4 @@
-"""Renders the JSON report as one HTML file, which needs nothing beside it; everything that it shows is in the JSON."""
+"""Renders the JSON report as one self-contained HTML file; everything that it shows is in the JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.outcome import Stage
 from harness.report.template import Filters, rendered_html
 from harness.report.verification import charts, distribution, wording
-from harness.report.verification.diagnosis import Diagnosis, read
+from harness.report.verification.diagnosis import Diagnosis, read_diagnosis
 from harness.report.verification.images import ErrorMap, error_map, png
 from harness.report.verification.numbers import number
 
@@ -22,15 +22,15 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class OutputView:
-    """One output as the page shows it.
+    """One output, as the page shows it.
 
     Attributes:
-        anchor: Where it is on the page.
-        data: It in the JSON.
-        histogram: How its errors are distributed; None where that is not known or does not apply.
-        largest: Map of its largest errors; None where it is not known or not an image.
-        masks: Pictures of masks, as they are in the JSON.
-        missing: Why there is no histogram; empty where there is one.
+        anchor: Anchor of the output on the page.
+        data: The output in the JSON.
+        histogram: Histogram of its errors; None if it is unknown or does not apply.
+        largest: Map of its largest errors; None if it is unknown or the output is not an image.
+        masks: Pictures of masks, as in the JSON.
+        missing_reason: Why there is no histogram; empty if there is one.
     """
 
     anchor: str
@@ -38,31 +38,31 @@ class OutputView:
     histogram: charts.Histogram | None
     largest: ErrorMap | None
     masks: Sequence[Mapping[str, Any]]
-    missing: str
+    missing_reason: str
 
 
 @dataclass(frozen=True)
 class DiagnosisView:
-    """The diagnosis of a case as the page shows it, with its curves if anything has an error."""
+    """The diagnosis of a case, as the page shows it; curves are None if nothing has an error."""
 
-    found: Diagnosis
+    diagnosis: Diagnosis
     curves: charts.Curves | None
 
 
 @dataclass(frozen=True)
 class CaseView:
-    """One case as the page shows it.
+    """One case, as the page shows it.
 
     Attributes:
-        anchor: Where it is on the page.
-        data: It in the JSON.
-        title: Its strategy, target and scale, and what else tells it apart.
-        sign: The symbol of its outcome.
-        word: Its outcome in a word or two.
-        meaning: What that means.
-        outputs: Its outputs.
+        anchor: Anchor of the case on the page.
+        data: The case in the JSON.
+        title: Its strategy, target, scale and other distinguishing names.
+        sign: Symbol of its outcome.
+        word: Its outcome in one or two words.
+        meaning: Meaning of the outcome.
+        outputs: Views of its outputs.
         timeline: Its stages.
-        diagnosis: Which kernel diverges; None where that was not looked for.
+        diagnosis: Its diagnosis; None if it was not diagnosed.
     """
 
     anchor: str
@@ -77,32 +77,32 @@ class CaseView:
 
     @property
     def component(self) -> str:
-        """Name of its component."""
+        """Name of the case's component."""
         return str(self.data["component"])
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """Renders the page for a report that is read; `harness.report.verification.document` has the schema."""
+    """Renders the page of a report that was read; `harness.report.verification.document` defines the schema."""
     cases = report["cases"]
     title = wording.titles(cases)
-    measured = any("distribution" in output for case in cases for output in case["outputs"])
-    views = [_case(case, f"case-{n}", title, measured) for n, case in enumerate(cases, start=1)]
+    any_distribution = any("distribution" in output for case in cases for output in case["outputs"])
+    views = [_case(case, f"case-{n}", title, any_distribution) for n, case in enumerate(cases, start=1)]
     columns = wording.distinct(view.title for view in views)
-    placed = {(view.component, view.title): view for view in views}
+    views_by_cell = {(view.component, view.title): view for view in views}
     components = wording.distinct(view.component for view in views)
-    return rendered_page(
+    return render_template(
         "verification_report.html.j2",
         headline=wording.headline(report["summary"]),
         legend=wording.LEGEND,
         glossary=wording.GLOSSARY,
         provenance=wording.provenance(report),
         columns=columns,
-        matrix=[(name, [placed.get((name, column)) for column in columns]) for name in components],
+        matrix=[(name, [views_by_cell.get((name, column)) for column in columns]) for name in components],
         components=[(name, [view for view in views if view.component == name]) for name in components],
         unexpected=[view for view in views if view.data["expected"] is False],
         known=[
-            (why, [placed[case["component"], title(case)] for case in some])
-            for why, some in wording.known_causes(cases).items()
+            (why, [views_by_cell[case["component"], title(case)] for case in group])
+            for why, group in wording.known_causes(cases).items()
         ],
         skipped=[view for view in views if view.data["expected"] is None],
         cases=views,
@@ -112,12 +112,12 @@ def render_page(report: Mapping[str, Any]) -> str:
     )
 
 
-def rendered_page(template: str, **values: Any) -> str:
-    """Renders a template of a page, with the style and the script of all pages in it.
+def render_template(template: str, **values: Any) -> str:
+    """Renders a page template with the style and the script that all pages share.
 
     Args:
-        template: Name of the file.
-        **values: What it knows.
+        template: Name of the template's file.
+        **values: Variables of the template.
     """
     style, script = ((_TEMPLATES / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -143,9 +143,11 @@ def rendered_page(template: str, **values: Any) -> str:
     )
 
 
-def _case(case: Mapping[str, Any], anchor: str, title: Callable[[Mapping[str, Any]], str], measured: bool) -> CaseView:
+def _case(
+    case: Mapping[str, Any], anchor: str, title: Callable[[Mapping[str, Any]], str], any_distribution: bool
+) -> CaseView:
     sign, _, word = wording.mark(case).partition(" ")
-    found = read(case["diagnosis"]) if "diagnosis" in case else None
+    diagnosis = read_diagnosis(case["diagnosis"]) if "diagnosis" in case else None
     return CaseView(
         anchor=anchor,
         data=case,
@@ -154,39 +156,40 @@ def _case(case: Mapping[str, Any], anchor: str, title: Callable[[Mapping[str, An
         word=word,
         meaning=wording.meaning(case),
         outputs=tuple(
-            _output(output, f"{anchor}-output-{n}", measured) for n, output in enumerate(case["outputs"], start=1)
+            _output(output, f"{anchor}-output-{n}", any_distribution)
+            for n, output in enumerate(case["outputs"], start=1)
         ),
         timeline=charts.timeline(case["seconds"]),
-        diagnosis=DiagnosisView(found, charts.curves(found)) if found else None,
+        diagnosis=DiagnosisView(diagnosis, charts.curves(diagnosis)) if diagnosis else None,
     )
 
 
-def _output(output: Mapping[str, Any], anchor: str, measured: bool) -> OutputView:
-    known = output.get("distribution", {"histogram": [], "largest": [], "masks": []})
-    rows = distribution.rows_of(known)
+def _output(output: Mapping[str, Any], anchor: str, any_distribution: bool) -> OutputView:
+    distribution_data = output.get("distribution", {"histogram": [], "largest": [], "masks": []})
+    rows = distribution.rows_of(distribution_data)
     return OutputView(
         anchor=anchor,
         data=output,
-        histogram=charts.histogram(known["histogram"]) if known["histogram"] else None,
+        histogram=charts.histogram(distribution_data["histogram"]) if distribution_data["histogram"] else None,
         largest=error_map(rows) if rows else None,
-        masks=known["masks"],
-        missing="" if known["histogram"] else _missing(output, measured),
+        masks=distribution_data["masks"],
+        missing_reason="" if distribution_data["histogram"] else _missing_reason(output, any_distribution),
     )
 
 
-def _missing(output: Mapping[str, Any], measured: bool) -> str:
-    """Says why an output has no histogram, in a report that has some or none."""
+def _missing_reason(output: Mapping[str, Any], any_distribution: bool) -> str:
+    """Returns why an output has no histogram, in a report with or without any histogram."""
     if output["dtype"].startswith(("bool", "int", "uint")):
         return "Integers and booleans are equal or not: there is no histogram of their errors."
     if "distribution" in output or math.isnan(number(output["max_abs"])):
         return "There is no error that could be counted."
-    if measured:
+    if any_distribution:
         return "How the errors of this output are distributed was not measured."
     return "This report does not have how errors are distributed: verify again to see it."
 
 
 def _trusted(text: str) -> Any:
-    """Marks a file of this project as HTML, which is written as it is."""
+    """Marks a file of this project as HTML, so that it is not escaped."""
     from markupsafe import Markup
 
     return Markup(text)

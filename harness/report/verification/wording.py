@@ -1,4 +1,4 @@
-"""The words and numbers of a report, the same on every page that is rendered from it."""
+"""Formats the words and numbers of a report, equally on every page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.report.verification.numbers import number
 from harness.targets import HOST
 
 NOT_RUN = "·"
-"""What a cell of the matrix says of a case that was not run."""
+"""Text of a matrix cell whose case was not run."""
 DASH = "\u2013"
-"""What stands for a number that does not apply."""
+"""Text for a number that does not apply."""
 
 
 @dataclass(frozen=True)
@@ -23,46 +23,46 @@ class Headline:
     """The verdict on a run in one line.
 
     Attributes:
-        sign: A symbol; empty where nothing was asked for.
-        told: The verdict in words.
-        counts: What it is made of.
+        sign: A symbol; empty if nothing was verified.
+        verdict: The verdict in words.
+        counts: The counts that the verdict follows from.
     """
 
     sign: str
-    told: str
+    verdict: str
     counts: str
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:
-    """Says the verdict, with the counts."""
+    """Returns the verdict, with the counts."""
     if not summary["cases"]:
         return Headline("", "Nothing was verified", "no case was run")
     cases = plural(summary["cases"], "case")
     if summary["unexpected"]:
-        sign, told = "❌", f"{summary['unexpected']} of {cases} not as expected"
+        sign, verdict = "❌", f"{summary['unexpected']} of {cases} not as expected"
     elif not summary["passed"] and not summary["expected_failures"]:
-        sign, told = "⏭", f"Nothing was verified: {cases} skipped"
+        sign, verdict = "⏭", f"Nothing was verified: {cases} skipped"
     else:
-        sign, told = "✅", f"{cases}, all as expected"
+        sign, verdict = "✅", f"{cases}, all as expected"
     parts = [f"{summary['passed']} passed"]
     compiled = summary.get("compiled_only", 0)
-    for number_of, words in (
+    for amount, label in (
         (summary["expected_failures"], "failed as predicted"),
         (compiled, "compiled and not run"),
         (summary["unavailable"] - compiled, "not available here"),
     ):
-        if number_of:
-            parts.append(f"{number_of} {words}")
+        if amount:
+            parts.append(f"{amount} {label}")
     if summary.get("emulated"):
         parts.append(f"{summary['emulated']} emulated on the CPU")
     if summary["outputs"]:
         strict, total = summary.get("strict_outputs", 0), summary["outputs"]
         parts.append(f"{strict} of {plural(total, 'output')} strict")
-    return Headline(sign, told, ", ".join(parts))
+    return Headline(sign, verdict, ", ".join(parts))
 
 
 def mark(case: Mapping[str, Any]) -> str:
-    """Writes a case in one cell of the matrix: a symbol and a word, never the symbol alone."""
+    """Formats a case for one cell of the matrix: a symbol and a word, never the symbol alone."""
     stopped = f"{case['status'].replace('_', ' ')} ({case['stage']})"
     if case["expected"] is None:
         return "⏭ unavailable" if case["stage"] == Stage.BUILD else "⏭ compiled"
@@ -76,7 +76,7 @@ def mark(case: Mapping[str, Any]) -> str:
 
 
 def meaning(case: Mapping[str, Any]) -> str:
-    """Says what `mark` means, for who does not see its symbol."""
+    """Returns the meaning of `mark`, for people who do not see its symbol."""
     if case["expected"] is None:
         return "unavailable: not even compiled" if case["stage"] == Stage.BUILD else "compiled, nothing here runs it"
     if not case["expected"]:
@@ -89,38 +89,38 @@ def meaning(case: Mapping[str, Any]) -> str:
 
 
 def kernels(case: Mapping[str, Any]) -> str:
-    """Says in a line what the kernels of a GPU case use; empty for other cases."""
+    """Returns the resources of a GPU case's kernels in one line; empty for other cases."""
     parts = []
     for architecture, rows in case.get("kernels", {}).items():
-        named = [dict(zip(KERNEL_COLUMNS, row, strict=True)) for row in rows]
-        words = [plural(len(named), "kernel")]
-        if any(kernel["registers"] for kernel in named):
-            words.append(f"at most {max(kernel['registers'] or 0 for kernel in named)} registers")
-        words.append(f"{max(kernel['shared_bytes'] for kernel in named) / 1024:.3g} KiB shared memory")
-        words.append(f"{max(kernel['threads'] or 0 for kernel in named)} threads")
-        if any(kernel["buffers"] for kernel in named):
-            words.append(f"{max(kernel['buffers'] or 0 for kernel in named)} buffers")
-        if any(kernel["spill_bytes"] is not None for kernel in named):
-            words.append(f"{sum(bool(kernel['spill_bytes']) for kernel in named)} spill")
+        properties = [dict(zip(KERNEL_COLUMNS, row, strict=True)) for row in rows]
+        words = [plural(len(properties), "kernel")]
+        if any(kernel["registers"] for kernel in properties):
+            words.append(f"at most {max(kernel['registers'] or 0 for kernel in properties)} registers")
+        words.append(f"{max(kernel['shared_bytes'] for kernel in properties) / 1024:.3g} KiB shared memory")
+        words.append(f"{max(kernel['threads'] or 0 for kernel in properties)} threads")
+        if any(kernel["buffers"] for kernel in properties):
+            words.append(f"{max(kernel['buffers'] or 0 for kernel in properties)} buffers")
+        if any(kernel["spill_bytes"] is not None for kernel in properties):
+            words.append(f"{sum(bool(kernel['spill_bytes']) for kernel in properties)} spill")
         parts.append(f"{architecture}: {', '.join(words)}")
     return " · ".join(parts)
 
 
 def variant(case: Mapping[str, Any], with_seed: bool = True) -> str:
-    """Describes a case without its component, for headings and columns; the seed only where cases differ in it."""
+    """Returns a description of a case without its component, for headings and columns, optionally with its seed."""
     names = [case["strategy"], case["target"], case["scale"]]
     names += [case[field] for field in ("precision", "frontend", "weights") if field in case]
     return " · ".join([*names, f"seed {case['seed']}"] if with_seed else names)
 
 
 def titles(cases: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
-    """Returns the function that describes a case among these, without its component."""
+    """Returns the function that describes a case among these, without its component; with seeds if they differ."""
     with_seed = len({case["seed"] for case in cases}) > 1
     return lambda case: variant(case, with_seed)
 
 
 def digits(value: float | str | None) -> str:
-    """Writes two to three significant digits: 0.00012345 becomes 1.23e-4; NaN (does not apply) becomes a dash."""
+    """Formats two to three significant digits: 0.00012345 becomes 1.23e-4; NaN (does not apply) becomes a dash."""
     x = number(value)
     if math.isnan(x):
         return DASH
@@ -128,19 +128,19 @@ def digits(value: float | str | None) -> str:
         return "∞" if x > 0 else "-∞"
     if x == 0:
         return "0"
-    if 0.01 <= abs(x) < 999.5:  # from there on three digits would be rounded to four
+    if 0.01 <= abs(x) < 999.5:  # larger numbers would be rounded to four digits
         return f"{x:.3g}"
     mantissa, exponent = f"{x:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def count(value: int) -> str:
-    """Writes an integer with thin spaces: 1327104 becomes 1 327 104."""
+    """Formats an integer with thin spaces: 1327104 becomes 1 327 104."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def seconds(value: float | str | None) -> str:
-    """Writes a duration in milliseconds, seconds or minutes, whatever reads best."""
+    """Formats a duration in milliseconds, seconds or minutes, whichever reads best."""
     x = number(value)
     if not math.isfinite(x):
         return DASH
@@ -150,7 +150,7 @@ def seconds(value: float | str | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Writes bytes in binary units; None becomes a dash."""
+    """Formats bytes in binary units; None becomes a dash."""
     if not value:
         return DASH
     x, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -160,13 +160,13 @@ def size(value: int | None) -> str:
 
 
 def first_line(text: str, limit: int = 240) -> str:
-    """Returns the first line of a message that is not empty, shortened."""
+    """Returns the first non-empty line of a message, shortened."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def fact(key: str, value: Any) -> tuple[str, str]:
-    """Writes a fact about the machine: its name in words, and its value."""
+    """Formats a fact about the machine: its name in words, and its value."""
     name = key.removesuffix("_bytes").replace("_", " ")
     if key.endswith("bytes"):
         return name, size(value)
@@ -176,40 +176,40 @@ def fact(key: str, value: Any) -> tuple[str, str]:
 
 
 def total_seconds(case: Mapping[str, Any]) -> float:
-    """Adds up the stages of a case; NaN where none is finished."""
-    known = [number(value) for value in case["seconds"].values()]
-    return math.fsum(value for value in known if math.isfinite(value)) if known else math.nan
+    """Returns the total time of a case's stages; NaN if none is finished."""
+    durations = [number(value) for value in case["seconds"].values()]
+    return math.fsum(value for value in durations if math.isfinite(value)) if durations else math.nan
 
 
 def known_causes(cases: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Groups the cases with known discrepancies by cause."""
-    known: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for case in cases:
         if case["why"]:
-            known.setdefault(case["why"], []).append(case)
-    return known
+            groups.setdefault(case["why"], []).append(case)
+    return groups
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Returns each name once, in the order in which they first come."""
+    """Returns each name once, in the order of first occurrence."""
     return list(dict.fromkeys(names))
 
 
-def plural(number_of: int, noun: str) -> str:
-    """Writes how many there are of something."""
-    return f"{number_of} {noun}{'' if number_of == 1 else 's'}"
+def plural(amount: int, noun: str) -> str:
+    """Formats a number with its noun in singular or plural."""
+    return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
 def provenance(report: Mapping[str, Any]) -> str:
-    """Says in a line when and where the report was made, and of what."""
+    """Returns when and where the report was made, with which versions, in one line."""
     machine, versions = report["machine"], report["versions"]
-    here = str(machine.get("cpu") or "")
-    here += f", {digits(machine['usable_cpus'])} CPUs" if machine.get("usable_cpus") else ""
-    here += f", {size(machine['usable_memory_bytes'])}" if machine.get("usable_memory_bytes") else ""
-    here = ", ".join(filter(None, [here, *machine.get("gpus", ())]))
-    named = (("apache-tvm", "TVM"), ("torch", "PyTorch"), ("sam3", "sam3"))
-    parts = [report["created"], here.removeprefix(", ")]
-    parts += [f"{name} {versions[package]}" for package, name in named if versions.get(package)]
+    place = str(machine.get("cpu") or "")
+    place += f", {digits(machine['usable_cpus'])} CPUs" if machine.get("usable_cpus") else ""
+    place += f", {size(machine['usable_memory_bytes'])}" if machine.get("usable_memory_bytes") else ""
+    place = ", ".join(filter(None, [place, *machine.get("gpus", ())]))
+    packages = (("apache-tvm", "TVM"), ("torch", "PyTorch"), ("sam3", "sam3"))
+    parts = [report["created"], place.removeprefix(", ")]
+    parts += [f"{name} {versions[package]}" for package, name in packages if versions.get(package)]
     seeds = {case["seed"] for case in report["cases"]}
     parts += [f"seed {seed}" for seed in seeds if len(seeds) == 1]
     return " · ".join(part for part in parts if part)
@@ -224,7 +224,7 @@ LEGEND = (
     ("emulated:", "the CPU ran the GPU's kernels, or AMX's instructions one by one"),
     ("a dot:", "not run"),
 )
-"""What the signs of the matrix mean."""
+"""Meanings of the signs of the matrix."""
 
 GLOSSARY = (
     (
@@ -251,32 +251,32 @@ GLOSSARY = (
     ),
     ("a dash", "does not apply."),
 )
-"""What the columns of an output and its verdict mean."""
+"""Meanings of the columns of an output and of its verdict."""
 
 
 def notes(case: Mapping[str, Any]) -> list[str]:
-    """Says what else is to be known about how a case ran, a sentence or two each."""
-    told = []
+    """Returns further notes on how a case ran, one or two sentences each."""
+    sentences = []
     if device := case.get("device"):
         sent = size(device["sent_bytes"]) if device["sent_bytes"] else "nothing"
-        told.append(f"Ran on {device['told']}; {sent} had to be sent.")
+        sentences.append(f"Ran on {device['told']}; {sent} had to be sent.")
     if case.get("emulated"):
-        told.append(
+        sentences.append(
             "Emulated: a program carried out the instructions of AMX one by one, and no matrix unit did."
             if case["target"] == HOST.name
             else "Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them."
         )
     if "precision" in case:
-        told.append(
+        sentences.append(
             "In half precision: judged by the oracle, and errors are told against upstream under autocast in "
             f"{case['precision']}."
         )
     elif "weights" in case:
-        told.append(
+        sentences.append(
             "Weights with the outliers of trained ones: strict, or judged by the oracle where PyTorch itself leaves "
             "the strict gate against float64. What one run fails is judged by the usual errors of 17 runs of PyTorch "
             "and, if it still fails, of 17 runs of compiled code as well; the reason says so (docs/WEIGHTS.md)."
         )
-    if used := kernels(case):
-        told.append(used)
-    return told
+    if usage := kernels(case):
+        sentences.append(usage)
+    return sentences

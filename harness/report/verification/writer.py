@@ -15,9 +15,9 @@ from harness.report.verification.markdown import render_report, render_summary
 from harness.report.verification.page import render_page
 
 ADVICE = "choose another folder with --report"
-"""Advice for the user where a report cannot be written."""
+"""Advice for the user if a report cannot be written."""
 ADVICE_ON_PAGES = "choose another folder with --out"
-"""The same where pages of reports that are there cannot be written."""
+"""Advice for the user if the pages of existing reports cannot be written."""
 ADVICE_ON_SUMMARY = "choose another file with --summary"
 
 JSON_NAME = "verification_report.json"
@@ -35,18 +35,18 @@ def write_report(
     flags: Sequence[str] = (),
     created: datetime | None = None,
 ) -> Path:
-    """Writes all files into the folder, each complete or not at all, and returns the JSON's path.
+    """Writes all files into the folder, each completely or not at all, and returns the JSON's path.
 
     Args:
-        results: In the order in which they are to appear.
-        machine: From `harness.machine.describe_machine`.
-        versions: From `harness.machine.versions`.
-        directory: Is made if it does not exist.
+        results: Results in the order of the report.
+        machine: Result of `harness.machine.describe_machine`.
+        versions: Result of `harness.machine.versions`.
+        directory: The folder; it is created if it does not exist.
         flags: Appended to every command that reproduces a case.
-        created: Now, unless it is given.
+        created: Time of the report; None for now.
 
     Raises:
-        HarnessError: If the folder cannot be made or written.
+        HarnessError: The folder cannot be created or written.
     """
     report = build_report(results, machine, versions, flags=flags, created=created)
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -56,29 +56,29 @@ def write_report(
 
 
 def write_pages(json_path: Path, directory: Path) -> Path:
-    """Renders the pages of a JSON report again, and returns the one to look at.
+    """Renders the pages of a JSON report again, and returns the HTML page.
 
     Args:
         json_path: The report.
-        directory: Folder of the pages; is made if it does not exist.
+        directory: Folder of the pages; it is created if it does not exist.
 
     Raises:
-        HarnessError: If the file is not a report, or the folder cannot be made or written.
+        HarnessError: The file is not a report, or the folder cannot be created or written.
     """
     write_files(directory, _pages(read_report(json_path)), advice=ADVICE_ON_PAGES)
     return directory / PAGE_NAME
 
 
 def write_comparison(before: Path, after: Path, directory: Path) -> tuple[Path, Comparison]:
-    """Writes a page about what is different between two JSON reports; returns it, and what is different.
+    """Writes a page on the differences of two JSON reports; returns the page and the differences.
 
     Args:
-        before: One report.
-        after: The other.
-        directory: Folder of the page; is made if it does not exist.
+        before: The earlier report.
+        after: The later report.
+        directory: Folder of the page; it is created if it does not exist.
 
     Raises:
-        HarnessError: If a file is not a report, or the folder cannot be made or written.
+        HarnessError: A file is not a report, or the folder cannot be created or written.
     """
     reports = read_report(before), read_report(after)
     page = render_comparison(*reports, names=(str(before), str(after)))
@@ -87,10 +87,10 @@ def write_comparison(before: Path, after: Path, directory: Path) -> tuple[Path, 
 
 
 def append_summary(json_path: Path, summary: Path) -> None:
-    """Appends what one needs to know first of a JSON report to a file in Markdown, such as a job's summary on GitHub.
+    """Appends the summary of a JSON report to a Markdown file, such as a job's summary on GitHub.
 
     Raises:
-        HarnessError: If the first file is not a report, or the second cannot be written.
+        HarnessError: The first file is not a report, or the second cannot be written.
     """
     append_bytes(summary, render_summary(read_report(json_path)).encode(), advice=ADVICE_ON_SUMMARY)
 

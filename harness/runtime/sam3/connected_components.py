@@ -1,7 +1,7 @@
-"""Small connected components of masks: holes and sprinkles, of all masks of a frame at once.
+"""Finds small connected components of masks, holes and sprinkles, in all masks of a frame at once.
 
-Components are found among runs, the stretches of pixels of a row that follow each other: a mask of an object has some
-hundred of them, where it has 82,944 pixels.
+Components are found among runs, which are stretches of consecutive pixels of a row. The mask of an object has some
+hundred runs and 82,944 pixels.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ Indices = npt.NDArray[np.int64]
 
 
 def small_components(masks: npt.NDArray[np.bool_], largest: int | Indices) -> Indices:
-    """Finds the pixels of all 8-connected components that have at most so many pixels.
+    """Finds the pixels of all 8-connected components of at most `largest` pixels.
 
     Upstream labels components with `skimage.measure.label`, which joins pixels at corners too
     (`sam3/perflib/connected_components.py`).
 
     Args:
         masks: bool [n, h, w].
-        largest: The number of pixels, one for all masks or int64 [n], one for each.
+        largest: Maximum number of pixels, one for all masks or int64 [n], one for each.
 
     Returns:
         int64 [k], positions in `masks.ravel()`, ascending.
@@ -29,7 +29,7 @@ def small_components(masks: npt.NDArray[np.bool_], largest: int | Indices) -> In
     from scipy.sparse.csgraph import connected_components
 
     count, height, width = masks.shape
-    # A column and a row of background between rows and masks, so that what is no neighbour does not touch.
+    # A column and a row of background separate rows and masks, so that only neighbours touch.
     stride, page = width + 1, (height + 1) * (width + 1)
     padded = np.zeros((count, height + 1, stride), bool)
     padded[:, :height, 1:] = masks
@@ -38,7 +38,7 @@ def small_components(masks: npt.NDArray[np.bool_], largest: int | Indices) -> In
     if not len(edges):
         return edges
     starts, ends = edges[0::2], edges[1::2]
-    # The runs of the row above that touch a run follow each other: from `first` up to `last`.
+    # The runs of the row above that touch a run are consecutive: from `first` up to `last`.
     first = np.searchsorted(ends, starts - stride, "left")
     last = np.searchsorted(starts, ends - stride, "right")
     graph = csr_array(
@@ -57,5 +57,5 @@ def small_components(masks: npt.NDArray[np.bool_], largest: int | Indices) -> In
 def _ranges(starts: Indices, ends: Indices) -> Indices:
     """Lists the numbers from each start up to its end, one range after another."""
     lengths = ends - starts
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+    offsets = np.cumsum(lengths) - lengths
+    return np.repeat(starts - offsets, lengths) + np.arange(lengths.sum())

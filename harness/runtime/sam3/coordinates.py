@@ -1,4 +1,4 @@
-"""Boxes, points and labels as users give them, checked: arrays, or one sentence on what is wrong with them."""
+"""Checks boxes, points and labels from users: returns arrays, or raises one sentence on what is wrong."""
 
 from __future__ import annotations
 
@@ -10,42 +10,53 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 
-_TEXT_SHOWN = 40
+_MAX_LENGTH = 40
 
 
-def boxes_of(given: Any) -> npt.NDArray[np.float64]:
-    """Boxes [m, 4] with an area."""
-    boxes = numbers_of(given, "box", "boxes", "x0, y0, x1, y1")
+def parse_boxes(raw: Any) -> npt.NDArray[np.float64]:
+    """Returns boxes as float64 [m, 4]; raises a `Sam3Error` if one has no area."""
+    boxes = parse_numbers(raw, "box", "boxes", "x0, y0, x1, y1")
     for index, box in enumerate(boxes.tolist(), 1):
         x0, y0, x1, y1 = box
         if x1 <= x0 or y1 <= y0:
             fault = "reversed" if x1 < x0 or y1 < y0 else "empty"
             raise Sam3Error(
-                f"Box {index} ({listed(box)}) is {fault}; give (x0, y0, x1, y1) with x0 < x1 and y0 < y1, in pixels."
+                f"Box {index} ({join_numbers(box)}) is {fault}; "
+                "give (x0, y0, x1, y1) with x0 < x1 and y0 < y1, in pixels."
             )
     return boxes
 
 
-def inside(boxes: npt.NDArray[np.float64], size: tuple[int, int]) -> tuple[npt.NDArray[np.float64], tuple[str, ...]]:
-    """The parts of boxes [m, 4] that are inside the image, and a note for each box that is larger."""
+def clip_boxes(
+    boxes: npt.NDArray[np.float64], size: tuple[int, int]
+) -> tuple[npt.NDArray[np.float64], tuple[str, ...]]:
+    """Clips boxes [m, 4] to the image; returns them with a note for each box that was larger.
+
+    Raises:
+        Sam3Error: A box is outside the image.
+    """
     width, height = size
     for index, box in enumerate(boxes.tolist(), 1):
         x0, y0, x1, y1 = box
         if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
             raise Sam3Error(
-                f"Box {index} ({listed(box)}) is outside the image of {width} x {height} pixels; "
+                f"Box {index} ({join_numbers(box)}) is outside the image of {width} x {height} pixels; "
                 "give one that overlaps it."
             )
-    inside = np.clip(boxes, 0, np.array([width, height, width, height], np.float64))
+    clipped = np.clip(boxes, 0, np.array([width, height, width, height], np.float64))
     notes = tuple(
         f"Box {index} reaches beyond the image of {width} x {height} pixels; the part inside counts."
-        for index in (np.flatnonzero((boxes != inside).any(axis=1)) + 1).tolist()
+        for index in (np.flatnonzero((boxes != clipped).any(axis=1)) + 1).tolist()
     )
-    return inside, notes
+    return clipped, notes
 
 
 def check_points(points: npt.NDArray[np.float64], size: tuple[int, int]) -> None:
-    """Points [n, 2] must be inside the image or on its edge."""
+    """Checks that points [n, 2] are inside the image or on its edge.
+
+    Raises:
+        Sam3Error: A point is outside.
+    """
     width, height = size
     for index, (x, y) in enumerate(points.tolist(), 1):
         if not (0 <= x <= width and 0 <= y <= height):
@@ -54,44 +65,62 @@ def check_points(points: npt.NDArray[np.float64], size: tuple[int, int]) -> None
             )
 
 
-def numbers_of(given: Any, one: str, several: str, coordinates: str) -> npt.NDArray[np.float64]:
-    """Finite float64 [count, number of coordinates]."""
+def parse_numbers(raw: Any, singular: str, plural: str, coordinates: str) -> npt.NDArray[np.float64]:
+    """Returns finite numbers as float64 [count, number of coordinates].
+
+    Args:
+        raw: The user's numbers; None for none.
+        singular: Name of one thing in sentences, such as `box`.
+        plural: Name of several things, such as `boxes`.
+        coordinates: Names of the coordinates, separated by commas.
+
+    Raises:
+        Sam3Error: The value is no list of such numbers.
+    """
     length = coordinates.count(",") + 1
-    if given is None:
+    if raw is None:
         return np.empty((0, length))
     try:
-        numbers = np.asarray(given, np.float64)
+        numbers = np.asarray(raw, np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Sam3Error(f"The {several} {shown(given)} are no numbers; give ({coordinates}) for each.") from error
+        raise Sam3Error(f"The {plural} {abbreviate(raw)} are no numbers; give ({coordinates}) for each.") from error
     if numbers.ndim and not len(numbers):
         return np.empty((0, length))
     if numbers.ndim != 2 or numbers.shape[1] != length:
-        raise Sam3Error(f"The {several} {shown(given)} are no list of ({coordinates}); give such a list.")
+        raise Sam3Error(f"The {plural} {abbreviate(raw)} are no list of ({coordinates}); give such a list.")
     for index in np.flatnonzero(~np.isfinite(numbers).all(axis=1)).tolist():
-        row = listed(numbers[index])
-        raise Sam3Error(f"{one.capitalize()} {index + 1} ({row}) is not finite; give ({coordinates}) in pixels.")
+        row = join_numbers(numbers[index])
+        raise Sam3Error(f"{singular.capitalize()} {index + 1} ({row}) is not finite; give ({coordinates}) in pixels.")
     return numbers
 
 
-def labels_of(given: Any, count: int, one: str) -> npt.NDArray[np.int64]:
-    """int64 [count]; all 1 where none are given."""
-    if given is None:
+def parse_labels(raw: Any, count: int, singular: str) -> npt.NDArray[np.int64]:
+    """Returns labels as int64 [count]; all are 1 where no labels are given.
+
+    Raises:
+        Sam3Error: The value is no list of `count` labels.
+    """
+    if raw is None:
         return np.ones(count, np.int64)
-    labels = np.asarray(given)
+    labels = np.asarray(raw)
     if labels.ndim != 1 or not np.isin(labels, (0, 1)).all():
-        raise Sam3Error(f"The {one} labels {shown(given)} are no list of True and False; give one for each {one}.")
+        raise Sam3Error(
+            f"The {singular} labels {abbreviate(raw)} are no list of True and False; give one for each {singular}."
+        )
     if len(labels) != count:
-        raise Sam3Error(f"The numbers of {one} labels and of prompts differ, {len(labels)} and {count}; give as many.")
+        raise Sam3Error(
+            f"The numbers of {singular} labels and of prompts differ, {len(labels)} and {count}; give as many."
+        )
     return labels.astype(np.int64)
 
 
-def listed(numbers: Iterable[float]) -> str:
-    """Writes numbers with commas between them."""
+def join_numbers(numbers: Iterable[float]) -> str:
+    """Returns numbers as text, with commas between them."""
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def shown(value: Any) -> str:
-    """A value, in one line that is not too long."""
+def abbreviate(value: Any) -> str:
+    """Returns a value as one line of limited length."""
     text = ascii(value) if not isinstance(value, str) else repr(value)
     text = " ".join(text.split())
-    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"

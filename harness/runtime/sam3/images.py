@@ -1,4 +1,4 @@
-"""Images from files of any mode."""
+"""Reads image files of any mode."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
-"""What image files may be, by Pillow's names. It would start Ghostscript for another, and has parsers nobody needs."""
+"""Formats of image files that are read, by Pillow's names; for one of the others Pillow would start Ghostscript."""
 
 _ORIENTATION = 0x0112
-"""EXIF's tag of it."""
+"""EXIF's tag of the orientation."""
 
 
 def load_image(path: str | Path, name: str | None = None) -> Image.Image:
     """Reads an image file of any mode as upright 8-bit RGB.
 
-    The rotation in the EXIF data is applied. Alpha is dropped, not blended, which is what `Image.convert("RGB")` does
-    and so what users of upstream get. 16-bit grey values are scaled to 8 bits (upstream's users get them clipped at
-    255); floating-point grey counts as 0…1 if no value is above 1, otherwise as 0…255. Of an animation the first frame
-    is read.
+    The rotation in the EXIF data is applied. Alpha is dropped, not blended, as `Image.convert("RGB")` and upstream's
+    users do. 16-bit grey values are scaled to 8 bits (upstream's users get them clipped at 255). Floating-point grey
+    has the range 0…1 if no value is above 1, otherwise 0…255. Of an animation the first frame is read.
 
     Args:
         path: The file.
-        name: What sentences call it; the path by default.
+        name: Name of the file in sentences; the path by default.
 
     Raises:
         Sam3Error: If the file is missing, not an image of one of `FORMATS`, damaged, empty, or too large.
     """
     path, name = Path(path), name or str(path)
-    with reading(f"The image {name}"), opened(path) as file:
+    with image_errors(f"The image {name}"), open_image(path) as file:
         file.load()
         return _to_rgb(_upright(file), f"The image {name}")
 
 
-def opened(path: Path) -> Image.Image:
-    """Opens an image file of one of `FORMATS`, whatever its name; nothing but its head is read."""
+def open_image(path: Path) -> Image.Image:
+    """Opens an image file of one of `FORMATS`, whatever its name; reads its header alone."""
     from PIL import Image
 
     Image.init()
@@ -53,7 +52,7 @@ def opened(path: Path) -> Image.Image:
 
 
 def image_suffixes() -> frozenset[str]:
-    """The suffixes, in small letters, of files that `load_image` reads."""
+    """Returns the suffixes, in lower case, of files that `load_image` reads."""
     from PIL import Image
 
     kinds = Image.registered_extensions()
@@ -61,12 +60,12 @@ def image_suffixes() -> frozenset[str]:
 
 
 @contextmanager
-def reading(name: str, advice: str = "save it anew") -> Iterator[None]:
-    """Makes whatever Pillow says of an image, in errors of any type and in warnings, one sentence.
+def image_errors(name: str, advice: str = "save it anew") -> Iterator[None]:
+    """Turns Pillow's errors and warnings about an image into one sentence.
 
     Args:
-        name: The beginning of the sentence: what is read.
-        advice: Its end, where the data are damaged.
+        name: The beginning of the sentence: the image.
+        advice: The end of the sentence, where the data are damaged.
 
     Raises:
         Sam3Error: The image cannot be read, or has more pixels than Pillow's limit.
@@ -95,10 +94,10 @@ def reading(name: str, advice: str = "save it anew") -> Iterator[None]:
 
 
 def check_size(width: int, height: int, name: str) -> None:
-    """Holds a picture that is not Pillow's to Pillow's limit.
+    """Checks Pillow's limit on a picture that Pillow does not read.
 
     Raises:
-        Sam3Error: It has more pixels; `name` is the beginning of the sentence.
+        Sam3Error: The picture has more pixels; `name` is the beginning of the sentence.
     """
     from PIL import Image
 
@@ -107,10 +106,10 @@ def check_size(width: int, height: int, name: str) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turns an image as its EXIF data say; `ImageOps.exif_transpose` writes them anew, which damaged ones prevent."""
+    """Turns an image by its EXIF data; unlike `ImageOps.exif_transpose` it works with damaged EXIF data."""
     from PIL import Image
 
-    turned = {
+    transpose = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
         4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -119,11 +118,11 @@ def _upright(image: Image.Image) -> Image.Image:
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }.get(image.getexif().get(_ORIENTATION, 1))
-    return image if turned is None else image.transpose(turned)
+    return image if transpose is None else image.transpose(transpose)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """8-bit RGB, with the range of wide grey modes scaled."""
+    """Converts an image to 8-bit RGB, and scales the range of wide grey modes."""
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -142,19 +141,19 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image in memory as 8-bit RGB, converted as `load_image` does; it is not turned, whatever its EXIF data say.
+    """Converts an image in memory to 8-bit RGB as `load_image` does, but ignores the rotation in its EXIF data.
 
     Raises:
         Sam3Error: If it has no pixels, grey values of no known range, or a file that cannot be read.
     """
     if min(image.size) < 1:
         raise Sam3Error(f"The image has no pixels ({image.width}x{image.height}); use another one.")
-    with reading("The image"):
+    with image_errors("The image"):
         return _to_rgb(image, "The image")
 
 
 def to_pixels(image: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The pixels of an image, uint8 [h, w, 3], RGB, in memory of their own.
+    """Returns a copy of the pixels of an image, uint8 [h, w, 3], RGB.
 
     Args:
         image: A file, read by `load_image`; an image of Pillow, converted by `to_rgb`; or the pixels themselves.

@@ -1,4 +1,4 @@
-"""Prompts for one object, SAM's task: points on it and beside it, its box, a mask of it to refine.
+"""Encodes prompts for one object, SAM's task: positive and negative points, a box, a mask to refine.
 
 The meaning is that of upstream's `SAM3InteractiveImagePredictor.predict`; points and boxes are in pixels of the image.
 """
@@ -15,7 +15,14 @@ import numpy.typing as npt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
 from harness.runtime.sam3.connected_components import small_components
-from harness.runtime.sam3.coordinates import boxes_of, check_points, inside, labels_of, numbers_of, shown
+from harness.runtime.sam3.coordinates import (
+    abbreviate,
+    check_points,
+    clip_boxes,
+    parse_boxes,
+    parse_labels,
+    parse_numbers,
+)
 from harness.runtime.sam3.prompts import Coordinates
 
 Floats = npt.NDArray[np.float32]
@@ -29,9 +36,9 @@ RESOLUTION = 1008
 MASK_SIZE = 288
 """Height and width of a mask's logits."""
 CORNERS, PAD, ABSENT = (2, 3), -1, -2
-"""Labels of a box's corners and of upstream's padding point, and of a place that is not used."""
+"""Labels of the corners of a box, of upstream's padding point, and of an unused point."""
 LARGEST_LOGIT = 32.0
-"""Logits that are given back are clamped to it, as upstream's."""
+"""Returned logits are clamped to this magnitude, as upstream does."""
 LARGEST_HOLE = 256
 """Pixels of 288 x 288: holes of a mask up to this area are filled (`max_hole_area` of upstream's predictor)."""
 _FILLED = np.float32(10.0)
@@ -41,7 +48,7 @@ _STABILITY_DELTA, _STABILITY_THRESHOLD = np.float32(0.05), np.float32(0.98)
 
 @dataclass(frozen=True)
 class ObjectPrompt:
-    """What a user says of one object.
+    """A prompt for one object.
 
     Attributes:
         points: (x, y) each, in pixels.
@@ -58,14 +65,14 @@ class ObjectPrompt:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Masks of one object in an image of height h and width w: three where several were asked for, otherwise one.
+    """Masks of one object in an image of height h and width w: n = 3 with `multimask`, otherwise n = 1.
 
     Attributes:
         masks: bool [n, h, w].
-        iou: fp32 [n], the IoU with the object that the model expects of each.
+        iou: fp32 [n], the IoU of each mask with the object, as the model predicts it.
         logits: fp32 [n, 288, 288], between -32 and 32; one of them refines the next prediction.
         object_score: Logit of whether there is an object.
-        notes: A sentence for each part of the prompt that was not used as it was given.
+        notes: A sentence for each part of the prompt that was changed or ignored.
     """
 
     masks: npt.NDArray[np.bool_]
@@ -76,7 +83,7 @@ class Prediction:
 
     @property
     def best(self) -> int:
-        """Number of the mask with the highest expected IoU."""
+        """Index of the mask with the highest predicted IoU."""
         return int(np.argmax(self.iou))
 
 
@@ -86,7 +93,7 @@ class EncodedObjectPrompt:
 
     Attributes:
         inputs: `coordinates` fp32 [1, P, 2], `labels` int64 [1, P], `mask` fp32 [1, 1, 288, 288], `has_mask` bool [1].
-        notes: A sentence for each thing that the model does not get as it was given.
+        notes: A sentence for each part of the prompt that was changed or ignored.
     """
 
     inputs: dict[str, npt.NDArray[Any]]
@@ -94,22 +101,22 @@ class EncodedObjectPrompt:
 
 
 def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: Capacity) -> EncodedObjectPrompt:
-    """Checks a prompt and brings it to the model's form: corners of the box, points, padding point, absent places.
+    """Checks a prompt and converts it to the model's form: corners of the box, points, padding point, unused points.
 
     Args:
-        prompt: What is asked.
+        prompt: The prompt.
         size: Width and height of the image in pixels.
-        capacity: The most points that the model takes.
+        capacity: The maximum number of points of the model.
 
     Raises:
-        Sam3Error: Nothing is asked, or the prompt makes no sense for this image.
+        Sam3Error: The prompt is empty, or invalid for this image.
     """
-    points = numbers_of(prompt.points, "point", "points", "x, y")
-    labels = labels_of(prompt.labels, len(points), "point")
+    points = parse_numbers(prompt.points, "point", "points", "x, y")
+    labels = parse_labels(prompt.labels, len(points), "point")
     box = None if prompt.box is None else np.asarray(prompt.box, object).reshape(1, -1).tolist()
-    boxes, notes = inside(boxes_of(box), size)
+    boxes, notes = clip_boxes(parse_boxes(box), size)
     check_points(points, size)
-    mask = _checked_mask(prompt.mask)
+    mask = _check_mask(prompt.mask)
     if len(points) > capacity.clicks:
         raise Sam3Error(f"The prompt has {len(points)} points, this model takes at most {capacity.clicks}; give fewer.")
     if not len(points) and not len(boxes) and mask is None:
@@ -119,16 +126,16 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
     used = len(corners) + len(points)
     coordinates = np.zeros((1, places, 2), np.float32)
     # In fp32 and in this order, as upstream's SAM2Transforms.transform_coords.
-    given = np.concatenate([corners, points]).astype(np.float32) / np.array(size, np.float32)
-    coordinates[0, :used] = given * np.float32(RESOLUTION)
-    kinds = np.full((1, places), ABSENT, np.int64)
-    kinds[0, :used] = [*CORNERS[: len(corners)], *labels]
+    normalized = np.concatenate([corners, points]).astype(np.float32) / np.array(size, np.float32)
+    coordinates[0, :used] = normalized * np.float32(RESOLUTION)
+    point_labels = np.full((1, places), ABSENT, np.int64)
+    point_labels[0, :used] = [*CORNERS[: len(corners)], *labels]
     if used:
-        kinds[0, used] = PAD
+        point_labels[0, used] = PAD
     return EncodedObjectPrompt(
         {
             "coordinates": coordinates,
-            "labels": kinds,
+            "labels": point_labels,
             "mask": np.zeros((1, 1, MASK_SIZE, MASK_SIZE), np.float32) if mask is None else mask[None, None],
             "has_mask": np.array([mask is not None]),
         },
@@ -136,29 +143,29 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
     )
 
 
-def _checked_mask(mask: Any) -> Floats | None:
+def _check_mask(mask: Any) -> Floats | None:
     if mask is None:
         return None
     shapes = ((MASK_SIZE, MASK_SIZE), (1, MASK_SIZE, MASK_SIZE))
     if not isinstance(mask, np.ndarray) or mask.dtype != np.float32 or mask.shape not in shapes:
-        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else shown(mask)
+        actual = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else abbreviate(mask)
         raise Sam3Error(
-            f"The mask is {found}; give logits float32 [{MASK_SIZE}, {MASK_SIZE}], one of an earlier prediction's."
+            f"The mask is {actual}; give logits float32 [{MASK_SIZE}, {MASK_SIZE}], one of an earlier prediction's."
         )
     if not np.isfinite(mask).all():
         raise Sam3Error("The mask has logits that are not finite; give those of an earlier prediction.")
     return np.ascontiguousarray(mask.reshape(MASK_SIZE, MASK_SIZE))
 
 
-def selected(logits: Floats, iou: Floats, multimask: bool) -> tuple[Floats, Floats]:
-    """The masks that upstream's `MaskDecoder` gives of its four: three, or the single one if it is stable.
+def select_masks(logits: Floats, iou: Floats, multimask: bool) -> tuple[Floats, Floats]:
+    """Selects masks as upstream's `MaskDecoder` does: three of the four, or the single one if it is stable.
 
     A single mask that is not stable is replaced by the best of the three.
 
     Args:
         logits: fp32 [4, 288, 288].
         iou: fp32 [4].
-        multimask: Whether three are asked for.
+        multimask: Whether to return three masks.
 
     Returns:
         Logits [n, 288, 288] and IoU [n].
@@ -172,8 +179,8 @@ def selected(logits: Floats, iou: Floats, multimask: bool) -> tuple[Floats, Floa
     return logits[chosen : chosen + 1], iou[chosen : chosen + 1]
 
 
-def without_holes(logits: Floats) -> Floats:
-    """Logits [n, 288, 288] with every hole of at most 256 pixels filled, neighbours at corners included.
+def fill_holes(logits: Floats) -> Floats:
+    """Fills every hole of at most 256 pixels, 8-connected, in logits [n, 288, 288].
 
     Upstream does this where scikit-image is installed (`SAM2Transforms.postprocess_masks`).
     """

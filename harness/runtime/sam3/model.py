@@ -1,4 +1,4 @@
-"""SAM 3, compiled: images, which `ImageModel` answers questions about, and videos."""
+"""Loads a compiled SAM 3, which answers prompts on images and tracks objects through videos."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sam3(ImageModel):
         better.masks, better.iou, better.best
 
     Attributes:
-        manifest: What the artifact says about itself.
+        manifest: The artifact's manifest.
     """
 
     @classmethod
@@ -39,23 +39,23 @@ class Sam3(ImageModel):
             check: Whether to compare every file with its checksum first.
 
         Raises:
-            ArtifactError: It is no artifact, incomplete, damaged, or of another version.
-            LoadError: It was compiled for another machine.
+            ArtifactError: The folder is no artifact, incomplete, damaged, or of another version.
+            LoadError: The folder was compiled for another machine.
         """
         return cls(Artifact.load(folder, check=check))
 
     def start_session(self, video: Any, *, keep: bool = False) -> Session:
-        """Begins to track objects through a video.
+        """Starts a session that tracks objects through a video.
 
         Args:
-            video: A file, a folder of images, a list or an array of frames, or an iterator of frames that may never
-                end; see `harness.runtime.sam3.video.frames.open_frames`.
-            keep: Whether to keep what is known of every frame, for each object 1 MB and a bit for each pixel of the
-                video, so that objects can be prompted in any frame, and the video be tracked backwards and again.
+            video: A file, a folder of images, a list or an array of frames, or an iterator of frames that may be
+                endless; see `harness.runtime.sam3.video.frames.open_frames`.
+            keep: Whether to keep the results of every frame, for each object 1 MB and a bit for each pixel of the
+                video. Then objects can be prompted in any frame, and the video be tracked backwards and again.
                 Otherwise memory does not grow.
 
         Raises:
-            Sam3Error: The video cannot be opened, or this model was compiled without what tracks objects.
+            Sam3Error: The video cannot be opened, or this model was compiled without tracking.
         """
         # Images need fewer packages than videos.
         from harness.runtime.sam3.video.session import Session
@@ -64,19 +64,19 @@ class Sam3(ImageModel):
         return Session(self, Tracker(self._artifact), video, keep=keep)
 
     def resume_session(self, path: str | Path, video: Any) -> Session:
-        """Goes on with a session that `Session.save` wrote to a file, as if it had never been left.
+        """Continues a session that `Session.save` wrote to a file, as if it had not been interrupted.
 
         Args:
             path: The file.
-            video: The video that the session was started with; of a stream, from its first frame on.
+            video: The video of the session; a stream must start with its first frame.
 
         Raises:
-            Sam3Error: The file cannot be read, is damaged, or is of another model or another video; or as
+            Sam3Error: The file cannot be read, is damaged, or is of another model or another video; or an error of
                 `start_session`.
         """
         from harness.runtime.sam3.video.saving import SessionFile
 
         saved = SessionFile(Path(path), self.manifest)
         session = self.start_session(video, keep=saved.keep)
-        saved.fill(session.processor)
+        saved.restore(session.processor)
         return session

@@ -1,4 +1,4 @@
-"""Masks at other sizes, in PyTorch's arithmetic and order: `interpolate(…, mode="bilinear", align_corners=False)`."""
+"""Resizes masks in PyTorch's arithmetic and order: `interpolate(…, mode="bilinear", align_corners=False)`."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 
-def resized(values: Floats, height: int, width: int) -> Floats:
-    """Values fp32 [n, h, w] at another size [n, height, width], each interpolated of its four neighbours."""
-    left, right, by_left, by_right = _neighbours(values.shape[2], width)
-    above, below, by_above, by_below = _neighbours(values.shape[1], height)
+def resize(values: Floats, height: int, width: int) -> Floats:
+    """Resizes values fp32 [n, h, w] to [n, height, width]; each output is interpolated between four neighbours."""
+    low_column, high_column, low_column_weight, high_column_weight = _neighbours(values.shape[2], width)
+    low_row, high_row, low_row_weight, high_row_weight = _neighbours(values.shape[1], height)
     enlarged = np.empty((len(values), height, width), np.float32)
-    # One array after the other, so that they stay in a cache.
-    for result, each in zip(enlarged, values, strict=True):
-        rows = _mixed(each[:, left], by_left, each[:, right], by_right)
-        result[...] = _mixed(rows[above], by_above[:, None], rows[below], by_below[:, None])
+    # One plane after another, so that intermediate arrays stay in a cache.
+    for result, plane in zip(enlarged, values, strict=True):
+        rows = _mixed(plane[:, low_column], low_column_weight, plane[:, high_column], high_column_weight)
+        result[...] = _mixed(rows[low_row], low_row_weight[:, None], rows[high_row], high_row_weight[:, None])
     return enlarged
 
 
-def resized_with_antialias(values: Floats, height: int, width: int) -> Floats:
-    """The same with `antialias=True`: where an axis shrinks, all values that an output covers count."""
-    across = _antialiased(np.ascontiguousarray(values), width)
-    return np.ascontiguousarray(_antialiased(across.swapaxes(1, 2), height).swapaxes(1, 2))
+def resize_antialiased(values: Floats, height: int, width: int) -> Floats:
+    """Resizes values as `resize` does, with `antialias=True`: an output averages all values that it covers."""
+    widened = _antialiased(np.ascontiguousarray(values), width)
+    return np.ascontiguousarray(_antialiased(widened.swapaxes(1, 2), height).swapaxes(1, 2))
 
 
 def _neighbours(count: int, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats, Floats]:
-    """Of `count` values in a line, the two that each of `length` outputs lies between, and their weights."""
+    """Returns the two of `count` values in a line between which each of `length` outputs lies, and their weights."""
     # torch.nn.functional.interpolate: src = (dst + 0.5) · count / length - 0.5 in fp32, not below 0.
     scale = np.float32(count) / np.float32(length)
-    place = np.maximum((np.arange(length, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5), np.float32(0))
-    low = np.minimum(place.astype(np.int64), count - 1)
-    upper = place - low.astype(np.float32)
-    return low, np.minimum(low + 1, count - 1), np.float32(1) - upper, upper
+    position = np.maximum(
+        (np.arange(length, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5), np.float32(0)
+    )
+    low = np.minimum(position.astype(np.int64), count - 1)
+    high_weight = position - low.astype(np.float32)
+    return low, np.minimum(low + 1, count - 1), np.float32(1) - high_weight, high_weight
 
 
 def _mixed(first: Floats, weight: Floats, second: Floats, other_weight: Floats) -> Floats:
@@ -45,7 +47,7 @@ def _mixed(first: Floats, weight: Floats, second: Floats, other_weight: Floats) 
 
 
 def _antialiased(values: Floats, length: int) -> Floats:
-    """Values [n, m, k] to [n, m, length], as `_compute_indices_min_size_weights_aa` of PyTorch's UpSampleKernel.h."""
+    """Resizes values [n, m, k] to [n, m, length] by `_compute_indices_min_size_weights_aa` of UpSampleKernel.h."""
     first, weights = _antialias_weights(values.shape[-1], length)
     total: Floats = values[..., first] * weights[0]
     for tap, weight in enumerate(weights[1:], start=1):
@@ -54,7 +56,7 @@ def _antialiased(values: Floats, length: int) -> Floats:
 
 
 def _antialias_weights(count: int, length: int) -> tuple[npt.NDArray[np.int64], Floats]:
-    """The first value that each output covers, and the weights [taps, length] of it and those after it."""
+    """Returns the first value that each output covers, and the weights [taps, length] from that value on."""
     scale = np.float32(count) / np.float32(length)
     support = max(scale, np.float32(1))
     center = scale * (np.arange(length, dtype=np.float32) + np.float32(0.5))

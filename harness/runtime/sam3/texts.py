@@ -1,7 +1,7 @@
-"""Several texts in one call of the text encoder, one behind the other: a single one leaves most of its places empty.
+"""Packs several texts into one call of the text encoder, because a single one leaves most of its positions empty.
 
-The encoder reads its weights, over a gigabyte, once for each call, and most texts fill a few of its places. No token
-reads those of another text, and each counts its position from the start of its own.
+The encoder reads its weights, over a gigabyte, once for each call. No token attends to the tokens of another text, and
+each text counts its positions from its own start.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ class PackedTexts:
 
     @property
     def inputs(self) -> dict[str, Ids]:
-        """The tokens int64 [1, L], and for each the place int64 [1, L] where its text begins."""
+        """The tokens int64 [1, L], and for each token the position int64 [1, L] where its text begins."""
         tokens, starts = np.zeros_like(self.texts[0]), np.zeros_like(self.texts[0])
-        place = 0
+        position = 0
         for text in self.texts:
-            length = length_of(text)
-            tokens[:, place : place + length] = text[:, :length]
-            starts[:, place:] = place
-            place += length
+            length = token_count(text)
+            tokens[:, position : position + length] = text[:, :length]
+            starts[:, position:] = position
+            position += length
         return {"tokens": tokens, "starts": starts}
 
     def split(self, features: npt.NDArray[Any]) -> list[Tensors]:
-        """The outputs of the entry point for each text, zeros where it is padded; `features` are [L, 1, C]."""
+        """Returns the outputs of the entry point for each text, padded with zeros; `features` are [L, 1, C]."""
         encoded: list[Tensors] = []
-        place = 0
+        position = 0
         for text in self.texts:
-            length = length_of(text)
-            own = np.zeros_like(features)
-            own[:length] = features[place : place + length]
-            encoded.append({"text_features": own, "text_mask": text == 0})
-            place += length
+            length = token_count(text)
+            padded = np.zeros_like(features)
+            padded[:length] = features[position : position + length]
+            encoded.append({"text_features": padded, "text_mask": text == 0})
+            position += length
         return encoded
 
 
-def packed(texts: Sequence[Ids]) -> Iterator[PackedTexts]:
-    """Yields the texts in their order, as many together as have room.
+def pack_texts(texts: Sequence[Ids]) -> Iterator[PackedTexts]:
+    """Yields the texts in their order, as many in one `PackedTexts` as fit.
 
     Args:
         texts: int64 [1, L] each.
     """
-    together: list[Ids] = []
+    batch: list[Ids] = []
     for text in texts:
-        if together and sum(map(length_of, (*together, text))) > text.shape[1]:
-            yield PackedTexts(tuple(together))
-            together = []
-        together.append(text)
-    if together:
-        yield PackedTexts(tuple(together))
+        if batch and sum(map(token_count, (*batch, text))) > text.shape[1]:
+            yield PackedTexts(tuple(batch))
+            batch = []
+        batch.append(text)
+    if batch:
+        yield PackedTexts(tuple(batch))
 
 
-def length_of(text: Ids) -> int:
-    """The tokens of a text int64 [1, L] up to its end token; the id 0 may be among them."""
+def token_count(text: Ids) -> int:
+    """Returns the number of tokens of a text int64 [1, L] up to its end token; the id 0 may be among them."""
     return int(np.flatnonzero(text[0])[-1]) + 1

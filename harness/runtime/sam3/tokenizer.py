@@ -1,7 +1,7 @@
-"""CLIP's byte-pair tokenizer, from the vocabulary file: texts in, int64 ids out.
+"""Implements CLIP's byte-pair tokenizer with its vocabulary file: texts in, int64 ids out.
 
 The algorithm is byte-pair encoding (Sennrich et al. 2016) over UTF-8 bytes, with the text clean-up and the word pattern
-of CLIP. Equal to `sam3.model.tokenizer_ve.SimpleTokenizer`, which sam3's text encoder uses.
+of CLIP. It equals `sam3.model.tokenizer_ve.SimpleTokenizer`, which sam3's text encoder uses.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from harness.runtime.errors import Sam3Error
 START, END = "<start_of_text>", "<end_of_text>"
 _WORD_END = "</w>"
 _MERGES = 49152 - 256 - 2
-"""CLIP's vocabulary of 49408: 256 bytes, the same at the end of a word, the merges, start and end of text."""
+"""Merges of CLIP's vocabulary of 49408 tokens; the others are 256 bytes, 256 last bytes of words, start and end."""
 
 CONTEXT_LENGTH = 32
-"""Tokens that SAM 3's text encoder reads, start and end among them."""
+"""Tokens that SAM 3's text encoder reads, including start and end."""
 
 REMEMBERED_WORDS = 10_000
-"""Encodings of words that a tokenizer keeps before it begins anew; a language's common words."""
+"""Encodings of words in a tokenizer's cache, which is then cleared; a language has fewer common words."""
 
 _WORD_PATTERN = rf"{START}|{END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
 
 
 def _byte_symbols() -> dict[int, str]:
-    """Byte → the printable character that stands for it in the vocabulary, in the order of the vocabulary."""
+    """Returns the printable character that represents each byte in the vocabulary, in the vocabulary's order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     symbols = {byte: chr(byte) for byte in printable}
     for byte in range(256):
@@ -46,11 +46,11 @@ def _byte_symbols() -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Texts as the model reads them.
+    """Token ids of texts.
 
     Attributes:
         ids: int64 [texts, context length].
-        cut: For each text how many of its tokens did not fit, and are ignored; 0 where all did.
+        cut: For each text the number of its tokens that did not fit and are ignored.
     """
 
     ids: npt.NDArray[np.int64]
@@ -59,13 +59,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A byte-pair vocabulary, ready to encode.
+    """A byte-pair vocabulary that encodes texts.
 
     Attributes:
         ids: Token → id.
         ranks: Pair of tokens → priority of merging it, lowest first.
         symbols: Byte → character.
-        words: Remembered encodings of single words.
+        words: Cached encodings of single words.
     """
 
     ids: dict[str, int]
@@ -101,14 +101,14 @@ class Tokenizer:
         )
 
     def tokenize(self, texts: Sequence[str], context_length: int = CONTEXT_LENGTH) -> Tokens:
-        """Token ids of texts: start, the text, end, zeros; a longer text is cut and still ends with the end token.
+        """Returns token ids of texts: start, text, end, zeros; a longer text is cut and still ends with the end token.
 
         Args:
             texts: Any number of texts.
             context_length: Columns of the ids.
 
         Raises:
-            Sam3Error: If the arguments make no sense.
+            Sam3Error: If the arguments are invalid.
         """
         if isinstance(texts, str):
             raise Sam3Error(f"tokenize takes a sequence of texts, not one text; pass [{texts[:40]!r}].")
@@ -118,13 +118,13 @@ class Tokenizer:
         cut = []
         for row, text in zip(ids, texts, strict=True):
             encoded = self.encode(text)
-            kept = [self.ids[START], *encoded[: context_length - 2], self.ids[END]]
-            row[: len(kept)] = kept
+            tokens = [self.ids[START], *encoded[: context_length - 2], self.ids[END]]
+            row[: len(tokens)] = tokens
             cut.append(max(0, len(encoded) + 2 - context_length))
         return Tokens(ids, tuple(cut))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without start and end, of any length."""
+        """Returns the ids of a text of any length, without start and end."""
         ids: list[int] = []
         for word in _words(text):
             encoded = self.words.get(word)
@@ -141,46 +141,46 @@ class Tokenizer:
             return (self.ids[word],)
         parts = [self.symbols[byte] for byte in word.encode("utf-8")]
         parts[-1] += _WORD_END
-        return tuple(self.ids[part] for part in self._merged(parts))
+        return tuple(self.ids[part] for part in self._merge(parts))
 
-    def _merged(self, parts: list[str]) -> list[str]:
-        """The parts after all merges, best rank first, of each rank every occurrence from left to right.
+    def _merge(self, parts: list[str]) -> list[str]:
+        """Applies all merges to a word's parts, best rank first, and every occurrence of a rank from left to right.
 
         A heap keeps this fast for a text of thousands of letters without a space.
         """
-        count = len(parts)
-        before, after = list(range(-1, count - 1)), list(range(1, count + 1))
+        length = len(parts)
+        previous, following = list(range(-1, length - 1)), list(range(1, length + 1))
 
-        def ranked(place: int) -> int | None:
-            """Rank of the pair that begins at a place; None if there is none."""
-            if place < 0 or not parts[place] or after[place] == count:
+        def rank_of_pair(position: int) -> int | None:
+            """Returns the rank of the pair that begins at a position; None if there is none."""
+            if position < 0 or not parts[position] or following[position] == length:
                 return None
-            return self.ranks.get((parts[place], parts[after[place]]))
+            return self.ranks.get((parts[position], parts[following[position]]))
 
-        waiting = [(rank, place) for place in range(count) if (rank := ranked(place)) is not None]
-        heapify(waiting)
-        while waiting:
-            best = waiting[0][0]
-            touched: list[int] = []
-            while waiting and waiting[0][0] == best:
-                _, place = heappop(waiting)
-                if ranked(place) != best:
+        heap = [(rank, position) for position in range(length) if (rank := rank_of_pair(position)) is not None]
+        heapify(heap)
+        while heap:
+            best_rank = heap[0][0]
+            changed: list[int] = []
+            while heap and heap[0][0] == best_rank:
+                _, position = heappop(heap)
+                if rank_of_pair(position) != best_rank:
                     continue
-                second = after[place]
-                parts[place] += parts[second]
-                parts[second] = ""
-                after[place] = after[second]
-                if after[place] < count:
-                    before[after[place]] = place
-                touched += (before[place], place)
-            for place in touched:
-                if (rank := ranked(place)) is not None:
-                    heappush(waiting, (rank, place))
+                merged = following[position]
+                parts[position] += parts[merged]
+                parts[merged] = ""
+                following[position] = following[merged]
+                if following[position] < length:
+                    previous[following[position]] = position
+                changed += (previous[position], position)
+            for position in changed:
+                if (rank := rank_of_pair(position)) is not None:
+                    heappush(heap, (rank, position))
         return [part for part in parts if part]
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text after CLIP's clean-up: mended encoding, HTML entities, white space, lower case."""
+    """Returns the words of a text after CLIP's clean-up: mended encoding, HTML entities, white space, lower case."""
     import ftfy
 
     cleaned = html.unescape(html.unescape(ftfy.fix_text(text))).strip()

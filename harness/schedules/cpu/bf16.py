@@ -33,7 +33,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
 from harness.schedules.common.graph import static_shape
-from harness.schedules.cpu.emit import Arithmetic, Split
+from harness.schedules.cpu.emit import Arithmetic
 from harness.schedules.cpu.tile import Tile, VectorUnit, vector_unit
 
 BF16 = "bfloat16"
@@ -96,13 +96,15 @@ def arithmetic(target: tvm.target.Target) -> Arithmetic:
     unit = vector_unit(target)
     if has_instruction(target):
         return _arithmetic(_dot_products(unit.lanes))
-    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], Split("float32", 2, terms_of))
+    return _arithmetic(_shifts(unit.lanes), _SHAPES[unit], terms_of)
 
 
 def _arithmetic(
-    functions: str, shapes: Sequence[tuple[int, int]] | None = None, split: Split | None = None
+    functions: str,
+    shapes: Sequence[tuple[int, int]] | None = None,
+    split: Callable[[Any], Sequence[Any]] | None = None,
 ) -> Arithmetic:
-    multiply_add = _multiply_add if split is None else _multiply_add_parts
+    multiply_add = _multiply_add if split is None else _multiply_add_terms
     return Arithmetic("bf16", BF16, "int32", PAIR, _joined, multiply_add, functions, shapes, split)
 
 
@@ -146,10 +148,10 @@ def _multiply_add(
     tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
 ) -> None:
     """Emits a step."""
-    _multiply_add_parts(tile, rows, lambda i: (left(i),), right)
+    _multiply_add_terms(tile, rows, lambda i: (left(i),), right)
 
 
-def _multiply_add_parts(
+def _multiply_add_terms(
     tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Sequence[Any]], right: Callable[[Any], Any]
 ) -> None:
     """Emits a step with whole vectors, because TVM takes calls of functions apart where it vectorizes a loop."""
@@ -157,7 +159,7 @@ def _multiply_add_parts(
     for i in range(tile.rows):
         for start in range(0, tile.columns, lanes):
             at = tirx.Ramp(start, 1, lanes)
-            terms = [tirx.Broadcast(part, lanes) for part in left(i)]
+            terms = [tirx.Broadcast(term, lanes) for term in left(i)]
             T.buffer_store(rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, rows[i][at], *terms, right(at)), [at])
 
 
@@ -167,12 +169,7 @@ def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
 
 def pair_bits(low: Any, high: Any) -> Any:
     """Returns the bits of a pair of terms, each rounded to the nearest bfloat16, the even one of two."""
-    return bits_of_pair(rounded_bits(low), rounded_bits(high))
-
-
-def bits_of_pair(low: Any, high: Any) -> Any:
-    """Returns the bits of a pair of terms from what `rounded_bits` returns of each."""
-    return tirx.bitwise_or(tirx.shift_right(low, _bits(16)), high)
+    return tirx.bitwise_or(tirx.shift_right(_rounded_bits(low), _bits(16)), _rounded_bits(high))
 
 
 def terms_of(pair: Any) -> tuple[Any, Any]:
@@ -184,10 +181,10 @@ def terms_of(pair: Any) -> tuple[Any, Any]:
 
 def to_bf16(value: Any) -> Any:
     """Returns the nearest bfloat16 of an fp32 number, the even one of two; NaN becomes the quiet one."""
-    return tirx.reinterpret(BF16, tirx.Cast("uint16", tirx.shift_right(rounded_bits(value), _bits(16))))
+    return tirx.reinterpret(BF16, tirx.Cast("uint16", tirx.shift_right(_rounded_bits(value), _bits(16))))
 
 
-def rounded_bits(value: Any) -> Any:
+def _rounded_bits(value: Any) -> Any:
     """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
     if str(value.ty.dtype) == BF16:
         return tirx.shift_left(tirx.Cast("uint32", tirx.reinterpret("uint16", value)), _bits(16))

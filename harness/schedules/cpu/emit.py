@@ -57,7 +57,7 @@ def columns_after(first: Any, columns: Any) -> Any:
 
 
 _ELEMENT_BYTES = 4
-"""Bytes of an element of a panel, or of a part of one."""
+"""Bytes of an element of a panel."""
 LINE = 16
 """fp32 numbers in a cache line of x86 and of most AArch64 processors, which fetch 64 bytes."""
 
@@ -100,26 +100,6 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Split:
-    """What an element of an operand is kept as in a packed block, where it is not kept as it is.
-
-    Attributes:
-        dtype: Type of a part.
-        parts: Number of parts.
-        of: (element) → its parts.
-        raw: (element) → what a block has in the place of its first parts until all of a chunk is there, so that what
-            makes parts is not repeated in the code for each row; None if parts are made as elements are read.
-        element: (number → what `raw` gave of that number) → the element.
-    """
-
-    dtype: str
-    parts: int
-    of: Callable[[Any], Sequence[Any]]
-    raw: Callable[[Any], Sequence[Any]] | None = None
-    element: Callable[[Callable[[int], Any]], Any] = lambda raw: raw(0)
-
-
-@dataclass(frozen=True)
 class Tiles:
     """Instructions that multiply whole panels that lie in memory, the left one row by row.
 
@@ -134,8 +114,6 @@ class Tiles:
         begin: Name of the function that a task calls before it multiplies; empty if there is none.
         end: Name of the one that it calls at its end; empty if there is none.
         scaled: How elements of packed panels are scaled; None if they are multiplied as they are.
-        split: What elements of both operands are kept as, the first parts of a chunk before the second ones; None if
-            they are kept as they are.
         block_bytes: Bytes of a block of the left operand at most; None if what is behind the second cache keeps up.
         fetches_left: Whether the next left panel is fetched before one is multiplied: small ones, that the first cache
             holds beside the next. The next chunk of the right operand is in any case, into the second cache.
@@ -149,7 +127,6 @@ class Tiles:
     begin: str = ""
     end: str = ""
     scaled: Scaled | None = None
-    split: Split | None = None
     block_bytes: int | None = None
     fetches_left: bool = False
 
@@ -176,7 +153,7 @@ class Tiles:
         """
         steps = depth // self.step
         most = max(1, self.longest // self.step)
-        if even or self.scaled is not None or self.split is not None:
+        if even or self.scaled is not None:
             return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
         return self.step * ceil_div(steps, ceil_div(steps, most))
 
@@ -184,8 +161,7 @@ class Tiles:
         """Returns the left panels of a block at most, of so many elements of the depth; None if any number will do."""
         if self.block_bytes is None:
             return None
-        parts = 1 if self.split is None else self.split.parts
-        return max(1, self.block_bytes // (_ELEMENT_BYTES * parts * tile.rows * depth))
+        return max(1, self.block_bytes // (_ELEMENT_BYTES * tile.rows * depth))
 
     def multiply(self, tile: Tile, panels: Sequence[Any], row_bytes: int, count: Any, added: Any) -> None:
         """Emits a product.
@@ -222,10 +198,11 @@ class Arithmetic:
         terms: Terms of the sum in an element.
         joined: ((k) → term, element, elements of the depth) → the element.
         multiply_add: (tile, its rows of sums, row → element of the left operand, columns → elements of the right one):
-            emits a step. With `split`, the left element is the sequence of its parts.
+            emits a step. With `split`, the left element is the sequence of its terms.
         functions: LLVM IR of the functions that a step calls.
         shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
-        split: What packed blocks keep elements of the left operand as, for vectors; None if as they are.
+        split: (element) → its terms in fp32, as which packed blocks keep elements of the left operand, for vectors;
+            None if they keep them as they are.
         tiles: What takes the place of steps, of products whose left panels lie row by row; None if nothing.
     """
 
@@ -237,7 +214,7 @@ class Arithmetic:
     multiply_add: Callable[[Tile, Sequence[tirx.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
     functions: str = ""
     shapes: Sequence[tuple[int, int]] | None = None
-    split: Split | None = None
+    split: Callable[[Any], Sequence[Any]] | None = None
     tiles: Tiles | None = None
 
     def in_panels(self, instruction: str, functions: str, tiles: Tiles) -> Arithmetic:
@@ -257,10 +234,14 @@ class Arithmetic:
         return int(tvm.DataType(self.dtype).itemsize) // self.terms
 
     @property
-    def kept(self) -> Split:
-        """What packed blocks keep elements of the left operand as; those of the right one, too, with `tiles`."""
-        split = self.split if self.tiles is None else self.tiles.split
-        return split or Split(self.dtype, 1, lambda element: (element,))
+    def left_dtype(self) -> str:
+        """Type of the numbers in a packed block of the left operand."""
+        return self.dtype if self.split is None else "float32"
+
+    @property
+    def left_numbers(self) -> int:
+        """Numbers that such a block keeps for an element."""
+        return 1 if self.split is None else self.terms
 
     def imported(self) -> AbstractContextManager[Any]:
         """Emits that the functions are known to what is emitted in the context."""
@@ -274,11 +255,6 @@ class Arithmetic:
         """How elements of packed panels are scaled; None if they are not."""
         return None if self.tiles is None else self.tiles.scaled
 
-    @property
-    def in_chunks(self) -> bool:
-        """Whether more than an element of the right operand is stored for each: then it is, chunk by chunk."""
-        return self.tiles is not None and (self.tiles.scaled is not None or self.tiles.split is not None)
-
     def stored(self, elements: Any, chunk: int) -> Any:
         """Returns how many numbers of a panel are stored for so many elements of the depth, of whole chunks.
 
@@ -286,8 +262,7 @@ class Arithmetic:
             elements: Elements of the depth.
             chunk: Those of a chunk, whose scale is stored behind it.
         """
-        parts = elements if self.tiles is None else elements * self.kept.parts
-        return parts if self.scaled is None else parts + elements // chunk
+        return elements if self.scaled is None else elements + elements // chunk
 
     def held(self) -> AbstractContextManager[None]:
         """Emits that the work of a task, which is emitted in the context, has what it multiplies with."""

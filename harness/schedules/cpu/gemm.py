@@ -112,8 +112,6 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
     if rounded is None:
         arithmetic = context.multiplied(matmul, rows, depth, panels=lies_by_row)
-        if arithmetic is FP32 and lies_by_row and extents.batch == 1 and context.is_parameter(right.value):
-            arithmetic = context.fp32_layer(matmul, rows, depth)
         return matrix_product(context, left, right, batch, extents, shape, arithmetic)
     arithmetic = (context.in_tiles(rows, depth) if lies_by_row else None) or context.bf16
     return replace(matrix_product(context, left, right, batch, extents, shape, arithmetic), rounds=True)

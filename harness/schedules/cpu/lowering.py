@@ -76,7 +76,6 @@ class Context(Scope):
         unit: The target's vector registers.
         bf16: How the target multiplies bfloat16 with vectors.
         bf16_tiles: How its instructions for whole panels do; None if it has none, or if code may not use them.
-        fp32_tiles: How they multiply fp32 numbers; None if vectors are faster.
         schedules: What tuning found, by key of the kernel's workload.
         workloads: What schedules were asked for, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
@@ -86,7 +85,6 @@ class Context(Scope):
     unit: VectorUnit
     bf16: Arithmetic
     bf16_tiles: Arithmetic | None = None
-    fp32_tiles: Arithmetic | None = None
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()
@@ -116,23 +114,16 @@ class Context(Scope):
             terms: Those among which the terms of an element are chosen.
             taps: How often there are so many in a sum: pixels of a convolution's kernel.
         """
-        return _worth_it(self.bf16_tiles, rows, terms, taps)
-
-    def fp32_layer(self, operator: ir.Call, rows: int, terms: int) -> Arithmetic:
-        """Returns what a linear layer of fp32 operands multiplies, of so many rows and terms."""
-        return FP32 if self.at_load(operator) else _worth_it(self.fp32_tiles, rows, terms) or FP32
-
-    def at_load(self, operator: ir.Call) -> bool:
-        """Returns whether an operator reads weights alone.
-
-        Then it is computed where weights are packed, once, which may be a machine without the target's instructions.
-        """
-        return all(map(self.is_parameter, operator.args))
+        arithmetic = self.bf16_tiles
+        if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
+            return None
+        return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
 
     def multiplied(self, operator: ir.Call, rows: int, terms: int, taps: int = 1, *, panels: bool = True) -> Arithmetic:
         """Returns what the kernel of an operator of fp32 operands multiplies, which it may round: see `rounds`.
 
-        Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: see `at_load`.
+        Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: they are computed
+        where weights are packed, once, which may be a machine without the target's instructions.
 
         Args:
             operator: The operator.
@@ -141,7 +132,7 @@ class Context(Scope):
             taps: Pixels of a convolution's kernel.
             panels: Whether the kernel can multiply whole panels.
         """
-        if self.at_load(operator):
+        if all(map(self.is_parameter, operator.args)):
             return FP32
         tiled = self.in_tiles(rows, terms, taps) if panels and multiplies_half(operator) else None
         if tiled is not None and tiled.scaled is None:
@@ -156,10 +147,3 @@ class Context(Scope):
         order = permutation(definition)
         rank = len(order)
         return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None
-
-
-def _worth_it(arithmetic: Arithmetic | None, rows: int, terms: int, taps: int = 1) -> Arithmetic | None:
-    """Returns the arithmetic of whole panels if there is one, and if a product fills its panels."""
-    if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
-        return None
-    return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None

@@ -40,7 +40,6 @@ from harness.schedules.cpu.emit import (
     LINE,
     After,
     Arithmetic,
-    Split,
     for_each_vector,
     multiply_panels,
     prefetch,
@@ -116,9 +115,8 @@ def pack_function(
 ) -> tirx.PrimFunc:
     """Packs a resident operand into panels of an arithmetic's elements; what lies beyond its edge is zero.
 
-    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Those of which more than
-    elements are stored (`Arithmetic.in_chunks`) lie chunk by chunk, and are of a right operand: first parts before
-    second ones, scales behind what they are of.
+    Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Elements that are scaled are
+    followed by their scales, chunk by chunk, and are of a right operand.
 
     Args:
         side: Which operand it is.
@@ -129,12 +127,12 @@ def pack_function(
         tile: The register tile.
         read: Buffer of the operand → how an element of a panel is read.
         arithmetic: What is multiplied.
-        chunk: Elements of a chunk, if the arithmetic stores panels chunk by chunk.
+        chunk: Elements of a chunk, if the arithmetic scales them.
     """
-    scaled, parts = arithmetic.scaled, arithmetic.kept if arithmetic.in_chunks else None
+    scaled = arithmetic.scaled
     by_row, dtype = side == "left" and arithmetic.tiles is not None, arithmetic.dtype
-    assert not arithmetic.in_chunks or (chunk is not None and side == "right")
-    split = depth // (chunk or depth) if arithmetic.in_chunks else next(n for n in (8, 4, 2, 1) if depth % n == 0)
+    assert scaled is None or (chunk is not None and side == "right")
+    split = next(n for n in (8, 4, 2, 1) if depth % n == 0) if scaled is None else depth // (chunk or depth)
     part = depth // split
     stored = arithmetic.stored(part, part)
     shape = packed_shape(side, batch, width, split * stored, tile)
@@ -151,11 +149,9 @@ def pack_function(
             with T.serial(0, part) as step, T.serial(0, panel) as i:
                 at = p * panel + i
                 value = element(b, at, first + step)
-                for n, kept in enumerate((value,) if parts is None else parts.of(value)):
-                    if width % panel:
-                        kept = T.if_then_else(at < width, kept, tirx.const(0, dtype))
-                    place = begin + n * part + step
-                    T.buffer_store(packed, kept, [b, p, i, place] if by_row else [b, p, place, i])
+                if width % panel:
+                    value = T.if_then_else(at < width, value, tirx.const(0, dtype))
+                T.buffer_store(packed, value, [b, p, i, begin + step] if by_row else [b, p, begin + step, i])
             if scaled is not None:
                 scaled.columns(packed, lambda k, j: [b, p, begin + k, j], part, panel, tile.lanes)
 
@@ -171,7 +167,7 @@ def read_left(panels: tirx.Buffer, arithmetic: Arithmetic) -> PanelRead:
 
 def read_right(panels: tirx.Buffer, arithmetic: Arithmetic, chunk: int) -> PanelRead:
     """Returns how a resident right operand is read that `pack_function` has packed, in chunks of so many elements."""
-    if not arithmetic.in_chunks:
+    if arithmetic.scaled is None:
         return lambda b, p, k, j: panels[b, p, k, j]
     return lambda b, p, k, j: panels[b, p, arithmetic.stored(k, chunk), j]
 
@@ -396,7 +392,7 @@ def product_function(
                 with T.parallel(0, tasks) as task:
                     do(access, task, None)
             else:
-                with each_thread_keeps(tasks, arithmetic.kept.dtype, shape) as (task, kept):
+                with each_thread_keeps(tasks, arithmetic.left_dtype, shape) as (task, kept):
                     do(access, task, kept)
 
     def do(access: Access, task: Any, kept: Kept | None) -> None:
@@ -414,7 +410,7 @@ def product_function(
                 read = _read_left(extents, tile, access, block)
             else:
                 shape = left_shape(extents, blocking, access, arithmetic)
-                packed = T.alloc_buffer(shape, arithmetic.kept.dtype) if kept is None else kept.buffers[0]
+                packed = T.alloc_buffer(shape, arithmetic.left_dtype) if kept is None else kept.buffers[0]
                 # A task of the same thread may have packed this block for another part of the right operand.
                 with nullcontext() if kept is None else kept.unless(task // partition.splits):
                     pack_left(extents, blocking, access, block, packed, arithmetic)
@@ -508,8 +504,8 @@ class Operands:
 def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32) -> tuple[int, ...]:
     """Returns the shape of a packed block of the left operand: [chunk, panel, k, row], or with rows before their terms.
 
-    Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Where an element is several
-    parts, the first parts of a chunk come before the second ones. Scales come after what they are of.
+    Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Of elements that are
+    split, the first terms of a chunk come before the second ones. Scales come after what they are of.
     """
     rows, terms = blocking.tile.rows, _stored_left(blocking, arithmetic)
     panel = (terms, rows) if access.rows is None else (rows, terms)
@@ -518,8 +514,7 @@ def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic:
 
 def _stored_left(blocking: Blocking, arithmetic: Arithmetic) -> int:
     """Returns how many numbers are stored for a row of a left panel in a chunk of the depth."""
-    parts = 1 if arithmetic.split is None else arithmetic.split.parts
-    return int(arithmetic.stored(blocking.chunk, blocking.chunk)) * parts
+    return int(arithmetic.stored(blocking.chunk, blocking.chunk)) * arithmetic.left_numbers
 
 
 def pack_left(
@@ -531,21 +526,17 @@ def pack_left(
     arithmetic: Arithmetic = FP32,
 ) -> None:
     """Emits the packing of a block of the left operand into memory of `left_shape`."""
-    by_row, chunk, kept = access.rows is not None, blocking.chunk, arithmetic.kept
-    assert by_row or kept.raw is None
+    by_row, chunk = access.rows is not None, blocking.chunk
     with T.serial(0, block.left_panels) as slot:
         fill = access.pack(block.batch, (block.left_first + slot) * blocking.tile.rows)
 
         def pack_chunk(c: Any, count: Any, slot: Any = slot, fill: Fill = fill) -> None:
             def put(k: Any, i: Any, value: Any) -> None:
-                for n, part in enumerate((kept.raw or kept.of)(value)):
+                for n, number in enumerate((value,) if arithmetic.split is None else arithmetic.split(value)):
                     at = k + n * chunk
-                    T.buffer_store(workspace, part, [c, slot, i, at] if by_row else [c, slot, at, i])
+                    T.buffer_store(workspace, number, [c, slot, i, at] if by_row else [c, slot, at, i])
 
             fill(put, c * chunk, count)
-            if kept.raw is not None:
-                with T.serial(0, blocking.tile.rows) as i:
-                    _split_row(workspace, kept, lambda k, n: [c, slot, i, k + n * chunk], count, blocking.tile.lanes)
             if arithmetic.scaled is not None:
                 with T.serial(0, blocking.tile.rows) as i:
                     arithmetic.scaled.row(workspace, lambda k: [c, slot, i, k], chunk, blocking.tile.lanes)
@@ -562,32 +553,6 @@ def pack_left(
             pack_chunk(whole, rest)
 
 
-def _split_row(
-    workspace: tirx.Buffer, split: Split, at: Callable[[Any, int], Sequence[Any]], count: int, lanes: int
-) -> None:
-    """Emits that what `split.raw` gave of the elements of a row becomes their parts.
-
-    Args:
-        workspace: Where they are.
-        split: What parts are.
-        at: (element, number of a part) → the index; contiguous in the element.
-        count: Elements of the row.
-        lanes: Numbers of a vector register.
-    """
-    raws = [registers((lanes,), split.dtype) for _ in range(split.parts)]
-
-    def do(k: Any) -> None:
-        def raw(n: int) -> Any:
-            # A part takes its place. Tails are shorter vectors, which begin at the first lane.
-            T.buffer_store(raws[n], workspace[tuple(at(k, n))], [k % lanes])
-            return raws[n][k % lanes]
-
-        for n, part in enumerate(split.of(split.element(raw))):
-            T.buffer_store(workspace, part, at(k, n))
-
-    for_each_vector(count, lanes, do)
-
-
 def read_left_panels(
     extents: Extents,
     blocking: Blocking,
@@ -599,19 +564,19 @@ def read_left_panels(
     """Returns how each right panel of a task meets a block of the left operand that `pack_left` has packed."""
     tile, slots = blocking.tile, blocking.partition.slots
     by_row = access.rows is not None
-    chunks, parts = ceil_div(extents.depth, blocking.chunk), arithmetic.kept.parts
-    step = tile.rows * parts
+    chunks, numbers = ceil_div(extents.depth, blocking.chunk), arithmetic.left_numbers
+    step = tile.rows * numbers
     size = _stored_left(blocking, arithmetic) * tile.rows
 
     def operands(r: Any) -> Operands:
         line = view(workspace, chunks * slots * size)
         share = ceil_div(tile.columns, slots)
 
-        def part(p: Any, first: Any, k: Any, i: int) -> Any:
+        def number(p: Any, first: Any, k: Any, i: int) -> Any:
             return workspace[(first // blocking.chunk, p, *((i, k) if by_row else (k, i)))]
 
         def left(p: Any, first: Any, k: Any, i: int) -> Any:
-            found = [part(p, first, k + n * blocking.chunk, i) for n in range(parts)]
+            found = [number(p, first, k + n * blocking.chunk, i) for n in range(numbers)]
             return found if arithmetic.split else found[0]
 
         def ahead(p: Any, first: Any, k: Any) -> None:

@@ -92,7 +92,6 @@ def _context_of(
         unit=vector_unit(target),
         bf16=bf16,
         bf16_tiles=_in_tiles(target, bf16),
-        fp32_tiles=amx.with_parts(bf16) if amx.matrix_unit(target) else None,
         schedules=schedules,
     )
     context = replace(context, projected_afterwards=movable(context, facts))

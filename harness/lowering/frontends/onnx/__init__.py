@@ -1,4 +1,4 @@
-"""The route through ONNX: torch.export, PyTorch's ONNX exporter, and TVM's importer with its defects worked around."""
+"""Exports and imports modules through ONNX, by torch.export, PyTorch's ONNX exporter and TVM's importer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def import_module(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...]
 ) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
-    """Exports and imports a PyTorch module: a Relax module with the function `main`, and its parameters' values.
+    """Exports and imports a PyTorch module, and returns the Relax module and its parameters' values.
 
-    It returns what `import_exported` returns, and raises the errors of both stages.
+    Results and errors are those of `import_exported`, and the errors of `export_module`.
     """
     return import_exported(export_module(module, args))
 

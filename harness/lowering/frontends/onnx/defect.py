@@ -1,4 +1,4 @@
-"""OnnxDefect: one thing that goes wrong between PyTorch's ONNX exporter and Relax, as plain data."""
+"""Defines a defect between PyTorch's ONNX exporter and Relax as plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import tvm
 
 Converter = Callable[["tvm.relax.BlockBuilder", "list[Any]", dict[str, Any]], "tvm.relax.Expr"]
-"""Takes the block builder, the node's inputs (None for one left out) and its attributes, returns the expression."""
+"""Takes the block builder, the node's inputs (None if omitted) and its attributes, and returns the expression."""
 
 Translation = Callable[..., Any]
 """Takes an operator's arguments as ONNX values, returns the result in ONNX operators (`custom_translation_table`)."""
@@ -28,11 +28,11 @@ ModelPass = Callable[["onnx_ir.Model"], None]
 
 @dataclass(frozen=True)
 class OnnxDefect(Defect):
-    """One defect on the way through ONNX, and what is done about it here.
+    """One defect on the route through ONNX, and its workaround.
 
     Attributes:
         converters: Importer functions that replace TVM's, by ONNX operator.
-        translations: What PyTorch's exporter writes instead of its own translation, by PyTorch's operator.
+        translations: Functions that replace translations of PyTorch's exporter, by PyTorch's operator.
         program_passes: Rewrites of the exported program before PyTorch's ONNX exporter.
         passes: Rewrites of the ONNX model before the import.
     """

@@ -1,4 +1,4 @@
-"""Run as a program, writes docs/ONNX_DEFECTS.md from the registry of defects."""
+"""Writes docs/ONNX_DEFECTS.md from the registry of defects, when run as a program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PyTorch's. `docs/FRONTENDS.md` has what is known and not worked around, and comp
 This page is generated: `python -m harness.lowering.frontends.onnx.defects_page`.
 """
 
-_HOW_TO = """## Running a reproduction
+_INSTRUCTIONS = """## Running a reproduction
 
     from harness.lowering.frontends.onnx.defects import DEFECTS
     from harness.lowering.frontends.onnx.running import run_raw, run_tvm
@@ -37,12 +37,12 @@ _HOW_TO = """## Running a reproduction
 
 
 def render() -> str:
-    """Renders the page."""
-    return render_page(_INTRODUCTION, _HOW_TO, DEFECTS, "Unmodified")
+    """Returns the page."""
+    return render_page(_INTRODUCTION, _INSTRUCTIONS, DEFECTS, "Unmodified")
 
 
 def write_page(path: Path = PAGE) -> None:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     make_folder(path.parent)
     write_text(path, render())
 

@@ -1,4 +1,4 @@
-"""From a PyTorch module to an ONNX model in memory, whose weights are still PyTorch's tensors."""
+"""Exports a PyTorch module as an ONNX model in memory, whose weights remain PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 23
-"""The first version in which attention is one operator; exact GELU is one since 20, layer normalization since 17."""
+"""First version whose attention is one operator, as exact GELU is since 20 and layer normalization since 17."""
 
 PACKAGES = ("onnx", "onnxscript")
-"""Packages that PyTorch's exporter and TVM's importer need besides themselves."""
+"""Further packages that PyTorch's exporter and TVM's importer need."""
 
-_CHATTY = ("onnxscript", "onnx_ir")
+_LOGGERS = ("onnxscript", "onnx_ir")
 """Loggers that report each constant that was not folded."""
 
 
@@ -32,8 +32,8 @@ class Exported:
 
     Attributes:
         model: One graph in operators of version `OPSET`; its first inputs are the module's, in order, and its
-            initializers share memory with the module where they are its tensors as they are.
-        inputs: Names that the module's forward gives its inputs, in order.
+            initializers share memory with the module's tensors that they equal.
+        inputs: Parameter names of the module's forward, in order.
     """
 
     model: onnx_ir.Model
@@ -41,7 +41,7 @@ class Exported:
 
 
 def check_packages() -> None:
-    """Raises HarnessError, with what to install, if a package of this route is missing."""
+    """Raises HarnessError if a package of this frontend is missing, with the packages to install."""
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise HarnessError(
@@ -50,15 +50,15 @@ def check_packages() -> None:
 
 
 def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Exported:
-    """Exports `module` for the shapes and dtypes of `args`, with no gradient, by way of torch.export.
+    """Exports `module` for the shapes and dtypes of `args`, without gradients, through torch.export.
 
     Args:
-        module: Takes tensors, returns a tensor or a tuple of tensors; in eval mode.
+        module: Takes tensors and returns a tensor or a tuple of tensors; in evaluation mode.
         args: Its positional inputs.
 
     Raises:
-        HarnessError: A package of this route is missing.
-        torch.onnx.OnnxExporterError: PyTorch's exporter cannot translate an operator (its own message).
+        HarnessError: A package of this frontend is missing.
+        torch.onnx.OnnxExporterError: PyTorch's exporter cannot translate an operator, which its message names.
     """
     check_packages()
     import torch
@@ -71,7 +71,7 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     for defect in DEFECTS:
         for program_pass in defect.program_passes:
             program_pass(program.graph_module)
-    with torch.no_grad(), quietly():
+    with torch.no_grad(), silence_exporter():
         exported = torch.onnx.export(
             program, dynamo=True, opset_version=OPSET, custom_translation_table=translations, verbose=False
         )
@@ -80,9 +80,9 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Silences the exporter's reports on every folded constant for the duration of the context."""
-    loggers = [logging.getLogger(name) for name in _CHATTY]
+def silence_exporter() -> Iterator[None]:
+    """Silences the exporter's reports about folded constants for the duration of the context."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Frontend `onnx`: PyTorch's ONNX exporter, and TVM's importer of ONNX models with its defects worked around."""
+"""Defines the frontend `onnx`: PyTorch's ONNX exporter, and TVM's importer of ONNX models with workarounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TVM's importer of ONNX graphs, with converters of our own before TVM's and the result that the pipelines want."""
+"""Imports ONNX graphs by TVM's importer, with this project's converters and the result that its pipelines need."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Importer(ONNXGraphImporter):  # type: ignore[misc]
-    """Imports one lifted model.
+    """An importer of one lifted model.
 
-    Differences from TVM's: its inputs keep shapes with a 0 in them and their names, `main` returns a tuple whatever the
-    number of outputs, and the attribute `num_input` counts the inputs of the PyTorch module alone.
+    It differs from TVM's importer: inputs keep their names and shapes with a 0, `main` returns a tuple for any number
+    of outputs, and the attribute `num_input` counts the inputs of the PyTorch module alone.
     """
 
     def __init__(self, num_input: int, converters: Mapping[str, Converter]) -> None:
-        """Takes the number of the module's inputs, and converters by operator, which come before TVM's."""
+        """Takes the number of the module's inputs, and converters by operator, which take precedence over TVM's."""
         super().__init__(shape_dict={}, dtype_dict={}, keep_params_in_input=False, sanitize=False)
         self._module_inputs = num_input
         self._converters = converters
@@ -49,9 +49,9 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc]
         return self.bb.get()
 
     def _fill_empty(self, graph: onnx.GraphProto) -> None:
-        """Makes constants without elements results of an operator: as constants, a library cannot be loaded with them.
+        """Replaces constants without elements by an operator, because a library with such constants cannot be loaded.
 
-        (Its constants are stored in a format that has no empty tensors.)
+        The library stores constants in a format that has no empty tensors.
         """
         for initializer in graph.initializer:
             if 0 in initializer.dims:
@@ -65,7 +65,7 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc]
         return self.bb.normalize(converter(self.bb, inputs, attrs))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        known = {*_get_convert_map(), *self._converters, "Constant", "If"}
-        unknown = sorted({node.op_type for node in graph.node} - known)
-        if unknown:
-            raise tvm.error.OpNotImplemented(f"operators unknown to the ONNX importer: {', '.join(unknown)}")
+        supported = {*_get_convert_map(), *self._converters, "Constant", "If"}
+        unsupported = sorted({node.op_type for node in graph.node} - supported)
+        if unsupported:
+            raise tvm.error.OpNotImplemented(f"operators unknown to the ONNX importer: {', '.join(unsupported)}")

@@ -1,4 +1,4 @@
-"""From an exported ONNX model to a Relax module, with every known defect of TVM's importer worked around."""
+"""Imports an exported ONNX model as a Relax module, with a workaround for every known defect of TVM's importer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def import_exported(exported: Exported) -> tuple[tvm.IRModule, dict[str, np.ndar
     """Imports an exported model.
 
     Args:
-        exported: From `export_module`; it is not changed.
+        exported: The result of `export_module`; it is not changed.
 
     Returns:
         The module and its parameters. The module's `main` takes the module's inputs in order (their number is its
-        attribute `num_input`), then every weight, buffer and table that the graph reads; the values of the latter are
-        returned by name in the order of the parameters, sharing memory with the PyTorch module where they are its
-        tensors. Constants of one element, and those that say what an operator does, are bound into the module. `main`
+        attribute `num_input`), then every weight, buffer and table that the graph reads. The values of the latter are
+        returned by name in the order of the parameters, and share memory with the PyTorch module's tensors that they
+        equal. Constants of one element, and constants that determine an operator, are bound into the module. `main`
         returns a tuple of the outputs in order.
 
     Raises:
-        tvm.error.OpNotImplemented: Operators that the importer does not know, named in the message.
+        tvm.error.OpNotImplemented: The importer does not know some operators, which the message names.
     """
     import onnx_ir
 

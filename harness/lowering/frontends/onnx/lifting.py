@@ -1,4 +1,4 @@
-"""Makes every tensor of an ONNX model that is data an input of it, so that weights stay out of the compiled code."""
+"""Makes every data tensor of an ONNX model an input, so that weights stay out of the compiled code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx_ir
 
-_LARGEST_BOUND = 1
-"""Constants up to this many elements stay constants, so that the compiler can fold and inline them."""
+_MAX_BOUND_ELEMENTS = 1
+"""Largest number of elements of constants that remain constants, so that the compiler can fold and inline them."""
 
 STATIC_INPUTS = {
     "ConstantOfShape": (0,),
@@ -39,21 +39,21 @@ STATIC_INPUTS = {
     "TopK": (1,),
     "Unsqueeze": (1,),
 }
-"""By operator: the inputs that say what is computed, such as a shape or axes, and not what it is computed with."""
+"""Operator → the inputs that determine the computation, such as a shape or axes, and are not data."""
 
 
 def lift(model: onnx_ir.Model, inputs: Sequence[str]) -> dict[str, np.ndarray]:
-    """Makes inputs of a model's initializers, in place, but for one-element ones and shapes, axes and so on.
+    """Makes inputs of a model's initializers, in place, except of one-element tensors, shapes, axes and so on.
 
-    Initializers that nothing reads are dropped. All inputs get names that Relax takes.
+    Unread initializers are dropped. All inputs get names that Relax accepts.
 
     Args:
-        model: Its inputs are those of the PyTorch module; the lifted ones follow.
-        inputs: How to name the former.
+        model: Its inputs are those of the PyTorch module; the lifted inputs follow.
+        inputs: Names of the PyTorch module's inputs.
 
     Returns:
-        The values of the lifted initializers by their old names, in order. They share memory with what the model was
-        made from where they are contiguous there.
+        The values of the lifted initializers by their old names, in order. Contiguous values share memory with the
+        model's source.
     """
     graph = model.graph
     names = _Names()
@@ -80,24 +80,24 @@ def _array(value: onnx_ir.Value) -> np.ndarray:
 
 def _is_bound(value: onnx_ir.Value) -> bool:
     assert value.const_value is not None
-    return value.const_value.size <= _LARGEST_BOUND or any(
+    return value.const_value.size <= _MAX_BOUND_ELEMENTS or any(
         index in STATIC_INPUTS.get(node.op_type, ()) for node, index in value.uses()
     )
 
 
 class _Names:
-    """Makes names of parameters from names of tensors: letters, digits and underscores, each once."""
+    """Unique parameter names from tensor names, of letters, digits and underscores."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        self._used_names: set[str] = set()
 
     def valid(self, name: str) -> str:
-        """Returns the name with other characters replaced, and a number behind it if it is taken."""
+        """Returns the name with other characters replaced, and a number appended if the name is already used."""
         base = re.sub(r"\W", "_", name, flags=re.ASCII)
         base = f"_{base}" if not base or base[0].isdigit() else base
         unique, number = base, 0
-        while unique in self._taken:
+        while unique in self._used_names:
             number += 1
             unique = f"{base}_{number}"
-        self._taken.add(unique)
+        self._used_names.add(unique)
         return unique

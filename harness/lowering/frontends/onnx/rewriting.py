@@ -1,4 +1,4 @@
-"""Small tools for passes over ONNX models and for converters: constants, shapes, what nothing reads."""
+"""Provides helpers for passes over ONNX models and for converters: constants, shapes, removal of unread nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def static_shape(value: onnx_ir.Value | None) -> tuple[int, ...] | None:
-    """Returns a value's shape where all of it is known, else None."""
+    """Returns a value's shape if all extents are known, else None."""
     if value is None or value.shape is None or not value.shape.is_static():
         return None
     return tuple(int(extent) for extent in value.shape.numpy())
@@ -37,7 +37,7 @@ def add_constant(graph: onnx_ir.Graph, name: str, array: NDArray[Any]) -> onnx_i
 
 
 def drop_dead_nodes(graph: onnx_ir.Graph) -> None:
-    """Removes the nodes whose results nothing reads."""
+    """Removes the nodes whose results are never read."""
     for node in reversed(graph):
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):
             graph.remove(node, safe=True)
@@ -49,7 +49,7 @@ def shape_of(value: relax.Expr) -> list[int]:
 
 
 def constant_of(value: Any) -> NDArray[Any] | None:
-    """Returns the values of a Relax constant, None for anything else."""
+    """Returns the values of a Relax constant, None for any other value."""
     from tvm import ir
 
     return np.asarray(value.value.numpy()) if isinstance(value, ir.GenericConst) else None

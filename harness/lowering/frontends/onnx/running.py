@@ -1,4 +1,4 @@
-"""Small programs through ONNX and TVM and back: what the defects' reproductions and the tests run on."""
+"""Runs small programs through ONNX and TVM, for the defects' reproductions and the tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.lowering.frontends.onnx import import_module
-from harness.lowering.frontends.onnx.exporting import OPSET, quietly
+from harness.lowering.frontends.onnx.exporting import OPSET, silence_exporter
 from harness.lowering.frontends.running import Arrays, repaired_pipeline, run_module
 
 if TYPE_CHECKING:
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def run_tvm(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """Exports, imports with every workaround, builds and runs."""
+    """Exports, imports with every workaround, builds and runs a module."""
     imported, parameters = import_module(module, args)
     arguments = [*(arg.numpy() for arg in args), *parameters.values()]
     return run_module(imported, arguments, pipeline=repaired_pipeline())
 
 
 def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:
-    """Exports, and imports as TVM's own documentation does it, without a workaround."""
+    """Exports a module and imports it as TVM's documentation does, without workarounds."""
     from tvm.relax.frontend.onnx import from_onnx
 
-    with torch.no_grad(), quietly():
+    with torch.no_grad(), silence_exporter():
         exported = torch.onnx.export(module, args, dynamo=True, opset_version=OPSET, verbose=False)
         assert exported is not None
         return from_onnx(exported.model_proto)
 
 
 def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """Runs without a workaround; TVM's importer returns a single output without a tuple around it."""
+    """Runs a module without workarounds; TVM's importer returns a single output without a tuple."""
     import tvm
     from tvm import relax
 

@@ -1,4 +1,4 @@
-"""torch.export and the Relax import, with one file for each importer defect that is worked around."""
+"""Exports modules by torch.export and imports them into Relax, with one file for each importer defect."""
 
 from harness.lowering.frontends.exporting import export_program
 from harness.lowering.frontends.torch_export.importing import import_program, nodes_of

@@ -1,4 +1,4 @@
-"""TorchDefect: one thing that TVM's PyTorch frontend gets wrong, as plain data."""
+"""Defines a defect of TVM's PyTorch frontend as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 Converter = Callable[[Any, Any], Any]
-"""Takes the fx node and TVM's importer, returns the Relax expression (the signature of `custom_convert_map`)."""
+"""Takes the fx node and TVM's importer and returns the Relax expression (the signature of `custom_convert_map`)."""
 
 GraphPass = Callable[["torch.fx.GraphModule"], None]
 """Rewrites the decomposed graph in place, before the import; every new node carries `meta["val"]`."""
@@ -20,10 +20,10 @@ GraphPass = Callable[["torch.fx.GraphModule"], None]
 
 @dataclass(frozen=True)
 class TorchDefect(Defect):
-    """One defect of TVM's PyTorch frontend, and what is done about it here.
+    """One defect of TVM's PyTorch frontend, and its workaround.
 
     Attributes:
-        converters: Importer functions that replace TVM's, by operator name as the importer spells it.
+        converters: Importer functions that replace TVM's, by the importer's operator name.
         passes: Rewrites of the exported graph before the import.
     """
 

@@ -1,4 +1,4 @@
-"""Run as a program, writes docs/DEFECTS.md from the registry of defects."""
+"""Writes docs/DEFECTS.md from the registry of defects, when run as a program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ components use to PyTorch and to float64, on the components' own shapes and arou
 This page is generated: `python -m harness.lowering.frontends.torch_export.defects_page`.
 """
 
-_HOW_TO = """## Running a reproduction
+_INSTRUCTIONS = """## Running a reproduction
 
     from harness.lowering.frontends.torch_export.defects import DEFECTS
     from harness.lowering.frontends.running import run_torch
@@ -38,12 +38,12 @@ _HOW_TO = """## Running a reproduction
 
 
 def render() -> str:
-    """Renders the page."""
-    return render_page(_INTRODUCTION, _HOW_TO, DEFECTS, "Unmodified TVM")
+    """Returns the page."""
+    return render_page(_INTRODUCTION, _INSTRUCTIONS, DEFECTS, "Unmodified TVM")
 
 
 def write_page(path: Path = PAGE) -> None:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     make_folder(path.parent)
     write_text(path, render())
 

@@ -1,4 +1,4 @@
-"""Frontend `torch`: torch.export, and TVM's importer of exported programs with its defects worked around."""
+"""Defines the frontend `torch`: torch.export, and TVM's importer of exported programs with workarounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph that an import begins with, before anything of it is rewritten: its nodes, and the values given to them."""
+"""Defines the graph that an import starts from, before any rewriting: its nodes and the values of its placeholders."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Graph:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """The nodes by name, in order."""
+        """Returns the nodes by name, in order."""
         return {node.name: node for node in self.module.graph.nodes}
 
 
 def graph_of(program: ExportedProgram) -> Graph:
-    """Returns the graph of a program, as `import_program` has it before this project's rewriting."""
+    """Returns the graph of a program, as in `import_program` before this project's rewriting."""
     program = decompose_and_lift(program)
     specs = program.graph_signature.input_specs
     weights = {spec.arg.name: spec.target for spec in specs if spec.kind is not InputKind.USER_INPUT}

@@ -1,4 +1,4 @@
-"""From an exported program to a Relax module, with every known defect of TVM's importer worked around."""
+"""Imports an exported program as a Relax module, with a workaround for every known defect of TVM's importer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 _NODES = "nodes"
-"""The attribute of an imported function that says which variable holds the value of which node."""
+"""Attribute of an imported function: name of each node → name of the variable that holds its value."""
 
 
 def import_program(
@@ -24,53 +24,53 @@ def import_program(
     """Imports an exported program.
 
     Args:
-        program: From `export_program`; it is not changed.
-        converters: Of more operators, by name as in the importer's `custom_convert_map`; they come before the defects'.
-        importer: Translates the program; TVM's own by default.
+        program: The result of `export_program`; it is not changed.
+        converters: Converters of more operators, by name as in the importer's `custom_convert_map`; they take
+            precedence over the defects'.
+        importer: Translates the program; TVM's importer by default.
 
     Returns:
         The module and its parameters. The module's `main` takes the user inputs in order (their number is its attribute
-        `num_input`), then every weight, buffer and constant tensor that the graph reads; the values of the latter are
-        returned by name in the order of the parameters, sharing memory with the program where they are contiguous;
-        complex ones as pairs, with a last dimension of 2.
-        Constants of one element are bound into the module. `main` returns a tuple of the outputs in order, and keeps
-        which variable holds the value of which node (`nodes_of`).
+        `num_input`), then every weight, buffer and constant tensor that the graph reads. The values of the latter are
+        returned by name in the order of the parameters, and contiguous values share memory with the program; complex
+        values are pairs, with a last dimension of 2. Constants of one element are bound into the module. `main` returns
+        a tuple of the outputs in order, and notes the variable that holds each node's value (`nodes_of`).
 
     Raises:
-        NotImplementedError: A dtype that TVM's importer does not know, such as complex64 (its own message).
-        AssertionError: An operator that it does not know, named in the message.
+        NotImplementedError: TVM's importer does not know a dtype, such as complex64; the message is TVM's.
+        AssertionError: TVM's importer does not know an operator, which the message names.
     """
     from tvm import relax
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     from harness.lowering.frontends.torch_export.defects import DEFECTS
     from harness.lowering.frontends.torch_export.lifting import decompose_and_lift, drop_unread, parameter_values
-    from harness.lowering.frontends.torch_export.slices import within_bounds
+    from harness.lowering.frontends.torch_export.slices import mark_inbound_slices
 
     program = decompose_and_lift(program)
     for defect in DEFECTS:
         for graph_pass in defect.passes:
             graph_pass(program.graph_module)
     drop_unread(program)
-    every = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
-    every |= dict(converters or {})
+    convert_map = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
+    convert_map |= dict(converters or {})
     importer = importer or ExportedProgramImporter()
     module = importer.from_exported_program(
         program,
         keep_params_as_input=True,
         unwrap_unit_return_tuple=False,
         no_bind_return_tuple=False,
-        custom_convert_map=every,
+        custom_convert_map=convert_map,
     )
     holding = {node.name: value.name for node, value in importer.env.items() if isinstance(value, relax.Var)}
     module["main"] = module["main"].without_attr("params").with_attr(_NODES, json.dumps(holding))
-    return within_bounds(module), parameter_values(program)
+    return mark_inbound_slices(module), parameter_values(program)
 
 
 def nodes_of(module: tvm.IRModule) -> dict[str, str]:
-    """Returns the name of the variable that holds each node's value, by the name of the node in the imported graph.
+    """Returns the name of the variable that holds each node's value, by the node's name in the imported graph.
 
-    A node is not in it if several variables hold its value, or none.
+    Nodes whose value is in several variables, or in none, are left out.
     """
     holding: dict[str, str] = json.loads(str((module["main"].attrs or {}).get(_NODES, "{}")))
     return holding

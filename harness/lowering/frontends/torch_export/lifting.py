@@ -1,4 +1,4 @@
-"""Makes every tensor that the graph reads an input of it, so that weights and tables stay out of the compiled code."""
+"""Makes every tensor that the graph reads an input of the graph, so that weights stay out of the compiled code."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from harness.lowering.frontends.torch_export.defects.attention import KEPT
+from harness.lowering.frontends.torch_export.defects.attention import UNDECOMPOSED
 
 if TYPE_CHECKING:
     import numpy as np
 
-_LARGEST_BOUND = 1
-"""Constants up to this many elements stay constants, so that the compiler can fold and inline them."""
+_MAX_BOUND_ELEMENTS = 1
+"""Largest number of elements of constants that remain constants, so that the compiler can fold and inline them."""
 
 
 def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     """Returns a program in core ATen operators, whose weights, buffers and constants are all parameters.
 
-    Without this, TVM's importer embeds buffers and constants (position encodings, RoPE tables) in the module. The
-    result has a graph of its own, which may be rewritten; tensors are shared with `program`.
+    TVM's importer would embed buffers and constants (position encodings, RoPE tables) in the module. The result has its
+    own graph, which may be rewritten; it shares tensors with `program`.
     """
     table = torch.export.default_decompositions()
-    for operator in KEPT:
+    for operator in UNDECOMPOSED:
         table.pop(operator, None)
     program = program.run_decompositions(table)
     specs = []
@@ -36,7 +36,7 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
             specs.append(spec)
             continue
         value = program.state_dict[spec.target] if spec.target in program.state_dict else program.constants[spec.target]
-        if spec.kind is InputKind.CONSTANT_TENSOR and value.numel() <= _LARGEST_BOUND:
+        if spec.kind is InputKind.CONSTANT_TENSOR and value.numel() <= _MAX_BOUND_ELEMENTS:
             specs.append(spec)
             bound[spec.target] = value
         else:
@@ -55,9 +55,9 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
 
 
 def drop_unread(program: ExportedProgram) -> None:
-    """Takes out of a lifted program what nothing reads, or nothing any more, after passes removed what did.
+    """Removes the parameters and constants of a lifted program that are not read, or no longer read after passes.
 
-    The neck's position encodings, 113 MB that nobody asks the image encoder for, are read by checks of their dtype.
+    The neck's position encodings, 113 MB that are no output of the image encoder, are read by checks of their dtype.
     """
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     specs = program.graph_signature.input_specs

@@ -1,4 +1,4 @@
-"""Which operators an exported program uses, with the shapes, dtypes and other arguments of each call."""
+"""Lists the operators of an exported program, with the shapes, dtypes and other arguments of each call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.fx import Node
 from harness.core.settings import REPOSITORY
 
 OPERATORS_FILE = REPOSITORY / "fixtures" / "operators.json"
-"""Every distinct call in the components at shallow scale; `harness.models.sam3.operator_calls` writes it."""
+"""Every distinct call in the components at shallow scale, written by `harness.models.sam3.operator_calls`."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Call:
 
     Attributes:
         operator: Name with overload, for instance `aten.add.Tensor`.
-        arguments: JSON text: positional arguments, then keyword arguments as an object; a tensor is
-            {"shape": […], "dtype": "float32"}, everything else is itself or its text.
+        arguments: JSON text: positional arguments, then keyword arguments as an object; a tensor is {"shape": […],
+            "dtype": "float32"}, any other argument is its value or its text.
     """
 
     operator: str
@@ -33,7 +33,7 @@ class Call:
 
 
 def calls_of(program: ExportedProgram) -> set[Call]:
-    """Returns the distinct calls of a program in core ATen operators, as TVM's importer gets to see them."""
+    """Returns the distinct calls of a program in core ATen operators, which are the input of TVM's importer."""
     from harness.lowering.frontends.torch_export.lifting import decompose_and_lift
 
     return {
@@ -49,13 +49,13 @@ def operators_of(program: ExportedProgram) -> set[str]:
 
 
 def load_calls(path: Path = OPERATORS_FILE) -> dict[str, list[list[Any]]]:
-    """Reads the stored list: by operator, the distinct [positional, keyword] arguments."""
+    """Reads the stored list: the distinct [positional, keyword] arguments by operator."""
     stored: dict[str, list[list[Any]]] = json.loads(path.read_text(encoding="utf-8"))["operators"]
     return stored
 
 
 def dump_calls(calls: Iterable[Call]) -> str:
-    """Returns the text of the stored list: sorted, one call to a line."""
+    """Returns the text of the stored list: sorted, one call per line."""
     by_operator: dict[str, list[str]] = {}
     for call in sorted(set(calls), key=lambda call: (call.operator, call.arguments)):
         by_operator.setdefault(call.operator, []).append(call.arguments)

@@ -1,4 +1,4 @@
-"""Small tools for passes over a decomposed fx graph: insert calls with their metadata, replace operators."""
+"""Provides helpers for passes over a decomposed fx graph: insert calls with their metadata, replace operators."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from torch.fx import GraphModule, Node
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.+)')
 _PYTORCH = "/torch/nn/"
-"""Where PyTorch's modules are."""
+"""Folder of PyTorch's modules."""
 
 
 def calls(module: GraphModule, *targets: Callable[..., Any]) -> Iterator[Node]:
-    """Yields the nodes that call one of `targets`, in order; the graph may be changed meanwhile."""
-    wanted = set(targets)
+    """Yields the nodes that call one of `targets`, in order; the graph may be changed between nodes."""
+    target_set = set(targets)
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target in wanted:
+        if node.op == "call_function" and node.target in target_set:
             yield node
 
 
 def value_of(node: Node) -> torch.Tensor:
-    """Returns the fake tensor that stands for a node's result: its shape and dtype are what PyTorch would return."""
+    """Returns the fake tensor of a node's result, which has the shape and dtype of PyTorch's result."""
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
 
 
-def insert(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+def insert(successor: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """Inserts a call before a node, with the fake result in its metadata."""
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(target, args, kwargs)
+    with successor.graph.inserting_before(successor):
+        node = successor.graph.call_function(target, args, kwargs)
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
     node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node
 
 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """Returns an argument of a call, given by position or by name."""
+    """Returns an argument of a call, passed by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def source_line(node: Node) -> str:
-    """Returns the innermost line of Python that a node was traced from, as `file:line in function: code`.
+    """Returns the innermost Python line that a node was traced from, as `file:line in function: code`.
 
-    Lines of PyTorch's own modules count only where there are no others.
+    Lines of PyTorch's own modules count only if there are no other lines.
     """
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:

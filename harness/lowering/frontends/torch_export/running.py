@@ -1,4 +1,4 @@
-"""Small programs through torch.export and TVM and back."""
+"""Runs small programs through torch.export and TVM."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness.lowering.frontends.torch_export.importing import import_program
 
 
 def run_tvm(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """Exports, imports with every workaround, builds and runs."""
+    """Exports, imports with every workaround, builds and runs a module."""
     imported, parameters = import_program(export_program(module, args))
     arguments = [*(arg.numpy() for arg in args), *parameters.values()]
     return run_module(imported, arguments, pipeline=repaired_pipeline())
 
 
 def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:
-    """Exports, and imports as TVM's own documentation does it, without a workaround."""
+    """Exports a module and imports it as TVM's documentation does, without workarounds."""
     from tvm.relax.frontend.torch import from_exported_program
 
     with torch.no_grad():
@@ -26,5 +26,5 @@ def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.I
 
 
 def run_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
-    """Exports, imports without a workaround, builds and runs."""
+    """Exports, imports without workarounds, builds and runs a module."""
     return run_module(import_raw(module, args), [arg.numpy() for arg in args])

@@ -1,4 +1,4 @@
-"""What a component is: one exportable part of SAM 3 with named inputs and outputs."""
+"""Defines a component: one exportable part of SAM 3 with named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ Arguments = Mapping[str, "torch.Tensor"]
 """Inputs of one component by name, in the order of its forward."""
 
 
+def single_sample(sample: str, *inputs: str) -> Callable[[Any], dict[str, Arguments]]:
+    """Returns a function that takes the named inputs of one sample from the captured activations."""
+
+    def samples(activations: Any) -> dict[str, Arguments]:
+        return {sample: {name: getattr(activations, name) for name in inputs}}
+
+    return samples
+
+
 @dataclass(frozen=True)
 class Component:
     """One exportable part of SAM 3.
@@ -28,16 +37,16 @@ class Component:
         summary: One line for `sam3-tvm list`.
         inputs: Names of the inputs, in the order of the module's forward.
         outputs: Names of the outputs, in the order in which the module returns them.
-        uses_rope: Whether rotary position encoding is inside; if not, only the strategy `real` makes sense.
-        captured_by: The run of upstream's model that the inputs are taken from.
-        with_sam2_neck: Whether the model must be built with upstream's SAM 2 neck although the run does without it.
-        emulated: Precisions in which its GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
+        uses_rope: Whether the component has rotary position encoding; if not, only the strategy `real` applies.
+        captured_by: The run of upstream's model that captures the inputs.
+        with_sam2_neck: Whether the model must be built with upstream's SAM 2 neck although the run does not need it.
+        emulated: Precisions in which the GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
             times.
-        symbolic: Axes of inputs whose extents differ between samples; one program answers all samples that differ in
-            them alone, where the target, the frontend and the strategy take symbolic axes.
-        build: Takes the SAM 3 image model, returns the module: tensors in, tuple of tensors out.
-        samples: Takes what the run captured (the `Activations` of its module), returns the inputs by sample name; every
-            sample is compiled for and judged. The first is the main one.
+        symbolic: Axes of inputs whose extents differ between samples. One program answers all samples that differ in
+            these axes alone, where the target, the frontend and the strategy take symbolic axes.
+        build: Takes the SAM 3 image model and returns the module, which maps tensors to a tuple of tensors.
+        samples: Takes the captured activations (`Activations` of the run's module) and returns the inputs by sample
+            name. The component is compiled and judged for every sample; the first is the main one.
     """
 
     name: str
@@ -54,5 +63,5 @@ class Component:
 
     @property
     def interactive(self) -> bool:
-        """Whether the model must be built with upstream's SAM 2 neck and tracker (`enable_inst_interactivity`)."""
+        """Returns whether the model needs upstream's SAM 2 neck and tracker (`enable_inst_interactivity`)."""
         return self.with_sam2_neck or self.captured_by.interactive

@@ -1,4 +1,4 @@
-"""The torch modules of the components: tensors in by position, a tuple of tensors out, upstream's submodules inside."""
+"""Defines the torch modules of the components, which wrap upstream's modules and map tensors to a tuple of tensors."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ GRID = (72, 72)
 
 
 class Trunk(nn.Module):
-    """The vision transformer alone; upstream returns a list with one feature map."""
+    """The vision transformer; upstream returns a list with one feature map."""
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.trunk = trunk
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """[B, 3, 1008, 1008] to [B, 1024, 72, 72]."""
+        """Maps images [B, 3, 1008, 1008] to features [B, 1024, 72, 72]."""
         return (self.trunk(image)[-1],)
 
 
 class Neck(nn.Module):
-    """Trunk and neck; with SAM 2's second neck where the model has one."""
+    """The trunk and the neck, with SAM 2's second neck where the model has one."""
 
     def __init__(self, neck: Any) -> None:
         super().__init__()
         self.neck = neck
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """[B, 3, 1008, 1008] to four feature maps and four position encodings, twice if there is a SAM 2 neck."""
+        """Maps images [B, 3, 1008, 1008] to four feature maps and four position encodings, twice with a SAM 2 neck."""
         return tuple(tensor for group in self.neck(image) if group is not None for tensor in group)
 
 
 class TextEncoder(nn.Module):
-    """Token ids to prompt features and padding mask, through upstream's forward with its tokenizer bypassed."""
+    """The text encoder from token ids on: upstream's forward with its tokenizer bypassed."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """[B, 32] int64 to features [32, B, 256] and mask [B, 32] bool, True where padded."""
+        """Maps tokens [B, 32] int64 to features [32, B, 256] and mask [B, 32] bool, True where padded."""
         tokenizer = self.encoder.tokenizer
         self.encoder.tokenizer = lambda texts, context_length: tokens
         try:
@@ -53,13 +53,13 @@ class TextEncoder(nn.Module):
         return features, mask
 
 
-def clipped(indices: Tensor, table: Tensor) -> Tensor:
-    """Returns indices of rows of a table: compiled code reads any row that it is told, and no memory is outside."""
+def clip_indices(indices: Tensor, table: Tensor) -> Tensor:
+    """Returns row indices clamped to a table: PyTorch checks them, compiled code does not."""
     return indices.clamp(0, table.shape[0] - 1)
 
 
 class GeometryEncoder(nn.Module):
-    """Points and boxes to prompt tokens, the CLS token last."""
+    """The encoder of points and boxes to prompt tokens, the CLS token last."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class GeometryEncoder(nn.Module):
         img_feats: Tensor,
         img_pos: Tensor,
     ) -> tuple[Tensor, ...]:
-        """N points and M boxes to features [N + M + 1, B, 256] and mask [B, N + M + 1]; shapes as in `Activations`."""
+        """Maps N points and M boxes (shapes: `Activations`) to features [N + M + 1, B, 256], mask [B, N + M + 1]."""
         from sam3.model.geometry_encoders import Prompt
 
         prompt = Prompt(
@@ -91,14 +91,14 @@ class GeometryEncoder(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """The fusion encoder: image features attend to the prompt."""
+    """The fusion encoder, in which image features attend to the prompt."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, img_feats: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
-        """[5184, B, 256] twice, [P, B, 256], [B, P] bool to memory [5184, B, 256]."""
+        """Maps two [5184, B, 256], a prompt [P, B, 256] and its mask [B, P] bool to memory [5184, B, 256]."""
         memory = self.encoder(
             src=[img_feats],
             src_key_padding_mask=None,
@@ -112,14 +112,14 @@ class TransformerEncoder(nn.Module):
 
 
 class TransformerDecoder(nn.Module):
-    """Object queries attend to each other, the prompt and the image; boxes are refined layer by layer."""
+    """The decoder: object queries attend to each other, the prompt and the image, and refine boxes layer by layer."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, memory: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
-        """To hidden states [L, B, 200, 256], boxes [L, B, 200, 4], presence logits [L, B, 1], features [1, B, 256]."""
+        """Returns hidden states [L, B, 200, 256], boxes [L, B, 200, 4], presence [L, B, 1], features [1, B, 256]."""
         batch = memory.shape[1]
         hs, reference_boxes, presence_logits, presence_feats = self.decoder(
             tgt=self.decoder.query_embed.weight.unsqueeze(1).repeat(1, batch, 1),
@@ -139,26 +139,26 @@ class TransformerDecoder(nn.Module):
 
 
 class ScoringHead(nn.Module):
-    """Dot product of each query with the pooled prompt."""
+    """The head that multiplies each query with the pooled prompt."""
 
     def __init__(self, scoring: nn.Module) -> None:
         super().__init__()
         self.scoring = scoring
 
     def forward(self, hs: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
-        """[L, B, 200, 256], [P, B, 256], [B, P] to logits [L, B, 200, 1]."""
+        """Maps [L, B, 200, 256], [P, B, 256] and [B, P] to logits [L, B, 200, 1]."""
         return (self.scoring(hs, prompt, prompt_mask),)
 
 
 class BoxHead(nn.Module):
-    """Hidden states and reference boxes to boxes, as in upstream's `_update_scores_and_boxes`."""
+    """The head that refines reference boxes by hidden states, as upstream's `_update_scores_and_boxes`."""
 
     def __init__(self, bbox_embed: nn.Module) -> None:
         super().__init__()
         self.bbox_embed = bbox_embed
 
     def forward(self, hs: Tensor, reference_boxes: Tensor) -> tuple[Tensor, ...]:
-        """[L, B, 200, 256] and [L, B, 200, 4] to boxes [L, B, 200, 4] as (cx, cy, w, h) and as (x0, y0, x1, y1)."""
+        """Maps [L, B, 200, 256] and [L, B, 200, 4] to boxes [L, B, 200, 4] as (cx, cy, w, h) and (x0, y0, x1, y1)."""
         from sam3.model.box_ops import box_cxcywh_to_xyxy
         from sam3.model.model_misc import inverse_sigmoid
 
@@ -167,7 +167,7 @@ class BoxHead(nn.Module):
 
 
 class SegmentationHead(nn.Module):
-    """Pixel decoder, instance masks and semantic map."""
+    """The pixel decoder with instance masks and the semantic map."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -176,9 +176,9 @@ class SegmentationHead(nn.Module):
     def forward(
         self, fpn_0: Tensor, fpn_1: Tensor, memory: Tensor, hs: Tensor, prompt: Tensor, prompt_mask: Tensor
     ) -> tuple[Tensor, ...]:
-        """To masks [B, 200, 288, 288] and a semantic map [B, 1, 288, 288], both logits.
+        """Returns masks [B, 200, 288, 288] and a semantic map [B, 1, 288, 288], both logits.
 
-        Upstream replaces the coarsest feature map by the encoder's memory and reads nothing but its shape.
+        Upstream replaces the coarsest feature map by the encoder's memory and reads only its shape.
         """
         coarsest = memory.permute(1, 2, 0).unflatten(2, GRID)
         out = self.head(

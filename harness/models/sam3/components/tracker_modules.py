@@ -1,4 +1,4 @@
-"""The torch modules of the tracker's components, as those in `harness.models.sam3.components.modules`."""
+"""Defines the torch modules of the tracker's components, as `harness.models.sam3.components.modules` does."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.models.sam3.components.modules import clipped
+from harness.models.sam3.components.modules import clip_indices
 
 LEVELS = 3
-"""Feature maps that the tracker reads; the fourth, coarsest one is dropped."""
+"""Feature maps that the tracker reads; the fourth and coarsest map is dropped."""
 ABSENT = -1024.0
-"""Logit of a pixel that is certainly not the object's: upstream's `NO_OBJ_SCORE`."""
+"""Logit of a pixel that certainly does not belong to the object: upstream's `NO_OBJ_SCORE`."""
 
 
 def tracker_of(model: Any) -> Any:
-    """Upstream's tracker in an image model that was built interactive."""
+    """Returns upstream's tracker in an interactive image model."""
     return model.inst_interactive_predictor.model
 
 
@@ -32,28 +32,28 @@ class TrackingFeatures(nn.Module):
         self.no_mem_embed = tracker.no_mem_embed
 
     def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
-        """[1, 1024, 72, 72] to [1, 32, 288, 288], [1, 64, 144, 144], [1, 256, 72, 72], and the last with no memory."""
+        """Maps [1, 1024, 72, 72] to [1, 32, 288, 288], [1, 64, 144, 144] and two [1, 256, 72, 72], one memoryless."""
         finest, finer, features = (level(trunk) for level in self.levels)
         without_memory = features + self.no_mem_embed.view(1, -1, 1, 1)
         return self.conv_s0(finest), self.conv_s1(finer), features, without_memory
 
 
 class PromptEncoder(nn.Module):
-    """Points, corners of boxes, and a mask where there is one, to prompt tokens and a dense prompt."""
+    """The encoder of points, corners of boxes and an optional mask to prompt tokens and a dense prompt."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder = tracker_of(model).sam_prompt_encoder
 
     def forward(self, points: Tensor, labels: Tensor, masks: Tensor, has_mask: Tensor) -> tuple[Tensor, ...]:
-        """Shapes as in `harness.models.sam3.tracker.clicks.Round`; `has_mask` may be one for each object."""
+        """Encodes prompts shaped as in `tracker.clicks.Round`; `has_mask` may have one value per object."""
         sparse, with_mask = self.encoder(points=(points, labels), boxes=None, masks=masks)
         _, without_mask = self.encoder(points=(points, labels), boxes=None, masks=None)
         return sparse, torch.where(has_mask[:, None, None, None], with_mask, without_mask)
 
 
 class MaskDecoder(nn.Module):
-    """Image and prompt to masks with their quality, and the pointer that each mask token becomes."""
+    """The decoder of image and prompt to masks with predicted IoU, and the object pointer of each mask token."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class MaskDecoder(nn.Module):
     def forward(
         self, image_embed: Tensor, high_res_0: Tensor, high_res_1: Tensor, sparse: Tensor, dense: Tensor
     ) -> tuple[Tensor, ...]:
-        """[1 or B, 256, 72, 72], its finer maps, [B, N, 256], [B, 256, 72, 72] to what follows.
+        """Decodes an image [1 or B, 256, 72, 72], its finer maps, and prompts [B, N, 256] and [B, 256, 72, 72].
 
         Returns:
-            Three masks [B, 3, 288, 288] and their quality [B, 3]; the single mask [B, 1, 288, 288], which is the best
-            of the three where it is not stable, and its quality [B, 1]; whether there is an object [B, 1]; pointers
-            [B, 4, 256] of the single mask and the three others.
+            Three masks [B, 3, 288, 288] and their IoU [B, 3]; the single mask [B, 1, 288, 288], which is the best of
+            the three where it is not stable, and its IoU [B, 1]; object logits [B, 1]; pointers [B, 4, 256] of the
+            single mask and the three others.
         """
         masks, ious, tokens, object_logits = self.decoder.predict_masks(
             image_embeddings=image_embed,
@@ -82,28 +82,28 @@ class MaskDecoder(nn.Module):
             high_res_features=[high_res_0, high_res_1],
         )
         single, single_iou = self.decoder._dynamic_multimask_via_stability(masks, ious)
-        # As the end of Sam3TrackerBase._forward_sam_heads, for every token.
+        # The end of Sam3TrackerBase._forward_sam_heads, for every token.
         present = (object_logits > 0).float()[:, None]
         pointers = present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
         return masks[:, 1:], ious[:, 1:], single, single_iou, object_logits, pointers
 
 
 class MaskPointer(nn.Module):
-    """A mask that is given, as an object pointer."""
+    """The encoder of a mask prompt to an object pointer."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.tracker = tracker_of(model)
 
     def forward(self, features: Tensor, high_res_0: Tensor, high_res_1: Tensor, masks: Tensor) -> tuple[Tensor, ...]:
-        """One frame and masks [B, 1, 1152, 1152] of 0 and 1 to pointers [B, 256] and object logits [B, 1]."""
+        """Maps one frame and masks [B, 1, 1152, 1152] of 0 and 1 to pointers [B, 256] and object logits [B, 1]."""
         image, *finer = (feature.expand(len(masks), -1, -1, -1) for feature in (features, high_res_0, high_res_1))
         *_, pointers, object_logits = self.tracker._use_mask_as_output(image, finer, masks)
         return pointers, object_logits
 
 
 class ObjectPointers(nn.Module):
-    """Object pointers and how old they are, as keys of the attention to memories."""
+    """The encoder of object pointers and their ages to keys of memory attention."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class ObjectPointers(nn.Module):
         self.obj_ptr_tpos_proj = tracker.obj_ptr_tpos_proj
 
     def forward(self, pointers: Tensor, times: Tensor) -> tuple[Tensor, ...]:
-        """[P, B, 256] and [P] to tokens [4·P, B, 64] and their positions, of the same shape."""
+        """Maps pointers [P, B, 256] and times [P] to tokens [4·P, B, 64] and their positions of the same shape."""
         from sam3.model.sam3_tracker_utils import get_1d_sine_pe
 
         positions = self.obj_ptr_tpos_proj(get_1d_sine_pe(times, dim=pointers.shape[-1]))
@@ -122,7 +122,7 @@ class ObjectPointers(nn.Module):
 
 
 class MemoryEncoder(nn.Module):
-    """A frame and the masks of objects in it, as memories."""
+    """The encoder of a frame and the masks of its objects to memories."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -131,17 +131,17 @@ class MemoryEncoder(nn.Module):
     def forward(
         self, features: Tensor, masks: Tensor, object_logits: Tensor, from_points: Tensor
     ) -> tuple[Tensor, ...]:
-        """[1, 256, 72, 72], [B, 1, S, S], [B, 1], [1] bool to [B, 64, 72, 72].
+        """Maps [1, 256, 72, 72], [B, 1, S, S], [B, 1] and [1] bool to memories [B, 64, 72, 72].
 
-        Upstream decides the masks that come from clicks, and takes the sigmoid of others; the sigmoid of `ABSENT` and
-        of its opposite is 0 and 1.
+        Upstream binarizes masks from clicks and takes the sigmoid of others; the sigmoid of `ABSENT` is 0 and that of
+        its opposite is 1.
         """
-        decided = torch.where(masks > 0, -ABSENT, ABSENT)
+        binarized = torch.where(masks > 0, -ABSENT, ABSENT)
         memory, _ = self.tracker._encode_new_memory(
             image=None,
             current_vision_feats=[features.flatten(2).permute(2, 0, 1)],
             feat_sizes=[tuple(features.shape[-2:])],
-            pred_masks_high_res=torch.where(from_points[:, None, None, None], decided, masks),
+            pred_masks_high_res=torch.where(from_points[:, None, None, None], binarized, masks),
             object_score_logits=object_logits,
             is_mask_from_pts=False,
         )
@@ -149,7 +149,7 @@ class MemoryEncoder(nn.Module):
 
 
 class MemoryAttention(nn.Module):
-    """A frame attends to itself, and to the memories and pointers of objects."""
+    """The attention of a frame to itself and to the memories and pointers of objects."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -162,13 +162,13 @@ class MemoryAttention(nn.Module):
     def forward(
         self, features: Tensor, memories: Tensor, ranks: Tensor, pointers: Tensor, pointer_pos: Tensor
     ) -> tuple[Tensor, ...]:
-        """[1, 256, 72, 72], [M, B, 64, 72, 72], [M], [4·P, B, 64] twice to [B, 256, 72, 72].
+        """Maps [1, 256, 72, 72], [M, B, 64, 72, 72], [M] and two [4·P, B, 64] to [B, 256, 72, 72].
 
-        Memories and pointers are put together as in `Sam3TrackerBase._prepare_memory_conditioned_features`.
+        Memories and pointers are concatenated as in `Sam3TrackerBase._prepare_memory_conditioned_features`.
         """
         objects, grid = memories.shape[1], tuple(features.shape[-2:])
         spatial = memories.flatten(3).permute(0, 3, 1, 2).flatten(0, 1)
-        times = self.maskmem_tpos_enc[clipped(ranks, self.maskmem_tpos_enc)]
+        times = self.maskmem_tpos_enc[clip_indices(ranks, self.maskmem_tpos_enc)]
         spatial_pos = (_tokens(self.memory_positions(memories[0])) + times).flatten(0, 1)
         attended = self.encoder(
             src=[_tokens(features).expand(-1, objects, -1)],
@@ -184,5 +184,5 @@ class MemoryAttention(nn.Module):
 
 
 def _tokens(features: Tensor) -> Tensor:
-    """[B, C, H, W] to [H·W, B, C]."""
+    """Maps [B, C, H, W] to [H·W, B, C]."""
     return features.flatten(2).permute(2, 0, 1)

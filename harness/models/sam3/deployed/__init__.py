@@ -1,1 +1,1 @@
-"""The entry points of the compiled SAM 3."""
+"""Holds the entry points of the compiled SAM 3."""

@@ -1,7 +1,7 @@
-"""The entry points `preprocess` and `resize_masks` for targets that schedule kernels themselves: GPUs.
+"""Builds the entry points `preprocess` and `resize_masks` for GPUs, whose targets schedule kernels themselves.
 
-The same arithmetic as in `preprocessing` and `mask_resizing`, whose loops are made for CPUs, as tensor expressions in
-which every element is computed for itself.
+The arithmetic is that of `preprocessing` and `mask_resizing`, whose loops are made for CPUs. Here it is written as
+tensor expressions in which every element is computed independently.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, te, tirx
 
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, mixed, source_indices
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, interpolate_pair, source_indices
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
 from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
 
 _THREADS = 256
-"""Threads of a block."""
+"""Threads per block."""
 
 _FMA = {"cuda": "fmaf", "metal": "fma"}
-"""Fused multiply-add in the languages of GPUs; TVM 0.27 knows only LLVM's."""
+"""Fused multiply-add in the languages of GPUs; TVM 0.27 has only LLVM's."""
 
 
 def _fma(kind: str) -> Fma:
@@ -50,31 +50,38 @@ def preprocess_module(kind: str) -> tvm.IRModule:
             primfunc_name_hint="resample_columns",
         )
         builder.emit_func_output(pixels)
-    return _a_thread_for_each_element(builder.get(), ("resample_rows", "resample_columns"), kind)
+    return _bind_element_threads(builder.get(), ("resample_rows", "resample_columns"), kind)
 
 
 def resize_masks_module(kind: str) -> tvm.IRModule:
-    """Builds the function of `mask_resizing.resize_masks_module` for a GPU; numbers of queries are not checked.
+    """Builds the function of `mask_resizing.resize_masks_module` for a GPU; query indices are not checked.
 
     Args:
         kind: Kind of TVM's target.
     """
     queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
     masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
-    kept = relax.Var("kept", relax.TensorType([count], "int64"))
-    like = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
+    kept_queries = relax.Var("kept", relax.TensorType([count], "int64"))
+    shape_image = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()
-    with builder.function(RESIZE_MASKS, [masks, kept, like]):
+    with builder.function(RESIZE_MASKS, [masks, kept_queries, shape_image]):
         builder.emit_func_output(
-            builder.emit_te(partial(_decided, _fma(kind)), masks, kept, like, primfunc_name_hint="resize_kept_masks")
+            builder.emit_te(
+                partial(_resized_masks, _fma(kind)),
+                masks,
+                kept_queries,
+                shape_image,
+                primfunc_name_hint="resize_kept_masks",
+            )
         )
     return builder.get()
 
 
-def _a_thread_for_each_element(module: tvm.IRModule, names: tuple[str, ...], kind: str) -> tvm.IRModule:
-    """Schedules kernels for a GPU: each element's sum is added up by the thread that writes it.
+def _bind_element_threads(module: tvm.IRModule, names: tuple[str, ...], kind: str) -> tvm.IRModule:
+    """Schedules kernels for a GPU such that each element's sum is added up by the thread that writes it.
 
-    It has a handful of terms, but how many is known only when the code runs, so DLight gives it to a block of threads.
+    The sum has a handful of terms. Their number is known only at run time, so that DLight would give it to a block of
+    threads.
     """
     if kind not in _FMA:
         return module
@@ -91,29 +98,29 @@ def _a_thread_for_each_element(module: tvm.IRModule, names: tuple[str, ...], kin
     return scheduled
 
 
-def _wide(value: Any) -> Any:
+def _int64(value: Any) -> Any:
     return tirx.Cast("int64", value)
 
 
 def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
-    """Computes first pixels int64 [1008], weights int32 [1008, taps] and the weights' bits int64 [1]."""
+    """Computes first pixels int64 [1008], weights int32 [1008, taps] and the number of the weights' bits int64 [1]."""
     size = image.shape[axis]
     reach = tirx.max(size, RESOLUTION) * 2
     taps = tirx.ceildiv(reach, RESOLUTION)
 
     def middle(i: Any) -> Any:
-        return (_wide(i) * 2 + 1) * size
+        return (_int64(i) * 2 + 1) * size
 
-    first = te.compute(
+    first_pixels = te.compute(
         (RESOLUTION,),
-        lambda i: tirx.max(tirx.floordiv(middle(i) - reach - RESOLUTION, 2 * RESOLUTION) + 1, _wide(0)),
+        lambda i: tirx.max(tirx.floordiv(middle(i) - reach - RESOLUTION, 2 * RESOLUTION) + 1, _int64(0)),
         name="first",
     )
 
     def numerator(i: Any, j: Any) -> Any:
-        pixel = first[i] + _wide(j)
-        height = tirx.max(reach - tirx.abs((pixel * 2 + 1) * RESOLUTION - middle(i)), _wide(0))
-        return tirx.Select(pixel < size, height, _wide(0))
+        pixel = first_pixels[i] + _int64(j)
+        height = tirx.max(reach - tirx.abs((pixel * 2 + 1) * RESOLUTION - middle(i)), _int64(0))
+        return tirx.Select(pixel < size, height, _int64(0))
 
     numerators = te.compute((RESOLUTION, taps), numerator, name="numerators")
     add, highest, bit, position = (te.reduce_axis((0, extent)) for extent in (taps, taps, LONGEST, RESOLUTION))
@@ -121,7 +128,7 @@ def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
     largest = te.compute((RESOLUTION,), lambda i: te.max(numerators[i, highest], axis=highest), name="largest")
     allowed = te.compute(
         (RESOLUTION,),
-        lambda i: te.sum(_wide((largest[i] << _wide(bit + 2)) < total[i] * 65535), axis=bit),
+        lambda i: te.sum(_int64((largest[i] << _int64(bit + 2)) < total[i] * 65535), axis=bit),
         name="allowed",
     )
     bits = te.compute((1,), lambda _: te.min(allowed[position], axis=position), name="bits")
@@ -130,7 +137,7 @@ def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
         lambda i, j: tirx.Cast("int32", tirx.floordiv((numerators[i, j] << (bits[0] + 1)) + total[i], total[i] * 2)),
         name="weights",
     )
-    return [first, weights, bits]
+    return [first_pixels, weights, bits]
 
 
 def _byte(total: Any, bits: te.Tensor) -> Any:
@@ -140,44 +147,48 @@ def _byte(total: Any, bits: te.Tensor) -> Any:
     return tirx.Cast("uint8", tirx.min((total + half) >> shift, 255))
 
 
-def _resampled_rows(image: te.Tensor, first: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
+def _resampled_rows(image: te.Tensor, first_pixels: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
     """Resamples along x: uint8 [h, 1008, 3]."""
     height, width = image.shape[0], image.shape[1]
     j = te.reduce_axis((0, weights.shape[1]), "j")
 
     def term(y: Any, x: Any, c: Any) -> Any:
-        pixel = tirx.min(first[x] + _wide(j), width - 1)
+        pixel = tirx.min(first_pixels[x] + _int64(j), width - 1)
         return te.sum(weights[x, j] * tirx.Cast("int32", image[y, pixel, c]), axis=j)
 
     total = te.compute((height, RESOLUTION, 3), term, name="total")
     return te.compute((height, RESOLUTION, 3), lambda y, x, c: _byte(total[y, x, c], bits), name="narrow")
 
 
-def _resampled_columns(fma: Fma, narrow: te.Tensor, first: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
+def _resampled_columns(
+    fma: Fma, narrow: te.Tensor, first_pixels: te.Tensor, weights: te.Tensor, bits: te.Tensor
+) -> te.Tensor:
     """Resamples along y and normalizes: fp32 [1, 3, 1008, 1008]."""
     shape = (1, 3, RESOLUTION, RESOLUTION)
     j = te.reduce_axis((0, weights.shape[1]), "j")
 
     def term(_: Any, c: Any, y: Any, x: Any) -> Any:
-        pixel = tirx.min(first[y] + _wide(j), narrow.shape[0] - 1)
+        pixel = tirx.min(first_pixels[y] + _int64(j), narrow.shape[0] - 1)
         return te.sum(weights[y, j] * tirx.Cast("int32", narrow[pixel, x, c]), axis=j)
 
     total = te.compute(shape, term, name="total")
     return te.compute(shape, lambda n, c, y, x: normalized(_byte(total[n, c, y, x], bits), fma), name="pixels")
 
 
-def _decided(fma: Fma, masks: te.Tensor, kept: te.Tensor, like: te.Tensor) -> te.Tensor:
-    """Decides the masks, bool [k, h, w]."""
-    height, width = like.shape[0], like.shape[1]
+def _resized_masks(fma: Fma, masks: te.Tensor, kept_queries: te.Tensor, shape_image: te.Tensor) -> te.Tensor:
+    """Computes the masks, bool [k, h, w]."""
+    height, width = shape_image.shape[0], shape_image.shape[1]
 
     def decide(n: Any, y: Any, x: Any) -> Any:
         rows, columns = source_indices(y, height, fma), source_indices(x, width, fma)
 
         def line(row: Any) -> Any:
-            left, right = (masks[0, kept[n], row, column] for column in columns.neighbours)
-            return mixed(left, columns.weights[0], right, columns.weights[1], fma)
+            left, right = (masks[0, kept_queries[n], row, column] for column in columns.neighbours)
+            return interpolate_pair(left, columns.weights[0], right, columns.weights[1], fma)
 
         upper, lower = (line(row) for row in rows.neighbours)
-        return mixed(upper, rows.weights[0], lower, rows.weights[1], fma) > tirx.const(LARGEST_OUTSIDE, "float32")
+        return interpolate_pair(upper, rows.weights[0], lower, rows.weights[1], fma) > tirx.const(
+            LARGEST_OUTSIDE, "float32"
+        )
 
-    return te.compute((kept.shape[0], height, width), decide, name="masks")
+    return te.compute((kept_queries.shape[0], height, width), decide, name="masks")

@@ -1,4 +1,4 @@
-"""SAM 3 as it is deployed: entry points, image functions and the tokenizer's vocabulary."""
+"""Defines SAM 3 for deployment: entry points, image functions and the tokenizer's vocabulary."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _files() -> Mapping[str, Path]:
     return {VOCABULARY_FILE: vocabulary_path()}
 
 
-def _knows_points(checkpoint: Path) -> bool:
+def _has_point_prompts(checkpoint: Path) -> bool:
     from harness.models.sam3.checkpoints import has_point_prompts
 
     return has_point_prompts(checkpoint)
 
 
-def _knows_clicks(checkpoint: Path | None) -> bool:
+def _has_tracker(checkpoint: Path | None) -> bool:
     from harness.models.sam3.checkpoints import has_tracker
 
     return checkpoint is None or has_tracker(checkpoint)
@@ -45,9 +45,9 @@ DEPLOYABLE = Deployable(
     kernels=IMAGE_FUNCTIONS,
     files=_files,
     vocabulary=VOCABULARY_FILE,
-    knows_points=_knows_points,
-    knows_clicks=_knows_clicks,
+    knows_points=_has_point_prompts,
+    knows_clicks=_has_tracker,
     grounding=tuple(entry_point.name for entry_point in GROUNDING),
     weights=WEIGHTS,
 )
-"""The whole model, as `sam3-tvm compile` makes a folder of it."""
+"""The whole model, which `sam3-tvm compile` writes into a folder."""

@@ -1,4 +1,4 @@
-"""The functions of the compiled model that do not come from PyTorch: images in, masks out."""
+"""Defines the functions of the compiled model that do not come from PyTorch: preprocessing and mask resizing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import tvm
 
 _CPU = "cpu"
-"""Among the keys of TVM's target for a CPU, which runs loops in the order in which they are written."""
+"""Key of TVM's targets for CPUs, which run loops in the order in which they are written."""
 
 
 def _preprocess(target: tvm.target.Target) -> tvm.IRModule:

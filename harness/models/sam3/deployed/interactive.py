@@ -1,4 +1,4 @@
-"""The torch modules of interactive segmentation: SAM's prompts on an encoded image, as upstream's `predict_inst`."""
+"""Defines the torch modules of interactive segmentation, which answer prompts like upstream's `predict_inst`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from harness.runtime.sam3.interactive import ABSENT
 
 
 class InteractiveFeatures(nn.Module):
-    """The tracker's features of an image that has no frame before it, as `predict_inst` reads them."""
+    """The tracker's features of an image without earlier frames, which `predict_inst` reads."""
 
     def __init__(self, model: Any, with_features: bool = False) -> None:
-        """Takes whether the features that attend to memories are wanted, too."""
+        """Takes the model, and whether the features that attend to memories are also returned."""
         super().__init__()
         self.tracking = TrackingFeatures(model)
         self.with_features = with_features
 
     def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
-        """[1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144] and maybe [1, 256, 72, 72]."""
-        first, second, features, embedding = self.tracking(trunk)
-        read = embedding, first, second
-        return (*read, features) if self.with_features else read
+        """Maps [1, 1024, 72, 72] to [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144], maybe [1, 256, 72, 72]."""
+        high_res_0, high_res_1, features, embedding = self.tracking(trunk)
+        outputs = embedding, high_res_0, high_res_1
+        return (*outputs, features) if self.with_features else outputs
 
 
 class MaskPrediction(nn.Module):
-    """Prompt encoder and mask decoder for prompts of a fixed number of places, of which some are absent.
+    """Prompt encoder and mask decoder for prompts of a fixed number of places, some of which may be absent.
 
-    A place that is absent is masked out of every attention, so that the result is that of the shorter prompt.
+    An absent place is masked out of every attention, so that the result is that of the shorter prompt.
     """
 
     def __init__(self, model: Any, with_pointers: bool = False) -> None:
-        """Takes whether the object pointer of each mask is wanted, too."""
+        """Takes the model, and whether the object pointer of each mask is also returned."""
         super().__init__()
         tracker = tracker_of(model)
         self.prompt_encoder = tracker.sam_prompt_encoder
@@ -60,14 +60,14 @@ class MaskPrediction(nn.Module):
         mask: Tensor,
         has_mask: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Shapes as in `PREDICT_MASKS` and `POINTED_MASKS` of `harness.models.sam3.deployed.entry_points`."""
+        """Predicts masks; `PREDICT_MASKS` and `POINTED_MASKS` of the entry points have the shapes."""
         encoder, decoder = self.prompt_encoder, self.decoder
         sparse = encoder._embed_points(coordinates, labels, pad=False)
         no_mask = encoder.no_mask_embed.weight.reshape(1, -1, 1, 1)
         dense = torch.where(has_mask[:, None, None, None], encoder._embed_masks(mask), no_mask)
-        # The decoder's own tokens come first, and all of them are there.
-        own = decoder.num_mask_tokens + 2
-        present = F.pad(labels != ABSENT, (own, 0), value=True)
+        # The decoder's own tokens come first, and none of them is absent.
+        decoder_tokens = decoder.num_mask_tokens + 2
+        present = F.pad(labels != ABSENT, (decoder_tokens, 0), value=True)
         with _without_absent_keys(present[:, None, None, :]):
             masks, iou, tokens, object_score = decoder.predict_masks(
                 image_embeddings=image_embedding,
@@ -79,14 +79,14 @@ class MaskPrediction(nn.Module):
             )
         if not self.with_pointers:
             return masks, iou, object_score
-        # As the end of Sam3TrackerBase._forward_sam_heads, for every token.
+        # The end of Sam3TrackerBase._forward_sam_heads, for every token.
         present = (object_score > 0).float()[:, None]
         return masks, iou, object_score, present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
 
 
 @contextmanager
 def _without_absent_keys(present: Tensor) -> Iterator[None]:
-    """Makes upstream's attention leave out keys that are absent, where its keys are the prompt's tokens.
+    """Masks absent keys out of upstream's attention, where its keys are the prompt's tokens.
 
     Args:
         present: bool [B, 1, 1, T].

@@ -1,14 +1,14 @@
-"""The compiled entry point `preprocess`: an 8-bit RGB image of any size to the model's input.
+"""Builds the compiled entry point `preprocess` from an 8-bit RGB image of any size to the model's input.
 
-Bit by bit what upstream's `Sam3Processor.transform` makes on the CPU. torchvision resizes 8-bit images with PyTorch's
-fixed-point resampling (`_upsample_bilinear2d_aa`): each output pixel is a weighted mean of neighbouring input pixels
-under a triangle as wide as two output pixels (or two input pixels, where the image is enlarged), along x first,
+The result is bitwise that of upstream's `Sam3Processor.transform` on the CPU. torchvision resizes 8-bit images with
+PyTorch's fixed-point resampling (`_upsample_bilinear2d_aa`): each output pixel is a weighted mean of neighbouring input
+pixels under a triangle as wide as two output pixels (or two input pixels, where the image is enlarged), along x first,
 rounded to 8 bits, then along y. The weights are fractions with as many bits as fit 16-bit integers.
 
 PyTorch computes the weights in float64 before it rounds them. They are ratios of integers: with sizes n → N and
 M = max(n, N), pixel k has at output i the weight a(k) / Σa, a(k) = max(0, 2M - |(2k + 1)N - (2i + 1)n|). In integers
-they are exact, on any device. They are PyTorch's but where it rounds a tie of the exact ratio by luck, which no size
-below 9000 has.
+they are exact, on any device. They differ from PyTorch's only where PyTorch's float64 misses a tie of the exact ratio,
+which no size below 9000 has.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ RESOLUTION = 1008
 NAME = "preprocess"
 
 _CHANNELS = 4
-"""Bytes of a pixel between the two passes: a pixel is one 32-bit word."""
+"""Bytes per pixel between the two passes: a pixel is one 32-bit word."""
 _ROWS = 8
-"""Input rows that are resampled together, so that their sums fill vectors of 32-bit integers."""
+"""Input rows that one task resamples, so that their sums fill vectors of 32-bit integers."""
 _LANES = 16
 LONGEST = 22
-"""The most bits after the point that PyTorch gives a weight."""
+"""The largest number of fractional bits of PyTorch's weights."""
 _BLOCK = 63
 """Output positions whose weights one task computes; divides RESOLUTION."""
 _WINDOW = 4
-"""Facts of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
+"""Fields of an output position: first pixel, number of pixels, bits that its largest weight allows, Σa."""
 
 
 def preprocess_module() -> tvm.IRModule:
@@ -74,7 +74,7 @@ def preprocess_module() -> tvm.IRModule:
 
 def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tirx.Var) -> list[relax.Expr]:
     """Emits the windows and weights of one axis."""
-    # A triangle of this many pixels from end to end, ends not included.
+    # The triangle's base has this many pixels, without its ends.
     taps = tirx.ceildiv(tirx.max(size, RESOLUTION) * 2, RESOLUTION)
     pair = builder.emit(
         relax.call_tir(
@@ -90,7 +90,7 @@ def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tir
 
 
 def _table(axis: int) -> tirx.PrimFunc:
-    """Windows int64 [4, 1008] and weights int16 [1008, taps] for the size of one axis of the image."""
+    """Builds the windows int64 [4, 1008] and weights int16 [1008, taps] for the size of one axis of the image."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
     taps = tirx.Var("taps", "int64")
@@ -103,12 +103,12 @@ def _table(axis: int) -> tirx.PrimFunc:
 
         with T.parallel(tirx.const(0, "int64"), RESOLUTION) as i:
             center = constant((i * 2 + 1) * size, "int64")
-            first = constant(tirx.max(tirx.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
-            last = constant(tirx.min(tirx.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
+            first_pixel = constant(tirx.max(tirx.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
+            end_pixel = constant(tirx.min(tirx.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
             total = variable(0, "int64")
             largest = variable(0, "int64")
-            with T.serial(tirx.const(0, "int64"), last - first) as j:
-                a = constant(numerator(i, first + j), "int64")
+            with T.serial(tirx.const(0, "int64"), end_pixel - first_pixel) as j:
+                a = constant(numerator(i, first_pixel + j), "int64")
                 T.buffer_store(total, total[0] + a, [0])
                 T.buffer_store(largest, tirx.max(largest[0], a), [0])
             bits = variable(0, "int64")
@@ -116,7 +116,7 @@ def _table(axis: int) -> tirx.PrimFunc:
             with T.serial(0, LONGEST) as b:
                 fits = (largest[0] << tirx.Cast("int64", b + 2)) < total[0] * 65535
                 T.buffer_store(bits, bits[0] + tirx.Cast("int64", fits), [0])
-            for row, value in enumerate((first, last - first, bits[0], total[0])):
+            for row, value in enumerate((first_pixel, end_pixel - first_pixel, bits[0], total[0])):
                 T.buffer_store(windows, value, [row, i])
 
         with T.parallel(tirx.const(0, "int64"), RESOLUTION // _BLOCK) as block:
@@ -140,9 +140,9 @@ def _table(axis: int) -> tirx.PrimFunc:
 
 
 def _horizontal() -> tirx.PrimFunc:
-    """Builds the pass from uint8 [h, w, 3] to uint8 [h, 1008, 4], whose fourth channel means nothing.
+    """Builds the pass from uint8 [h, w, 3] to uint8 [h, 1008, 4], whose fourth channel is undefined.
 
-    A task copies a few rows into a strip [pixel, row, channel], so that one vector holds the same pixel of all of them.
+    A task copies a few rows into a strip [pixel, row, channel], so that one vector holds the same pixel of all rows.
     """
     height, width, taps = tirx.Var("h", "int64"), tirx.Var("w", "int64"), tirx.Var("taps", "int64")
     lanes = _ROWS * _CHANNELS
@@ -150,28 +150,30 @@ def _horizontal() -> tirx.PrimFunc:
     def body(image: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer, narrow: tirx.Buffer) -> None:
         flat = T.decl_buffer((height * width * 3,), "uint8", data=image.data)
         with T.parallel(tirx.const(0, "int64"), tirx.ceildiv(height, _ROWS)) as block:
-            # Every window is as long as the longest, with weights of zero for what lies beyond its end.
+            # Every window is as long as the longest, with zero weights beyond its end.
             strip = T.alloc_buffer(((width + taps) * lanes,), "uint8")
-            # Beyond the last row, the last row again.
+            # Rows beyond the last row repeat it.
             rows = [constant(tirx.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
             with T.serial(tirx.const(0, "int64"), width - 1) as x:
                 for r, row in enumerate(rows):
                     with T.vectorized(0, _CHANNELS) as c:
                         T.buffer_store(strip, flat[(row * width + x) * 3 + c], [x * lanes + r * _CHANNELS + c])
-            # The last pixel has no byte after it that may be read.
-            last = width - 1
+            # No byte after the last pixel may be read.
+            last_pixel = width - 1
             for r, row in enumerate(rows):
                 for c in range(3):
-                    T.buffer_store(strip, image[row, last, c], [last * lanes + r * _CHANNELS + c])
-                T.buffer_store(strip, tirx.const(0, "uint8"), [last * lanes + r * _CHANNELS + 3])
+                    T.buffer_store(strip, image[row, last_pixel, c], [last_pixel * lanes + r * _CHANNELS + c])
+                T.buffer_store(strip, tirx.const(0, "uint8"), [last_pixel * lanes + r * _CHANNELS + 3])
             bits = _shared_bits(windows)
             with T.serial(tirx.const(0, "int64"), RESOLUTION) as x:
-                first = constant(windows[0, x], "int64")
+                first_pixel = constant(windows[0, x], "int64")
                 total = array(lanes, "int32")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(total, _half(bits), [lane])
                 with T.serial(tirx.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
-                    T.buffer_store(total, total[lane] + _term(weights[x, j], strip[(first + j) * lanes + lane]), [lane])
+                    T.buffer_store(
+                        total, total[lane] + _term(weights[x, j], strip[(first_pixel + j) * lanes + lane]), [lane]
+                    )
                 rounded = array(lanes, "uint8")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(rounded, _byte(total[lane], bits), [lane])
@@ -199,7 +201,7 @@ def _vertical() -> tirx.PrimFunc:
         with T.parallel(tirx.const(0, "int64"), RESOLUTION) as y:
             line = T.alloc_buffer((length,), "uint8")
             bits = _shared_bits(windows)
-            first = constant(windows[0, y], "int64")
+            first_pixel = constant(windows[0, y], "int64")
             with T.serial(tirx.const(0, "int64"), ceil_div(length, chunk)) as part:
                 total = array(chunk, "int32")
                 pieces = range(0, chunk, _LANES)
@@ -209,7 +211,7 @@ def _vertical() -> tirx.PrimFunc:
                 with T.serial(tirx.const(0, "int64"), windows[1, y]) as j:
                     for start in pieces:
                         with T.vectorized(0, _LANES) as lane:
-                            value = flat[(first + j) * length + part * chunk + start + lane]
+                            value = flat[(first_pixel + j) * length + part * chunk + start + lane]
                             T.buffer_store(total, total[start + lane] + _term(weights[y, j], value), [start + lane])
                 for start in pieces:
                     with T.vectorized(0, _LANES) as lane:
@@ -229,7 +231,7 @@ def _vertical() -> tirx.PrimFunc:
 
 
 def _shared_bits(windows: tirx.Buffer) -> Any:
-    """Emits the number of bits that every weight of an axis has: as many as the largest allows."""
+    """Emits the number of bits of every weight of an axis, which the largest weight allows."""
     bits = variable(LONGEST, "int64")
     with T.serial(tirx.const(0, "int64"), RESOLUTION) as i:
         T.buffer_store(bits, tirx.min(bits[0], windows[2, i]), [0])
@@ -237,7 +239,7 @@ def _shared_bits(windows: tirx.Buffer) -> Any:
 
 
 def _half(bits: Any) -> Any:
-    """Returns ½ with that many bits after the point."""
+    """Returns ½ with the given number of fractional bits."""
     return tirx.const(1, "int32") << (tirx.Cast("int32", bits) - 1)
 
 
@@ -253,6 +255,6 @@ def _byte(total: Any, bits: Any) -> Any:
 
 def normalized(value: Any, fma: Fma = tirx.op.fma) -> Any:
     """Computes (v · (1/255) - ½) / ½ as torchvision does: with the product rounded to fp32."""
-    # A sum with 0, which compilers must keep, because they may not contract it with the subtraction.
+    # Compilers must keep the sum with 0, which prevents contraction with the subtraction.
     scaled = fma(tirx.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
     return (scaled - fp32(0.5)) * fp32(2.0)

@@ -1,4 +1,4 @@
-"""Running the whole model inside a case: compiled into a folder, loaded where the case runs, asked by the caller."""
+"""Compiles the whole model into a folder inside a case, and loads it where the case runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Iterator[Sam3 | None]:
-    """Loads the folder that the settings of a case name, or compiles one; within the context the model can be asked.
+    """Loads the folder that the settings of a case name, or compiles one, and yields the model for the context.
 
     Args:
-        run: The case, and where it is run.
-        parent: The folder in which the compiled model gets a folder of its own, which is removed in the end.
+        run: The case, and the executor that runs it.
+        parent: The folder in which the compiled model gets its own folder, which is removed in the end.
         without: Names of entry points to leave out.
 
     Yields:
@@ -31,7 +31,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
 
     Raises:
         HarnessError: The settings name a folder of another case.
-        Sam3Error: That folder is damaged.
+        Sam3Error: The folder of the settings is damaged.
     """
     from harness.deployment.compiling import compile_into
     from harness.models.registry import subjects
@@ -45,7 +45,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
             yield model
         return
     with scratch_folder(parent) as folder:
-        with progress.announced(_stage_of) as announce:
+        with progress.time_steps(_stage_of) as on_stage:
             compiled = compile_into(
                 DEPLOYABLE,
                 run.case,
@@ -53,7 +53,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
                 run.settings,
                 capacity,
                 run.schedules,
-                announce=announce,
+                on_stage=on_stage,
                 without=without,
                 for_emulation=executor.emulates,
                 float32=run.float32,
@@ -72,14 +72,14 @@ def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
     if run.executor.run_problem(run.case.target) is not None:
         yield None
         return
-    with run.progress.during(Stage.LOAD):
+    with run.progress.time_stage(Stage.LOAD):
         model = run.executor.model(folder)
-    with run.progress.during(Stage.RUN):
+    with run.progress.time_stage(Stage.RUN):
         yield model
-    run.executor.close()  # others may be waiting for the device
+    run.executor.close()  # other processes may be waiting for the device
 
 
-def _stage_of(announced: str) -> Stage:
-    """The stage that a step of the compilation belongs to: `export ground` to export, packing of weights to compile."""
-    name = announced.split()[0]
+def _stage_of(step: str) -> Stage:
+    """Returns the stage of a compilation step: export for `export ground`, compile for the packing of weights."""
+    name = step.split()[0]
     return Stage(name) if name in list(Stage) else Stage.COMPILE

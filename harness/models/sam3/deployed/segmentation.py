@@ -1,8 +1,9 @@
-"""The torch modules of the segmentation head, with what does not depend on the prompt apart.
+"""Defines the torch modules of the segmentation head, which separate the parts that do not depend on the prompt.
 
-The pixel decoder convolves the sum of a level of the image and of what it made so far, upsampled to the level's size. A
-convolution is linear, so each of the two can be convolved alone: the level belongs to encoding an image, because it is
-the same for every prompt, and what is upsampled takes fewer products, because its pixels are equal two by two.
+The pixel decoder convolves the sum of a level of the image and its own result so far, upsampled to the level's size. A
+convolution is linear, so each summand can be convolved alone. The level's convolution belongs to the encoding of an
+image, because it is the same for every prompt. The upsampled summand takes fewer products, because its pixels are equal
+two by two.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.lowering.groups import computes_as
+from harness.lowering.groups import copy_notes
 from harness.models.sam3.components.modules import GRID
 
 DECODED_LEVELS = 2
-"""The levels of the image that the pixel decoder adds; it has a convolution more, which upstream never reads."""
+"""Levels of the image that the pixel decoder adds; upstream never reads the decoder's third convolution."""
 
 
 class FilteredLevels(nn.Module):
-    """What the pixel decoder makes of the image alone: its convolution of each level, the finest level first."""
+    """The pixel decoder's convolutions of the image's levels, the finest level first."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.convolutions = nn.ModuleList(list(model.segmentation_head.pixel_decoder.conv_layers)[:DECODED_LEVELS])
 
     def forward(self, fpn_0: Tensor, fpn_1: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 256, 288, 288] and [B, 256, 144, 144] to the same shapes."""
+        """Maps [B, 256, 288, 288] and [B, 256, 144, 144] to the same shapes."""
         coarse, fine = self.convolutions
         return fine(fpn_0), coarse(fpn_1)
 
@@ -45,12 +46,12 @@ class UpsampledConvolution(nn.Module):
         self.register_buffer("weight", weight)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, O, 2H, 2W]."""
+        """Maps [B, C, H, W] to [B, O, 2H, 2W]."""
         return F.conv2d(F.interpolate(image, scale_factor=2.0, mode="nearest"), self.weight, padding=1)
 
 
 class ComposedConvolution(nn.Module):
-    """As `UpsampledConvolution`, of 1 × 1 convolutions of the image, for targets that have no kernel for that.
+    """An `UpsampledConvolution` composed of 1 × 1 convolutions, for targets that have no kernel for the upsampled one.
 
     In one dimension, with weights w₀, w₁, w₂ and differences dᵢ = xᵢ - xᵢ₋₁ of neighbours (0 outside), the outputs 2i
     and 2i + 1 are Σw · xᵢ - w₀ · dᵢ and Σw · xᵢ + w₂ · dᵢ₊₁: three products for two outputs. In two dimensions there
@@ -77,16 +78,16 @@ class ComposedConvolution(nn.Module):
             self.register_buffer(name, torch.cat(parts)[..., None, None].to(weight.dtype))
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, O, 2H, 2W]."""
+        """Maps [B, C, H, W] to [B, O, 2H, 2W]."""
         padded = F.pad(image, (1, 1, 1, 1))
         downwards = padded[:, :, 1:] - padded[:, :, :-1]
         rightwards = padded[:, :, 1:-1, 1:] - padded[:, :, 1:-1, :-1]
-        both = downwards[..., 1:] - downwards[..., :-1]
+        diagonal = downwards[..., 1:] - downwards[..., :-1]
         middle = F.conv2d(image, self.plain)
         above, below = F.conv2d(downwards[..., 1:-1], self.vertical).chunk(2, dim=1)
-        before, behind = F.conv2d(rightwards, self.horizontal).chunk(2, dim=1)
-        corners = F.conv2d(both, self.diagonal).chunk(4, dim=1)
-        across = before[..., :-1], behind[..., 1:]
+        left_edges, right_edges = F.conv2d(rightwards, self.horizontal).chunk(2, dim=1)
+        corners = F.conv2d(diagonal, self.diagonal).chunk(4, dim=1)
+        across = left_edges[..., :-1], right_edges[..., 1:]
         rows = []
         for vertical, (left, right), lines in (
             (above[:, :, :-1], corners[:2], slice(None, -1)),
@@ -98,25 +99,25 @@ class ComposedConvolution(nn.Module):
 
 
 class PixelEmbedding(nn.Module):
-    """What masks are predicted from, in the order of upstream's `UniversalSegmentationHead.forward`."""
+    """The embedding of pixels for masks, in the order of upstream's `UniversalSegmentationHead.forward`."""
 
     def __init__(self, model: Any, convolution: Callable[[Tensor], nn.Module]) -> None:
-        """Takes the model, and what makes the convolutions of upsampled images from their weights."""
+        """Takes the model, and the function that makes the convolutions of upsampled images from their weights."""
         super().__init__()
         head = model.segmentation_head
         self.norm, self.cross_attend_prompt = head.cross_attn_norm, head.cross_attend_prompt
         decoder = head.pixel_decoder
         layers = list(decoder.conv_layers)[:DECODED_LEVELS]
         self.convolutions = nn.ModuleList(convolution(layer.weight.detach()) for layer in layers)
-        for ours, layer in zip(self.convolutions, layers, strict=True):
-            computes_as(ours, layer)
+        for composed, layer in zip(self.convolutions, layers, strict=True):
+            copy_notes(composed, layer)
         self.norms = nn.ModuleList(list(decoder.norms)[:DECODED_LEVELS])
         self.semantic = head.semantic_seg_head
 
     def forward(
         self, filtered_0: Tensor, filtered_1: Tensor, memory: Tensor, prompt: Tensor, prompt_mask: Tensor
     ) -> tuple[Tensor, ...]:
-        """To embedded pixels [B, 256, 288, 288] and a semantic map [B, 1, 288, 288] of logits; see `EMBED_PIXELS`."""
+        """Returns embedded pixels [B, 256, 288, 288] and semantic logits [B, 1, 288, 288]; see `EMBED_PIXELS`."""
         queries = self.norm(memory)
         memory = memory + self.cross_attend_prompt(queries, prompt, prompt, key_padding_mask=prompt_mask)[0]
         pixels = memory.permute(1, 2, 0).unflatten(2, GRID)
@@ -126,42 +127,42 @@ class PixelEmbedding(nn.Module):
 
 
 class ProjectedQueries(nn.Module):
-    """What the convolution behind the pixel decoder is for the masks, multiplied with queries instead of pixels.
+    """The mask convolution after the pixel decoder, applied to queries instead of pixels.
 
-    It is a convolution of single pixels, and there are far fewer queries.
+    It is a 1 × 1 convolution, and there are far fewer queries than pixels.
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         """Takes the 1 × 1 convolution, which has a bias."""
         super().__init__()
         self.convolution = convolution
-        computes_as(self, convolution)
+        copy_notes(self, convolution)
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, Q, O] to what pixels [B, C, P] are multiplied with, [B, Q, C], and what is added then, [B, Q, 1]."""
+        """Maps [B, Q, O] to weights [B, Q, C] of the pixels [B, C, P] and a bias [B, Q, 1]."""
         bias = self.convolution.bias
         assert bias is not None
         return embeddings @ self.convolution.weight.flatten(1), embeddings @ bias[:, None]
 
 
 class MaskPredictor(nn.Module):
-    """The masks of some queries."""
+    """The predictor of the masks of some queries."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         head = model.segmentation_head
         self.mask_embed = head.mask_predictor.mask_embed
         self.projected = ProjectedQueries(head.instance_seg_head)
-        computes_as(self, head.mask_predictor)
+        copy_notes(self, head.mask_predictor)
 
     def forward(self, pixel_embed: Tensor, hs: Tensor) -> tuple[Tensor]:
-        """Embedded pixels [B, 256, 288, 288] and queries [1, B, Q, 256] to logits [B, Q, 288, 288]."""
+        """Maps embedded pixels [B, 256, 288, 288] and queries [1, B, Q, 256] to logits [B, Q, 288, 288]."""
         weights, bias = self.projected(self.mask_embed(hs[-1]))
         masks = weights @ pixel_embed.flatten(2) + bias
         return (masks.unflatten(2, pixel_embed.shape[2:]),)
 
 
 def _weights(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights -w₀, Σw and w₂ along the third axis."""
-    first, _, last = weight.unbind(2)
-    return -first, weight.sum(2), last
+    """Returns the weights -w₀, Σw and w₂ along the third axis."""
+    w_0, _, w_2 = weight.unbind(2)
+    return -w_0, weight.sum(2), w_2

@@ -1,8 +1,8 @@
-"""The whole model as one subject: photographs and prompts in, masks out, held to upstream's `Sam3Processor`."""
+"""Defines the whole model as a subject, which holds answers to prompts to upstream's `Sam3Processor`."""
 
 from __future__ import annotations
 
 RAW = ("logits", "boxes", "masks", "presence", "semantic")
-"""Outputs under the strict gate, as `harness.models.sam3.deployed.entry_points.grounding` describes them."""
+"""Outputs under the strict gate, which `harness.models.sam3.deployed.entry_points.grounding` describes."""
 FINAL = ("found/queries", "found/masks", "found/boxes", "found/scores")
 """The detections in the photograph, under the criteria of `harness.parity.detections`."""

@@ -1,4 +1,4 @@
-"""The questions to the whole model: photographs and prompts, as data in `fixtures/end_to_end.toml`."""
+"""Reads the questions to the whole model, which are photographs and prompts, from `fixtures/end_to_end.toml`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ QUESTIONS = REPOSITORY / "fixtures" / "end_to_end.toml"
 
 @dataclass(frozen=True)
 class Question:
-    """A photograph and what is asked of it; coordinates are normalized to [0, 1].
+    """A photograph and a prompt; coordinates are normalized to [0, 1].
 
     Attributes:
-        name: What it is called in reports.
+        name: Name in reports.
         image: Path of the photograph.
-        texts: Noun phrases, one for each answer of a batch; none where boxes and points say it all.
-        boxes: (center x, center y, width, height) each.
+        texts: Noun phrases, one for each answer of a batch; empty for a prompt of boxes and points alone.
+        boxes: (center x, center y, width, height) of each box.
         box_labels: Whether each box is positive.
-        points: (x, y) each.
+        points: (x, y) of each point.
         point_labels: Whether each point is positive.
-        float64: Whether the answers are held to float64 too.
+        float64: Whether the answers are also held to float64.
     """
 
     name: str
@@ -38,21 +38,21 @@ class Question:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Names of the answers: the question's own, or one for each text of a batch."""
+        """Returns the names of the answers: the question's own, or one for each text of a batch."""
         if len(self.texts) < 2:
             return (self.name,)
         return tuple(f"{self.name}/{number}" for number in range(1, len(self.texts) + 1))
 
 
 def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; those about one photograph follow each other.
+    """Reads the questions; questions about one photograph follow each other.
 
     Args:
         path: A TOML file of `[[question]]` tables; images are relative to it.
-        image: Another photograph: what is asked of the first one is asked of this, and nothing else.
+        image: Replaces the first photograph; the questions about the other photographs are left out.
 
     Raises:
-        HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
+        HarnessError: The file is missing or has no questions, or a question is incomplete or contradicts itself.
     """
     return read_questions(path, _question, image)
 

@@ -1,4 +1,4 @@
-"""The whole model as a subject of cases."""
+"""Defines the subject of the whole model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Upstream's side: its own `Sam3Processor` and model, as modules whose inputs and outputs are tensors.
+"""Runs upstream's own `Sam3Processor` and model, as modules whose inputs and outputs are tensors.
 
-Being modules, they run in fp32 and, through `harness.parity.oracle`, in float64.
+As modules they run in fp32 and, through `harness.parity.oracle`, in float64.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from harness.models.sam3.end_to_end.questions import Question
 from harness.parity.detections import UNDECIDED
 
 THRESHOLD = 0.5
-"""Queries with a score above it are kept: the default of `Sam3Processor`."""
+"""Score above which queries are kept: the default of `Sam3Processor`."""
 LEVELS = 3
-"""Feature maps of an encoded image, and as many position encodings."""
+"""Number of feature maps, and of position encodings, of an encoded image."""
 
 
 class _Processor(Sam3Processor):  # type: ignore[misc]  # sam3 has no types
-    """Upstream's, without the inference mode that its methods enter: the oracle cannot widen what is made in it."""
+    """Upstream's processor without inference mode, because the oracle cannot widen tensors made in inference mode."""
 
     set_image = unwrap(Sam3Processor.set_image)
     set_text_prompt = unwrap(Sam3Processor.set_text_prompt)
@@ -34,7 +34,7 @@ class _Processor(Sam3Processor):  # type: ignore[misc]  # sam3 has no types
 
 
 class Encoding(nn.Module):
-    """`Sam3Processor.set_image`."""
+    """The features of `Sam3Processor.set_image`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class Encoding(nn.Module):
         return (*encoded["backbone_fpn"], *encoded["vision_pos_enc"])
 
 
-class Asking(nn.Module):
-    """One question about an encoded image, asked through `Sam3Processor`."""
+class Grounding(nn.Module):
+    """One question about an encoded image, answered by `Sam3Processor`."""
 
     def __init__(self, model: Any, question: Question, size: tuple[int, int], threshold: float = THRESHOLD) -> None:
         """Takes the photograph's width and height, and the threshold, which may be one that no query passes."""
@@ -58,15 +58,15 @@ class Asking(nn.Module):
         self._threshold = threshold
 
     def forward(self, *encoded: Tensor) -> tuple[Tensor, ...]:
-        """Computes raw outputs (B = number of texts) and detections (K queries in all) from what `Encoding` returns.
+        """Computes raw outputs (B = number of texts) and detections (K queries in all) from the features of `Encoding`.
 
         Returns:
             Logits [B, 200, 1], boxes [B, 200, 4] (cx, cy, w, h), masks [B, 200, 288, 288], presence [B, 1], semantic
-            map [B, 1, 288, 288], which queries are kept bool [B, 200], masks bool [K, h, w], whether a pixel's logit
-            is within `UNDECIDED` of zero bool [K, h, w], boxes [K, 4] (x0, y0, x1, y1 in pixels), scores [K].
+            map [B, 1, 288, 288], kept queries bool [B, 200], masks bool [K, h, w], pixels whose logit is within
+            `UNDECIDED` of zero bool [K, h, w], boxes [K, 4] (x0, y0, x1, y1 in pixels), scores [K].
         """
-        recorded = _Recorded(self.model)
-        processor = _Processor(recorded, device="cpu", confidence_threshold=self._threshold)
+        recorder = _RecordingModel(self.model)
+        processor = _Processor(recorder, device="cpu", confidence_threshold=self._threshold)
         width, height = self._size
         state: dict[str, Any] = {
             "original_width": width,
@@ -77,10 +77,10 @@ class Asking(nn.Module):
             },
         }
         _ask(processor, state, self._question)
-        raw = recorded.outputs
+        raw = recorder.outputs
         logits, presence = raw["pred_logits"], raw["presence_logit_dec"]
-        kept = (logits.sigmoid() * presence.sigmoid().unsqueeze(1)).squeeze(-1) > self._threshold
-        # What Sam3Processor calls logits are probabilities.
+        kept_queries = (logits.sigmoid() * presence.sigmoid().unsqueeze(1)).squeeze(-1) > self._threshold
+        # Sam3Processor's `masks_logits` are probabilities.
         undecided = _near_half(state["masks_logits"].squeeze(1))
         return (
             logits,
@@ -88,7 +88,7 @@ class Asking(nn.Module):
             raw["pred_masks"],
             presence,
             raw["semantic_seg"],
-            kept,
+            kept_queries,
             state["masks"].squeeze(1),
             undecided,
             state["boxes"],
@@ -96,8 +96,8 @@ class Asking(nn.Module):
         )
 
 
-class _Recorded:
-    """Upstream's model, and what its last `forward_grounding` returned."""
+class _RecordingModel:
+    """Upstream's model, which records the outputs of its last `forward_grounding`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -114,7 +114,8 @@ class _Recorded:
 def _ask(processor: Any, state: dict[str, Any], question: Question) -> None:
     """Asks by `set_text_prompt` and `add_geometric_prompt`.
 
-    Each call of these answers anew, so all that comes before the last is put into the state, as they would do it.
+    Each call answers anew, so that all prompts before the last one are written into the state as these methods would
+    do.
     """
     if len(question.texts) > 1:
         _ask_batch(processor, state, question.texts)
@@ -125,7 +126,7 @@ def _ask(processor: Any, state: dict[str, Any], question: Question) -> None:
 
 
 def _ask_geometry(processor: Any, state: dict[str, Any], question: Question) -> None:
-    """Boxes and points; `Sam3Processor` takes no points, but the prompts of its model do."""
+    """Asks with boxes and points; `Sam3Processor` takes no points, but the prompts of its model do."""
     model = processor.model
     if question.texts:
         state["backbone_out"].update(model.backbone.forward_text(list(question.texts), device="cpu"))
@@ -145,7 +146,7 @@ def _ask_geometry(processor: Any, state: dict[str, Any], question: Question) -> 
 
 
 def _ask_batch(processor: Any, state: dict[str, Any], texts: tuple[str, ...]) -> None:
-    """Several texts about one image in one call of the model; what is found comes out one text after the other."""
+    """Asks several texts about one image in one call of the model; detections come one text after another."""
     model = processor.model
     state["backbone_out"].update(model.backbone.forward_text(list(texts), device="cpu"))
     state["geometric_prompt"] = model._get_dummy_prompt(len(texts))

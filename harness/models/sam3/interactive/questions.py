@@ -1,4 +1,4 @@
-"""What is asked of one object: photographs and rounds of prompts, as data in `fixtures/interactive.toml`."""
+"""Reads questions about one object, which are photographs and rounds of prompts, from `fixtures/interactive.toml`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ QUESTIONS = REPOSITORY / "fixtures" / "interactive.toml"
 
 @dataclass(frozen=True)
 class Round:
-    """One prompt; from the second round on, the best mask of the round before goes with it.
+    """One prompt; every later round adds the best mask of the previous round.
 
     Attributes:
-        points: (x, y) each, normalized to [0, 1].
+        points: (x, y) of each point, normalized to [0, 1].
         labels: 1 or 0 for each point.
         box: (x0, y0, x1, y1), normalized to [0, 1].
     """
@@ -32,11 +32,11 @@ class Question:
     """A photograph and an object in it.
 
     Attributes:
-        name: What it is called in reports.
+        name: Name in reports.
         image: Path of the photograph.
         rounds: The prompts, in order.
-        multimask: Whether three masks are asked for in every round.
-        float64: Whether the answers are held to float64 too.
+        multimask: Whether every round asks for three masks.
+        float64: Whether the answers are also held to float64.
     """
 
     name: str
@@ -47,21 +47,21 @@ class Question:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Names of the answers, one for each round."""
+        """Returns the names of the answers, one for each round."""
         if len(self.rounds) == 1:
             return (self.name,)
         return tuple(f"{self.name}/round_{number}" for number in range(1, len(self.rounds) + 1))
 
 
 def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; those about one photograph follow each other.
+    """Reads the questions; questions about one photograph follow each other.
 
     Args:
         path: A TOML file of `[[question]]` tables; images are relative to it.
-        image: Another photograph: what is asked of the first one is asked of this, and nothing else.
+        image: Replaces the first photograph; the questions about the other photographs are left out.
 
     Raises:
-        HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
+        HarnessError: The file is missing or has no questions, or a question is incomplete or contradicts itself.
     """
     return read_questions(path, _question, image)
 
@@ -71,7 +71,7 @@ def _question(table: dict[str, Any], path: Path) -> Question:
     question = Question(
         name=table["name"],
         image=path.parent / table["image"],
-        rounds=tuple(_round(given, table["name"]) for given in table["rounds"]),
+        rounds=tuple(_round(round_table, table["name"]) for round_table in table["rounds"]),
         multimask=bool(table.get("multimask", True)),
         float64=bool(table.get("float64", True)),
     )
@@ -80,13 +80,13 @@ def _question(table: dict[str, Any], path: Path) -> Question:
     return question
 
 
-def _round(given: dict[str, Any], name: str) -> Round:
-    check_keys(given, Round, f"a round of question {name!r}")
-    points = tuple((float(x), float(y)) for x, y in given.get("points", ()))
-    labels = tuple(int(label) for label in given.get("labels", ()))
+def _round(round_table: dict[str, Any], name: str) -> Round:
+    check_keys(round_table, Round, f"a round of question {name!r}")
+    points = tuple((float(x), float(y)) for x, y in round_table.get("points", ()))
+    labels = tuple(int(label) for label in round_table.get("labels", ()))
     if len(points) != len(labels):
         raise ValueError(f"a round of question {name!r} has another number of labels than of points")
-    box = given.get("box")
+    box = round_table.get("box")
     if box is None:
         return Round(points, labels)
     x0, y0, x1, y1 = map(float, box)

@@ -1,7 +1,7 @@
-"""What upstream answers to each round of each question, twice, and in float64; cached on disk, one entry a question.
+"""Computes upstream's answer to each round of each question, twice, and in float64; one cache entry per question.
 
-In half precision each round is given the mask that it refines (`harness.models.sam3.interactive.refining`), and masks
-are no part of an answer: they are decided on logits in fp32, and held to what upstream decides on the very same logits.
+In half precision each round gets the mask that it refines (`harness.models.sam3.interactive.refining`). Masks are no
+part of such an answer: they are decided on logits in fp32, and held to upstream's decision on the same logits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.core.program import Arrays
 from harness.core.settings import Settings
 from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.source import ORACLE, SHARED, build, cache_key, shared_trunk
-from harness.parity.references import first_and_again, reference_of, run_twice
+from harness.parity.references import reference_of, run_twice, split_runs
 
 if TYPE_CHECKING:
     from harness.parity.trace import RunModule
@@ -30,29 +30,29 @@ _UPSTREAM = "harness.models.sam3.interactive.upstream"
 _REFINING = "harness.models.sam3.interactive.refining"
 _BUILD = "harness.models.sam3.build"
 _EXACT = "oracle:"
-"""Prefix under which the oracle's arrays are kept."""
+"""Prefix of the names of the oracle's arrays in the cache."""
 NUMBERS = ("logits", "iou")
-"""Outputs that are numbers; masks are decisions on them."""
+"""Outputs that are floats; masks are decisions on them."""
 PARTS = (*NUMBERS, "masks", "undecided")
-"""Names of what `harness.models.sam3.interactive.upstream.Predicting` returns for each round."""
+"""Names of the outputs of `harness.models.sam3.interactive.upstream.InteractivePrediction` for each round."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What upstream answers in one round.
+    """Upstream's answer in one round.
 
     Attributes:
-        name: What it is called in reports.
+        name: Name in reports.
         size: Width and height of the photograph.
-        reference, again: The arrays `PARTS` of two runs, fp32 on the CPU; `NUMBERS` of them in half precision.
-        oracle: `NUMBERS` in float64; None where the question is asked in fp32 alone.
-        refined: In half precision the logits [288, 288] that the round is given, if any.
+        reference, rerun: The arrays `PARTS` of two runs, fp32 on the CPU; `NUMBERS` alone in half precision.
+        oracle: `NUMBERS` in float64; None for a question that is asked in fp32 alone.
+        refined: In half precision, the logits [288, 288] that the round refines, if any.
     """
 
     name: str
     size: tuple[int, int]
     reference: Arrays
-    again: Arrays
+    rerun: Arrays
     oracle: Arrays | None
     refined: npt.NDArray[np.float32] | None = None
 
@@ -61,12 +61,12 @@ class InteractiveSource:
     """The questions of a case and upstream's answers; to be used inside `harness.models.sam3.upstream.upstream()`.
 
     Attributes:
-        questions: What is asked, in half precision only what float64 is asked too; questions about one photograph
-            follow each other.
+        questions: The questions, in half precision only those with `float64`; questions about one photograph follow
+            each other.
     """
 
     def __init__(self, case: Case, settings: Settings) -> None:
-        """Reads the questions; the model is built when the first answer is not in the cache.
+        """Reads the questions; the model is built for the first answer that is not in the cache.
 
         Raises:
             HarnessError: Questions or cache cannot be used.
@@ -86,71 +86,71 @@ class InteractiveSource:
         self._image: Path | None = None
 
     def answers(self, question: Question) -> Iterator[Answer]:
-        """Upstream's answers to one question, one for each round.
+        """Yields upstream's answers to one question, one for each round.
 
         Raises:
             HarnessError: Checkpoint, photograph or cache cannot be used.
         """
         from harness.runtime.sam3.images import load_image
 
-        parts, asked = (NUMBERS, self._asked_half) if self._half else (PARTS, self._asked)
-        arrays = self._cache.get_or_make(self._key(question), lambda: asked(question))
+        parts, compute = (NUMBERS, self._compute_half) if self._half else (PARTS, self._compute)
+        arrays = self._cache.get_or_make(self._key(question), lambda: compute(question))
         exact = {name.removeprefix(_EXACT): arrays.pop(name) for name in list(arrays) if name.startswith(_EXACT)}
-        first, again = first_and_again(arrays)
+        first, rerun = split_runs(arrays)
         size = load_image(question.image).size
         refined = None
         for name in question.answers:
             oracle = {part: exact[f"{name}/{part}"] for part in NUMBERS} if question.float64 else None
-            reference, second = ({part: run[f"{name}/{part}"] for part in parts} for run in (first, again))
+            reference, second = ({part: run[f"{name}/{part}"] for part in parts} for run in (first, rerun))
             yield Answer(name, size, reference, second, oracle, refined)
             refined = _best(reference) if self._half else None
 
     def _key(self, question: Question) -> dict[str, Any]:
-        asked = repr(asdict(replace(question, image=Path(question.image.name))))
+        question_text = repr(asdict(replace(question, image=Path(question.image.name))))
         code = [_BUILD, _UPSTREAM, SHARED, ORACLE, self._reference.code]
         kind = "interactive answer"
         if self._half:
             kind, code = f"{kind} {self._reference.kind}", [*code, _REFINING]
-        return cache_key(kind, self._case, self._settings, [question.image], asked, code)
+        return cache_key(kind, self._case, self._settings, [question.image], question_text, code)
 
-    def _asked(self, question: Question) -> Arrays:
-        from harness.models.sam3.interactive.upstream import Predicting
+    def _compute(self, question: Question) -> Arrays:
+        from harness.models.sam3.interactive.upstream import InteractivePrediction
         from harness.parity.oracle import oracle
         from harness.runtime.sam3.images import load_image
 
         features = self._features(question)
-        module = Predicting(self._model, question, load_image(question.image).size)
+        module = InteractivePrediction(self._model, question, load_image(question.image).size)
         names = [f"{answer}/{part}" for answer in question.answers for part in PARTS]
-        both = run_twice(lambda: dict(self._reference.run(module, features["reference"], names)))
+        arrays = run_twice(lambda: dict(self._reference.run(module, features["reference"], names)))
         if not question.float64:
-            return both
+            return arrays
         exact = oracle(module, features["oracle"], names)
-        return both | {f"{_EXACT}{name}": exact[name] for name in names if name.endswith(PARTS[:2])}
+        return arrays | {f"{_EXACT}{name}": exact[name] for name in names if name.endswith(PARTS[:2])}
 
-    def _asked_half(self, question: Question) -> Arrays:
-        from harness.models.sam3.interactive.refining import Refining
+    def _compute_half(self, question: Question) -> Arrays:
+        from harness.models.sam3.interactive.refining import Refinement
         from harness.parity.oracle import oracle
         from harness.runtime.sam3.images import load_image
 
         features, size = self._features(question), load_image(question.image).size
 
-        def rounds(run: RunModule, kind: str, given: Arrays | None = None) -> Arrays:
-            """All rounds, each on the best mask of the round before in `given`, or in its own answers."""
+        def rounds(run: RunModule, kind: str, source_answers: Arrays | None = None) -> Arrays:
+            """Runs all rounds, each on the best mask of the round before in `source_answers` or in its own answers."""
             answers: Arrays = {}
             refined = None
             for number, name in enumerate(question.answers):
                 names = [f"{name}/{part}" for part in NUMBERS]
-                answers |= run(Refining(self._model, question, size, number, refined), features[kind], names)
-                known = answers if given is None else given
-                refined = _best({part: known[f"{name}/{part}"] for part in NUMBERS})
+                answers |= run(Refinement(self._model, question, size, number, refined), features[kind], names)
+                earlier_answers = answers if source_answers is None else source_answers
+                refined = _best({part: earlier_answers[f"{name}/{part}"] for part in NUMBERS})
             return answers
 
-        both = run_twice(lambda: rounds(self._reference.run, "reference"))
-        exact = rounds(oracle, "oracle", both)
-        return both | {f"{_EXACT}{name}": array for name, array in exact.items()}
+        arrays = run_twice(lambda: rounds(self._reference.run, "reference"))
+        exact = rounds(oracle, "oracle", arrays)
+        return arrays | {f"{_EXACT}{name}": array for name, array in exact.items()}
 
     def _features(self, question: Question) -> dict[str, tuple[Any, ...]]:
-        """What `Encoding` makes of a photograph, in fp32 and in float64; that of the last photograph is kept."""
+        """Returns the features of `Encoding` in fp32 and float64; those of the last photograph are cached."""
         import torch
 
         from harness.models.sam3.interactive.upstream import LEVELS, Encoding
@@ -166,9 +166,9 @@ class InteractiveSource:
         runs = {"reference": self._reference.run} | ({"oracle": oracle} if question.float64 else {})
         self._encoded = {}
         for kind, run in runs.items():
-            # What is kept of the trunk is fp32 or float64; under autocast it gives something else for the same input.
-            alone = self._half and kind == "reference"
-            with nullcontext() if alone else shared_trunk(self._model, self._cache, self._case, self._settings):
+            # The cached trunk results are fp32 or float64; under autocast the trunk returns others for the same input.
+            uncached = self._half and kind == "reference"
+            with nullcontext() if uncached else shared_trunk(self._model, self._cache, self._case, self._settings):
                 arrays = run(Encoding(self._model), (pixels,), names)
             self._encoded[kind] = tuple(map(torch.from_numpy, arrays.values()))
         self._image = question.image
@@ -176,6 +176,6 @@ class InteractiveSource:
 
 
 def _best(answer: Arrays) -> npt.NDArray[np.float32]:
-    """The logits [288, 288] that upstream takes to be the best of a round."""
+    """Returns the logits [288, 288] of the mask with the highest predicted IoU."""
     best: npt.NDArray[np.float32] = answer["logits"][int(answer["iou"].argmax())]
     return best

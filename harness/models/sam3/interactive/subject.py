@@ -1,4 +1,4 @@
-"""Masks of one object as a subject."""
+"""Defines the subject of masks of one object."""
 
 from __future__ import annotations
 

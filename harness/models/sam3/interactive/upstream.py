@@ -1,6 +1,6 @@
-"""Upstream's side: its own `predict_inst` on encoded photographs, as modules whose inputs and outputs are tensors.
+"""Runs upstream's own `predict_inst` on encoded photographs, as modules whose inputs and outputs are tensors.
 
-Being modules, they run in fp32 and, through `harness.parity.oracle`, in float64.
+As modules they run in fp32 and, through `harness.parity.oracle`, in float64.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ LEVELS = 3
 
 
 class Encoding(nn.Module):
-    """`Sam3Processor.set_image`, of which `predict_inst` reads the SAM 2 neck's features."""
+    """The features of the SAM 2 neck from `Sam3Processor.set_image`, which `predict_inst` reads."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [3, h, w] to [1, 32, 288, 288], [1, 64, 144, 144] and [1, 256, 72, 72]."""
-        # Without inference mode: the oracle cannot widen what is made in it.
+        """Maps uint8 [3, h, w] to [1, 32, 288, 288], [1, 64, 144, 144] and [1, 256, 72, 72]."""
+        # Without inference mode, because the oracle cannot widen tensors made in it.
         set_image = unwrap(Sam3Processor.set_image)
         encoded = set_image(Sam3Processor(self.model, device="cpu"), image)["backbone_out"]
         return tuple(encoded["sam2_backbone_out"]["backbone_fpn"])
 
 
-class Predicting(nn.Module):
-    """All rounds of a question about an encoded photograph, asked through `predict_inst`."""
+class InteractivePrediction(nn.Module):
+    """All rounds of a question about an encoded photograph, answered by `predict_inst`."""
 
     def __init__(self, model: Any, question: Question, size: tuple[int, int]) -> None:
         """Takes the photograph's width and height."""
@@ -45,33 +45,33 @@ class Predicting(nn.Module):
         self._size = size
 
     def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
-        """What `Encoding` returns to four outputs for each round.
+        """Maps the features of `Encoding` to four outputs for each round.
 
         Returns:
-            Logits [n, 288, 288], IoU [n], masks bool [n, h, w], and where a pixel's logit is within `UNDECIDED` of
-            zero, bool [n, h, w].
+            Logits [n, 288, 288], IoU [n], masks bool [n, h, w], and bool [n, h, w] where a pixel's logit is within
+            `UNDECIDED` of zero.
         """
         outputs: list[Tensor] = []
         refined: Tensor | None = None
-        for asked in self._question.rounds:
-            logits, iou, at_size = self._predict(features, asked, refined)
+        for prompt in self._question.rounds:
+            logits, iou, at_size = self._predict(features, prompt, refined)
             outputs += [logits, iou, at_size > 0, at_size.abs() <= UNDECIDED]
             refined = logits[int(iou.argmax())][None]
         return tuple(outputs)
 
     def _predict(
-        self, features: tuple[Tensor, ...], asked: Round, refined: Tensor | None
+        self, features: tuple[Tensor, ...], prompt: Round, refined: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits at 288 x 288, IoU and logits at the photograph's size."""
+        """Returns logits at 288 x 288, IoU and logits at the photograph's size."""
         width, height = self._size
         predictor = self.model.inst_interactive_predictor
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        outputs: list[tuple[Tensor, Tensor, Tensor]] = []
         predict = predictor._predict
 
-        def kept(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-            # `predict` turns the tensors into fp32 arrays, which would round the oracle's.
-            found.append(predict(*args, **kwargs))
-            return found[-1]
+        def recorded_predict(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+            # `predict_inst` converts the tensors to fp32 arrays, which would round the oracle's.
+            outputs.append(predict(*args, **kwargs))
+            return outputs[-1]
 
         state = {
             "original_height": height,
@@ -79,18 +79,18 @@ class Predicting(nn.Module):
             "backbone_out": {"sam2_backbone_out": {"backbone_fpn": list(features), "vision_pos_enc": list(features)}},
         }
         scale = np.array([width, height], np.float64)
-        predictor._predict = kept
+        predictor._predict = recorded_predict
         try:
             self.model.predict_inst(
                 state,
-                point_coords=np.array(asked.points) * scale if asked.points else None,
-                point_labels=np.array(asked.labels) if asked.points else None,
-                box=None if asked.box is None else (np.array(asked.box).reshape(2, 2) * scale).ravel(),
+                point_coords=np.array(prompt.points) * scale if prompt.points else None,
+                point_labels=np.array(prompt.labels) if prompt.points else None,
+                box=None if prompt.box is None else (np.array(prompt.box).reshape(2, 2) * scale).ravel(),
                 mask_input=refined,
                 multimask_output=self._question.multimask,
                 return_logits=True,
             )
         finally:
             del predictor._predict
-        masks, iou, logits = found[0]
+        masks, iou, logits = outputs[0]
         return logits[0], iou[0], masks[0]

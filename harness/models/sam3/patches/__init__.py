@@ -1,4 +1,4 @@
-"""Every upstream assumption that the harness lifts: one named patch each, applied by `harness.models.sam3.upstream`."""
+"""Lists the patches that lift upstream's assumptions, one each; `harness.models.sam3.upstream` applies them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that sam3 imports at the top of a file although the image model never runs them: Triton and psutil."""
+"""Replaces Triton and psutil, which sam3 imports at the top of a file although the image model never runs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.models.sam3.patches.patch import Patch, replaced
 
 
 class _Unusable:
-    """A name from a module that is not installed: can be passed around and used as an annotation, but not called."""
+    """A name from a module that is not installed: it can be passed around and used as an annotation, but not called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class _Unusable:
 
 
 class _StandIn(ModuleType):
-    """A module that is not installed, seen by sam3's import only; whatever is really used says so."""
+    """A module that is not installed, visible to sam3's import only; any real use raises an error."""
 
     def __init__(self, name: str, decorators: frozenset[str]) -> None:
         super().__init__(name)
@@ -45,12 +45,12 @@ class _StandIn(ModuleType):
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         if attribute in self._decorators:
-            # The decorated kernel must come into being at import; only launching it is an error.
+            # The import defines the decorated kernel; only launching it is an error.
             return lambda function: _Unusable(f"{self.__name__}.{attribute}({function.__name__})")
         return _Unusable(f"{self.__name__}.{attribute}")
 
 
-def _given_to_sam3(module: str, decorators: frozenset[str] = frozenset()) -> Patch:
+def _absent_module_patch(module: str, decorators: frozenset[str] = frozenset()) -> Patch:
     stand_in = _StandIn(module, decorators)
 
     @contextmanager
@@ -58,31 +58,31 @@ def _given_to_sam3(module: str, decorators: frozenset[str] = frozenset()) -> Pat
         real = builtins.__import__
 
         # Through __import__ and not sys.modules, because torch's own optional `import triton` must keep failing.
-        def give(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        def hook(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
             importer = str((globals or {}).get("__name__", ""))
             if level == 0 and name.split(".")[0] == module and importer.split(".")[0] == "sam3":
                 return stand_in
             return real(name, globals, locals, fromlist, level)
 
-        with replaced(builtins, "__import__", give):
+        with replaced(builtins, "__import__", hook):
             yield
 
-    where = {"triton": "sam3/model/edt.py", "psutil": "sam3/model/sam3_video_predictor.py"}[module]
+    importing_file = {"triton": "sam3/model/edt.py", "psutil": "sam3/model/sam3_video_predictor.py"}[module]
     return Patch(
         name=f"absent_{module}",
-        what=f"{module} is installed",
-        where=f"{where}, import",
-        why=f"the whole package fails to import without {module}, which the image model never runs",
+        assumption=f"{module} is installed",
+        location=f"{importing_file}, import",
+        reason=f"the whole package fails to import without {module}, which the image model never runs",
         needed=lambda: find_spec(module) is None,
         apply=apply,
     )
 
 
-ABSENT_TRITON = _given_to_sam3("triton", frozenset({"jit"}))
-ABSENT_PSUTIL = _given_to_sam3("psutil")
+ABSENT_TRITON = _absent_module_patch("triton", frozenset({"jit"}))
+ABSENT_PSUTIL = _absent_module_patch("psutil")
 
 
-def _sets_tf32() -> bool:
+def _import_sets_tf32() -> bool:
     import torch
 
     return torch.cuda.is_available()
@@ -101,9 +101,9 @@ def _keep_tf32() -> Iterator[None]:
 
 KEEP_TF32 = Patch(
     name="keep_tf32",
-    what="importing the package may switch TensorFloat-32 on for the whole process",
-    where="sam3/model_builder.py, _setup_tf32",
-    why="a reference computed on the GPU afterwards would have 10 bits of mantissa",
-    needed=_sets_tf32,
+    assumption="importing the package may switch TensorFloat-32 on for the whole process",
+    location="sam3/model_builder.py, _setup_tf32",
+    reason="a reference computed on the GPU afterwards would have 10 bits of mantissa",
+    needed=_import_sets_tf32,
     apply=_keep_tf32,
 )

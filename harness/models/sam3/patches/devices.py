@@ -1,4 +1,4 @@
-"""Hard-coded CUDA: tensors made on "cuda", `autocast("cuda")`, `pin_memory()` and `Tensor.cuda()`."""
+"""Lifts hard-coded CUDA: tensors made on "cuda", `autocast("cuda")`, `pin_memory()` and `Tensor.cuda()`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.models.sam3.patches.patch import Patch, replaced, source
 
 
 def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function, so that it reads `device="cuda"` as `device="cpu"`."""
+    """Wraps a function so that it reads `device="cuda"` as `device="cpu"`."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -126,72 +126,72 @@ def _tracker_state_on_cpu() -> Iterator[None]:
 
 POSITION_ENCODING_NOT_PRECOMPUTED = Patch(
     name="position_encoding_not_precomputed",
-    what='position encodings are precomputed on "cuda", for sizes that SAM 3 never has',
-    where="sam3/model/position_encoding.py, PositionEmbeddingSine.__init__",
-    why="building fails without CUDA, and mixes devices with it",
+    assumption='position encodings are precomputed on "cuda", for sizes that SAM 3 never has',
+    location="sam3/model/position_encoding.py, PositionEmbeddingSine.__init__",
+    reason="building fails without CUDA, and mixes devices with it",
     needed=lambda: 'device="cuda"' in source("model/position_encoding.py"),
     apply=_position_encoding_not_precomputed,
 )
 
 DECODER_COORDINATES_ON_CPU = Patch(
     name="decoder_coordinates_on_cpu",
-    what='the coordinates of the box position bias are made on "cuda"',
-    where="sam3/model/decoder.py, TransformerDecoder.__init__",
-    why="building fails without CUDA, and mixes devices with it",
+    assumption='the coordinates of the box position bias are made on "cuda"',
+    location="sam3/model/decoder.py, TransformerDecoder.__init__",
+    reason="building fails without CUDA, and mixes devices with it",
     needed=lambda: 'device="cuda"' in source("model/decoder.py"),
     apply=_decoder_coordinates_on_cpu,
 )
 
 DECODER_WITHOUT_AUTOCAST = Patch(
     name="decoder_without_autocast",
-    what='the feed-forward layer runs inside a disabled autocast("cuda")',
-    where="sam3/model/decoder.py, TransformerDecoderLayer.forward_ffn",
-    why="warns without CUDA, and puts an autocast region into the exported program; fp32 on the CPU needs neither",
+    assumption='the feed-forward layer runs inside a disabled autocast("cuda")',
+    location="sam3/model/decoder.py, TransformerDecoderLayer.forward_ffn",
+    reason="warns without CUDA, and puts an autocast region into the exported program; fp32 on the CPU needs neither",
     needed=lambda: "torch.amp.autocast" in source("model/decoder.py"),
     apply=_decoder_without_autocast,
 )
 
 TRACKER_WITHOUT_AUTOCAST = Patch(
     name="tracker_without_autocast",
-    what='the tracker enters autocast("cuda", bfloat16) when it is built and never leaves it',
-    where="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.__init__",
-    why="warns without CUDA, and lets everything that runs on CUDA afterwards compute in bfloat16",
+    assumption='the tracker enters autocast("cuda", bfloat16) when it is built and never leaves it',
+    location="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.__init__",
+    reason="warns without CUDA, and lets everything that runs on CUDA afterwards compute in bfloat16",
     needed=lambda: "bf16_context.__enter__" in source("model/sam3_tracking_predictor.py"),
     apply=_tracker_without_autocast,
 )
 
 PIN_MEMORY_DOES_NOTHING = Patch(
     name="pin_memory_does_nothing",
-    what="the image size is copied through pinned memory",
-    where="sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes",
-    why="fails without CUDA, and is an operator of its own in the exported program",
+    assumption="the image size is copied through pinned memory",
+    location="sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes",
+    reason="fails without CUDA, and is an operator of its own in the exported program",
     needed=lambda: "pin_memory()" in source("model/geometry_encoders.py"),
     apply=_pin_memory_does_nothing,
 )
 
 CUDA_STAYS_ON_CPU = Patch(
     name="cuda_stays_on_cpu",
-    what="memories and masks are moved with Tensor.cuda()",
-    where="sam3/model/sam3_tracker_base.py and sam3_tracking_predictor.py",
-    why="fails without CUDA, and mixes devices with it",
+    assumption="memories and masks are moved with Tensor.cuda()",
+    location="sam3/model/sam3_tracker_base.py and sam3_tracking_predictor.py",
+    reason="fails without CUDA, and mixes devices with it",
     needed=lambda: ".cuda(" in source("model/sam3_tracker_base.py"),
     apply=_cuda_stays_on_cpu,
 )
 
 ROTARY_TABLES_ON_CPU = Patch(
     name="rotary_tables_on_cpu",
-    what="the tracker's tables of rotary encoding are made on CUDA wherever there is one",
-    where="sam3/sam/transformer.py, RoPEAttention.__init__",
-    why="mixes devices, because no attribute but parameters and buffers moves with a module",
+    assumption="the tracker's tables of rotary encoding are made on CUDA wherever there is one",
+    location="sam3/sam/transformer.py, RoPEAttention.__init__",
+    reason="mixes devices, because no attribute but parameters and buffers moves with a module",
     needed=lambda: 'torch.device("cuda") if torch.cuda.is_available()' in source("sam/transformer.py"),
     apply=_rotary_tables_on_cpu,
 )
 
 TRACKER_STATE_ON_CPU = Patch(
     name="tracker_state_on_cpu",
-    what='masks and memories are stored on "cuda" unless their user asks for the CPU',
-    where="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.init_state",
-    why="fails without CUDA, and mixes devices with it",
+    assumption='masks and memories are stored on "cuda" unless their user asks for the CPU',
+    location="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.init_state",
+    reason="fails without CUDA, and mixes devices with it",
     needed=lambda: (
         'inference_state["storage_device"] = torch.device("cuda")' in source("model/sam3_tracking_predictor.py")
     ),

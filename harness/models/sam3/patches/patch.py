@@ -1,4 +1,4 @@
-"""Patch: one upstream assumption, lifted for the duration of a context and put back afterwards."""
+"""Defines a patch, which lifts one upstream assumption for the duration of a context."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Patch:
-    """One upstream assumption and how it is lifted.
+    """One upstream assumption, and the function that lifts it.
 
     Attributes:
         name: Short name, unique in the table.
-        what: What upstream assumes.
-        where: The upstream file and function.
-        why: What breaks without the patch.
+        assumption: The assumption, as a clause.
+        location: The upstream file and function.
+        reason: The failure without the patch.
         needed: Whether this machine and this version of sam3 need it.
-        apply: Lifts the assumption for the duration of the context, puts everything back afterwards.
+        apply: Lifts the assumption for the duration of the context and restores everything afterwards.
     """
 
     name: str
-    what: str
-    where: str
-    why: str
+    assumption: str
+    location: str
+    reason: str
     needed: Callable[[], bool]
     apply: Callable[[], AbstractContextManager[None]]
 
@@ -38,22 +38,22 @@ class Patch:
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Sets `owner.name` to `value` for the duration of the context.
 
-    The raw entry (a staticmethod, say) comes back afterwards; an inherited attribute becomes inherited again.
+    Afterwards the raw entry (a staticmethod, say) is restored; an inherited attribute becomes inherited again.
     """
-    before = vars(owner).get(name, _ABSENT)
+    original = vars(owner).get(name, _ABSENT)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is _ABSENT:
+        if original is _ABSENT:
             delattr(owner, name)
         else:
-            setattr(owner, name, before)
+            setattr(owner, name, original)
 
 
 @cache
 def source(path: str) -> str:
-    """Reads one file of the installed sam3 package without importing it; the text is empty if there is none."""
+    """Returns the text of one file of the installed sam3 package, without an import; empty if the file is missing."""
     spec = find_spec("sam3")
     if spec is None or not spec.submodule_search_locations:
         return ""

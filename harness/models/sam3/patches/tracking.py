@@ -1,4 +1,4 @@
-"""What upstream's answers depend on silently: a cast to bfloat16, and whether scikit-image is installed."""
+"""Lifts silent dependencies of upstream's answers: a cast to bfloat16, and whether scikit-image is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.models.sam3.patches.patch import Patch, replaced, source
 
 
 class _WithoutBfloat16:
-    """The module torch, but for the dtype bfloat16, which is float32."""
+    """The module torch, whose dtype bfloat16 is float32."""
 
     def __getattr__(self, name: str) -> Any:
         import torch
@@ -33,9 +33,9 @@ def _components_without_scikit_image() -> Iterator[None]:
     import torch
 
     def components(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labels and areas of the 8-connected components of [height, width], 0 outside of them.
+        """Returns labels and areas of the 8-connected components of [height, width], 0 outside of them.
 
-        Every pixel begins as a tree of its own. Each round hooks a tree onto the largest root that it touches, and then
+        Every pixel begins as its own tree. Each round hooks a tree onto the largest root that it touches, and then
         shortens the paths to the roots, as in the algorithm of Shiloach and Vishkin (1982).
         """
         inside = torch.nn.functional.pad((values != 0).flatten(), (1, 0))
@@ -64,8 +64,8 @@ def _no_masks_have_no_components() -> Iterator[None]:
 
     def components(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if len(masks):
-            found: tuple[torch.Tensor, torch.Tensor] = original(masks)
-            return found
+            labels_and_areas: tuple[torch.Tensor, torch.Tensor] = original(masks)
+            return labels_and_areas
         return torch.zeros_like(masks, dtype=torch.int64), torch.zeros_like(masks, dtype=torch.int64)
 
     with replaced(sam3.perflib.connected_components, "connected_components_cpu", components):
@@ -74,27 +74,27 @@ def _no_masks_have_no_components() -> Iterator[None]:
 
 FEATURES_STAY_FLOAT32 = Patch(
     name="features_stay_float32",
-    what="SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any",
-    where="sam3/model/sam3_image.py, Sam3ImageOnVideoMultiGPU._build_multigpu_buffer_next_chunk",
-    why="the convolutions that read them are in float32, and refuse",
+    assumption="SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any",
+    location="sam3/model/sam3_image.py, Sam3ImageOnVideoMultiGPU._build_multigpu_buffer_next_chunk",
+    reason="the convolutions that read them are in float32, and refuse",
     needed=lambda: "x.to(torch.bfloat16)" in source("model/sam3_image.py"),
     apply=_features_stay_float32,
 )
 
 HOLES_ARE_FILLED = Patch(
     name="holes_are_filled",
-    what="scikit-image is installed, which finds connected components on the CPU",
-    where="sam3/perflib/connected_components.py, connected_components_cpu_single",
-    why="without it masks of clicks silently keep their holes, and the tracking of a video fails",
+    assumption="scikit-image is installed, which finds connected components on the CPU",
+    location="sam3/perflib/connected_components.py, connected_components_cpu_single",
+    reason="without it masks of clicks silently keep their holes, and the tracking of a video fails",
     needed=lambda: find_spec("skimage") is None and "skimage" in source("perflib/connected_components.py"),
     apply=_components_without_scikit_image,
 )
 
 NO_MASKS_HAVE_NO_COMPONENTS = Patch(
     name="no_masks_have_no_components",
-    what="there is at least one mask whose connected components are wanted on the CPU",
-    where="sam3/perflib/connected_components.py, connected_components_cpu",
-    why="torch.stack of nothing fails on every frame of a video on which no object is found",
+    assumption="there is at least one mask whose connected components are wanted on the CPU",
+    location="sam3/perflib/connected_components.py, connected_components_cpu",
+    reason="torch.stack of nothing fails on every frame of a video on which no object is found",
     needed=lambda: "torch.stack(labels_list" in source("perflib/connected_components.py"),
     apply=_no_masks_have_no_components,
 )

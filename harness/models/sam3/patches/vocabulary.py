@@ -1,4 +1,4 @@
-"""The BPE vocabulary that the text encoder opens and that the sam3 wheel does not ship."""
+"""Replaces the BPE vocabulary that the text encoder opens and that the sam3 wheel does not ship."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from harness.models.sam3.patches.patch import Patch, replaced
 
 
-def _shipped() -> bool:
+def _is_shipped() -> bool:
     spec = find_spec("sam3")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -19,7 +19,7 @@ def _shipped() -> bool:
 
 
 @contextmanager
-def _found_elsewhere() -> Iterator[None]:
+def _installed_vocabulary() -> Iterator[None]:
     import sam3.model_builder
 
     from harness.models.sam3.vocabulary import vocabulary_path
@@ -35,9 +35,9 @@ def _found_elsewhere() -> Iterator[None]:
 
 VOCABULARY = Patch(
     name="vocabulary",
-    what="the BPE vocabulary lies in an `assets` folder beside the package",
-    where="sam3/model_builder.py, build_sam3_image_model",
-    why="the published wheel does not contain it; open_clip_torch carries the same file",
-    needed=lambda: not _shipped(),
-    apply=_found_elsewhere,
+    assumption="the BPE vocabulary lies in an `assets` folder beside the package",
+    location="sam3/model_builder.py, build_sam3_image_model",
+    reason="the published wheel does not contain it; open_clip_torch carries the same file",
+    needed=lambda: not _is_shipped(),
+    apply=_installed_vocabulary,
 )

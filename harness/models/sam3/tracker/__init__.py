@@ -1,1 +1,1 @@
-"""Upstream's tracker at work: clicks on a photograph and objects in a clip, as inputs of its components."""
+"""Captures inputs of the tracker's components while upstream answers clicks on a photograph and tracks a clip."""

@@ -1,4 +1,4 @@
-"""The tensors that reach prompt encoder and mask decoder when upstream's `predict_inst` is asked about a photograph."""
+"""Captures the tensors of prompt encoder and mask decoder when upstream's `predict_inst` answers about a photograph."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from harness.runtime.sam3.images import load_image
 __all__ = ["Activations", "Round", "capture", "load_inputs"]
 
 MASK_SIZE = 288
-"""Height and width of a mask that is a prompt, and of the masks that the decoder makes."""
+"""Height and width of mask prompts and of the decoder's masks."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One question; B objects, P points with the corners of boxes among them, M = 3 masks of one object or 1 of each.
+    """One question; B objects, P points including the corners of boxes, M = 3 masks of one object or 1 of each object.
 
     Attributes:
         points: [B, P, 2] fp32, in pixels of the model's square input.
         labels: [B, P] int32: 0 and 1 are clicks, 2 and 3 corners of a box, -1 is padding.
-        masks: [B, 1, 288, 288] fp32, the logits of a mask prompt; zeros where there is none.
-        has_mask: [1] bool, whether there is one.
+        masks: [B, 1, 288, 288] fp32, the logits of a mask prompt; zeros if there is none.
+        has_mask: [1] bool, whether there is a mask prompt.
         sparse, dense: [B, P + 1, 256] and [B, 256, 72, 72] fp32: the encoded prompt.
-        logits: [B, M, 288, 288] fp32, masks as the decoder made them.
-        ious: [B, M] fp32, how good it takes them to be.
-        object_logits: [B, 1] fp32, whether it sees an object.
+        logits: [B, M, 288, 288] fp32, the decoder's masks.
+        ious: [B, M] fp32, predicted IoU.
+        object_logits: [B, 1] fp32, above zero for an object.
     """
 
     points: Tensor
@@ -47,16 +47,16 @@ class Round:
 
 @dataclass(frozen=True)
 class Activations:
-    """An image that is encoded for clicks, and what it is asked.
+    """An image encoded for clicks, and the questions about it.
 
     Attributes:
         trunk: [1, 1024, 72, 72] fp32, the vision transformer's feature map.
         high_res_0, high_res_1: [1, 32, 288, 288] and [1, 64, 144, 144] fp32.
-        image_embed: [1, 256, 72, 72] fp32, what the mask decoder looks at.
+        image_embed: [1, 256, 72, 72] fp32, the mask decoder's image.
         click: One click on the object, answered with three masks.
         box: One box.
-        refined: Box, click, a click beside the object, and the mask that was the best of `click`.
-        objects: Three objects at once, with different numbers of points.
+        refined: Box, click, a click outside the object, and the best mask of `click`.
+        objects: Three objects in one batch, with different numbers of points.
     """
 
     trunk: Tensor
@@ -74,7 +74,7 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     """Asks upstream's model about a photograph through `Sam3Processor` and `predict_inst`.
 
     Args:
-        model: Upstream's `Sam3Image`, built interactive, fp32 on the CPU, inside `upstream()`.
+        model: Upstream's interactive `Sam3Image`, fp32 on the CPU, inside `upstream()`.
         prompts: The photograph; its first box and its first point lie on one object.
     """
     from sam3.model.sam3_image_processor import Sam3Processor
@@ -83,9 +83,9 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     size = np.array(photograph.size)
     (cx, cy, w, h), point = np.array(prompts.boxes[0]), np.array(prompts.points[0])
     corners = np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]).reshape(2, 2)
-    beside = corners[0] / 2
+    outside = corners[0] / 2
     trunk = model.backbone.vision_backbone.trunk
-    with recorded_methods(trunk, "forward") as seen:
+    with recorded_methods(trunk, "forward") as trunk_calls:
         state = Sam3Processor(model, device="cpu").set_image(photograph)
     predictor = model.inst_interactive_predictor
 
@@ -97,26 +97,26 @@ def capture(model: Any, prompts: Prompts) -> Activations:
             answer = model.predict_inst(state, **question)
         return _round(encoded["forward"][0], decoded["forward"][0]), (answer, decoded["forward"][0].arguments)
 
-    one = {"point_coords": (point * size)[None], "point_labels": np.array([1])}
-    click, ((_, ious, logits), looked_at) = ask(**one, multimask_output=True)
+    point_prompt = {"point_coords": (point * size)[None], "point_labels": np.array([1])}
+    click, ((_, ious, logits), decoder_arguments) = ask(**point_prompt, multimask_output=True)
     box, _ = ask(box=(corners * size).reshape(4), multimask_output=False)
     refined, _ = ask(
-        point_coords=np.stack([point, beside]) * size,
+        point_coords=np.stack([point, outside]) * size,
         point_labels=np.array([1, 0]),
         box=(corners * size).reshape(4),
         mask_input=logits[np.argmax(ious)][None],
         multimask_output=False,
     )
-    # The second object is a box, the third one click: padded as those who batch prompts do.
-    several = np.stack([np.stack([point, beside]), corners, np.stack([corners.mean(0), np.zeros(2)])])
+    # The second object is a box, the third a click with a point of padding.
+    batch = np.stack([np.stack([point, outside]), corners, np.stack([corners.mean(0), np.zeros(2)])])
     objects, _ = ask(
-        point_coords=several * size, point_labels=np.array([[1, 0], [2, 3], [1, -1]]), multimask_output=False
+        point_coords=batch * size, point_labels=np.array([[1, 0], [2, 3], [1, -1]]), multimask_output=False
     )
     return Activations(
-        trunk=seen["forward"][0].result[-1].clone(),
-        high_res_0=looked_at["high_res_features"][0].clone(),
-        high_res_1=looked_at["high_res_features"][1].clone(),
-        image_embed=looked_at["image_embeddings"].clone(),
+        trunk=trunk_calls["forward"][0].result[-1].clone(),
+        high_res_0=decoder_arguments["high_res_features"][0].clone(),
+        high_res_1=decoder_arguments["high_res_features"][1].clone(),
+        image_embed=decoder_arguments["image_embeddings"].clone(),
         click=click,
         box=box,
         refined=refined,

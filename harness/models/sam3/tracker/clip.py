@@ -1,4 +1,4 @@
-"""A clip with known motion: an ellipse of one photograph swings over another photograph."""
+"""Composites a clip with known motion: an ellipse of one photograph swings over another photograph."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Clip:
-    """What the frames show; positions are shares of a width and a height.
+    """The contents of the frames; positions are shares of width and height.
 
     Attributes:
-        background: Path of the photograph that stands still.
-        moving: Path of the photograph of which a part moves.
-        crop: That part: left, top, right, bottom.
-        size: Width and height of the part in a frame.
-        places: Upper left corners of the part in the first frames; afterwards it goes back the same way, to and fro.
-        still: A point on each of the objects that stand still.
+        background: Path of the static photograph.
+        moving: Path of the photograph whose part moves.
+        crop: The moving part: left, top, right, bottom.
+        size: Width and height of the moving part in a frame.
+        places: Upper left corners of the moving part in the first frames; later frames go through them to and fro.
+        still: A point on each static object.
     """
 
     background: Path
@@ -41,27 +41,27 @@ class Clip:
 
     @property
     def images(self) -> tuple[Path, ...]:
-        """The files that are read."""
+        """Returns the files that the clip reads."""
         return (self.background, self.moving)
 
     def view(self, frame: int) -> int:
-        """Which of the distinct pictures a frame shows: 0, 1, 2, 1, 0, 1, … for three places."""
+        """Returns the index of a frame's picture among the distinct pictures: 0, 1, 2, 1, 0, 1, … for three places."""
         last = len(self.places) - 1
         return last - abs(frame % (2 * last) - last) if last else 0
 
     def center(self, frame: int) -> Point:
-        """The middle of the moving part."""
+        """Returns the centre of the moving part."""
         (left, top), (width, height) = self.places[self.view(frame)], self.size
         return left + width / 2, top + height / 2
 
     def mask(self, frame: int) -> npt.NDArray[np.bool_]:
-        """Where the moving part is seen, [height, width] of the background."""
+        """Returns the mask of the moving part, [height, width] of the background."""
         shape = Image.new("L", load_image(self.background).size)
         ImageDraw.Draw(shape).ellipse(self._box(frame, shape.size), fill=255)
         return np.asarray(shape) > 0
 
     def picture(self, frame: int) -> Image.Image:
-        """The frame, in RGB and the size of the background."""
+        """Returns the frame, in RGB and the size of the background."""
         picture, whole = load_image(self.background), load_image(self.moving)
         left, top, right, bottom = (round(share * side) for share, side in zip(self.crop, whole.size * 2, strict=True))
         x0, y0, x1, y1 = self._box(frame, picture.size)
@@ -71,17 +71,17 @@ class Clip:
         return Image.composite(layer, picture, Image.fromarray(self.mask(frame)))
 
     def _box(self, frame: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """The first and the last column and row of the moving part, in pixels."""
+        """Returns the first and the last column and row of the moving part, in pixels."""
         (left, top), (width, height) = self.places[self.view(frame)], self.size
         x0, y0 = round(left * size[0]), round(top * size[1])
         return x0, y0, x0 + round(width * size[0]) - 1, y0 + round(height * size[1]) - 1
 
 
 def load_clip(moving: Path | None = None, path: Path = CLIP) -> Clip:
-    """Reads a clip from a TOML file; a part of another photograph moves if one is given.
+    """Reads a clip from a TOML file, with a part of another photograph if one is given.
 
     Raises:
-        HarnessError: If the file is missing or a field is.
+        HarnessError: The file or a field is missing.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

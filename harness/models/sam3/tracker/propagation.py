@@ -1,9 +1,9 @@
-"""The tensors that pass between the tracker's modules when upstream propagates objects through a clip.
+"""Captures the tensors that pass between the tracker's modules when upstream propagates objects through a clip.
 
-Upstream's own `Sam3TrackerPredictor` runs. Two things keep that affordable. Every distinct picture of the clip is
-encoded once. Memories come from frames that its user clicks on, and whose clicks are then taken back: upstream keeps
-what it remembers of such frames, as if it had tracked the object there, and has not attended to other memories for it.
-So a frame with a full bank costs one attention to memories, and not one for each of the frames before.
+Upstream's own `Sam3TrackerPredictor` runs, at low cost for two reasons. Every distinct picture of the clip is encoded
+once. Memories come from frames with clicks that are cleared afterwards: upstream keeps the memories of such frames as
+if it had tracked the object there, without attention to earlier memories. A frame with a full bank thus costs one
+memory attention instead of one for each earlier frame.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from harness.models.sam3.tracker.clip import Clip, load_clip
 from harness.models.sam3.tracker.recording import Call, recorded_methods
 
 FRAMES = 20
-"""Frames of the clip: the last one sees four conditioning frames, six others, and fifteen pointers besides."""
+"""Frames of the clip: the last one attends to four conditioning frames, six other frames and fifteen more pointers."""
 TOKENS = 72 * 72
 """Tokens of a memory."""
 
 
 @dataclass(frozen=True)
-class Attended:
+class ConditionedFrame:
     """A frame that attends to M memories of B objects, and to P object pointers.
 
     Attributes:
         features: [1, 256, 72, 72] fp32, the frame.
         memories: [M, B, 64, 72, 72] fp32, rounded to bfloat16 as upstream stores them.
-        ranks: [M] int64, the row of the table of temporal positions for each memory.
+        ranks: [M] int64, the row of each memory in the table of temporal positions.
         pointers: [P, B, 256] fp32.
-        times: [P] fp32, how far each pointer's frame is from this one, as a share of the farthest.
-        prompt, prompt_pos: [5184·M + 4·P, B, 64] fp32, keys and their positions as upstream puts them together.
-        conditioned: [B, 256, 72, 72] fp32, the frame in the light of its memories.
+        times: [P] fp32, distance of each pointer's frame from this frame, as a share of the largest distance.
+        prompt, prompt_pos: [5184·M + 4·P, B, 64] fp32, keys and their positions as upstream concatenates them.
+        conditioned: [B, 256, 72, 72] fp32, the memory-conditioned features of the frame.
     """
 
     features: Tensor
@@ -52,14 +52,14 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A frame and the masks of B objects in it, on the way into memory.
+class EncodedFrame:
+    """A frame and the masks of its B objects, with the memory that upstream encodes.
 
     Attributes:
         features: [1, 256, 72, 72] fp32.
         masks: [B, 1, 1008, 1008] fp32 logits.
-        object_logits: [B, 1] fp32, above zero where the object is there.
-        from_points: [1] bool, whether the masks are an answer to clicks, and are decided before they are encoded.
+        object_logits: [B, 1] fp32, above zero where the object is present.
+        from_points: [1] bool, whether the masks answer clicks and are binarized before they are encoded.
         memory: [B, 64, 72, 72] fp32.
     """
 
@@ -71,12 +71,12 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Pointed:
-    """A mask that is given, and the pointer that upstream makes of it.
+class MaskPrompt:
+    """A mask prompt and upstream's object pointer of it.
 
     Attributes:
         features, high_res_0, high_res_1: [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144] fp32: the frame.
-        masks: [1, 1, 1152, 1152] fp32, 0 or 1, or between them at the edge.
+        masks: [1, 1, 1152, 1152] fp32, 0 or 1, or between 0 and 1 at the edge.
         pointer: [1, 256] fp32.
         object_logits: [1, 1] fp32.
     """
@@ -94,24 +94,24 @@ class Activations:
     """Two propagations: three objects from the first frame into the second, and one object through the clip.
 
     Attributes:
-        given: The mask of the moving object, which is known exactly.
+        mask_prompt: The exact mask of the moving object.
         clicked: The first frame, with three objects.
-        tracked: The second frame, with the masks that were found.
-        second: It attends to one memory and one pointer of each object.
+        tracked: The second frame, with the tracked masks.
+        second: The second frame, which attends to one memory and one pointer of each object.
         full: Frame 16, with seven memories and sixteen pointers of one object.
-        most: Frame 19, with four conditioning frames, so that it has ten memories and nineteen pointers.
+        most_memories: Frame 19, with four conditioning frames, so that it has ten memories and nineteen pointers.
     """
 
-    given: Pointed
-    clicked: Encoded
-    tracked: Encoded
-    second: Attended
-    full: Attended
-    most: Attended
+    mask_prompt: MaskPrompt
+    clicked: EncodedFrame
+    tracked: EncodedFrame
+    second: ConditionedFrame
+    full: ConditionedFrame
+    most_memories: ConditionedFrame
 
 
 def load_inputs(image: Path | None) -> Clip:
-    """The clip; a part of another photograph moves in it if one is given."""
+    """Returns the clip, with a part of another photograph if one is given."""
     return load_clip(image)
 
 
@@ -120,36 +120,36 @@ def capture(model: Any, clip: Clip) -> Activations:
     """Propagates objects through the clip with upstream's tracker.
 
     Args:
-        model: Upstream's `Sam3Image`, built interactive, fp32 on the CPU, inside `upstream()`.
-        clip: What the frames show.
+        model: Upstream's interactive `Sam3Image`, fp32 on the CPU, inside `upstream()`.
+        clip: The clip.
     """
     tracker = model.inst_interactive_predictor.model
-    features = _encoded(model, clip)
-    with recorded_methods(tracker, "_use_mask_as_output", "_encode_new_memory") as made:
-        second = _three_objects(tracker, clip, features)
-    clicked, tracked = map(_remembered, made["_encode_new_memory"])
-    given = made["_use_mask_as_output"][0]
-    full, most = _one_object(tracker, clip, features)
-    high_res_0, high_res_1 = given.arguments["high_res_features"]
+    features = _encode_frames(model, clip)
+    with recorded_methods(tracker, "_use_mask_as_output", "_encode_new_memory") as calls:
+        second = _track_three_objects(tracker, clip, features)
+    clicked, tracked = map(_encoded_frame, calls["_encode_new_memory"])
+    mask_prompt = calls["_use_mask_as_output"][0]
+    full, most_memories = _track_one_object(tracker, clip, features)
+    high_res_0, high_res_1 = mask_prompt.arguments["high_res_features"]
     return Activations(
-        given=Pointed(
-            features=given.arguments["backbone_features"].clone(),
+        mask_prompt=MaskPrompt(
+            features=mask_prompt.arguments["backbone_features"].clone(),
             high_res_0=high_res_0.clone(),
             high_res_1=high_res_1.clone(),
-            masks=given.arguments["mask_inputs"].clone(),
-            pointer=given.result[5].clone(),
-            object_logits=given.result[6].clone(),
+            masks=mask_prompt.arguments["mask_inputs"].clone(),
+            pointer=mask_prompt.result[5].clone(),
+            object_logits=mask_prompt.result[6].clone(),
         ),
         clicked=clicked,
         tracked=tracked,
         second=second,
         full=full,
-        most=most,
+        most_memories=most_memories,
     )
 
 
-def _encoded(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, list[Tensor]]]]:
-    """The features of every frame as the tracker keeps them, from its neck alone; equal frames share theirs."""
+def _encode_frames(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, list[Tensor]]]]:
+    """Returns every frame's features as the tracker caches them, from its neck alone; equal frames share features."""
     neck, decoder = model.backbone.vision_backbone, model.inst_interactive_predictor.model.sam_mask_decoder
     views: dict[int, tuple[Tensor, dict[str, list[Tensor]]]] = {}
     for frame in range(FRAMES):
@@ -169,18 +169,20 @@ def _session(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Any:
     return tracker.init_state(video_height=height, video_width=width, num_frames=FRAMES, cached_features=dict(features))
 
 
-def _three_objects(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Attended:
-    """A mask and clicks in the first frame, which are propagated into the second."""
+def _track_three_objects(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> ConditionedFrame:
+    """Propagates a mask and clicks from the first frame into the second."""
     state = _session(tracker, clip, features)
     tracker.add_new_mask(state, 0, 0, torch.from_numpy(clip.mask(0)))
     for number, point in enumerate(clip.still, start=1):
         tracker.add_new_points_or_box(state, 0, number, points=[point], labels=[1])
     tracker.propagate_in_video_preflight(state)
-    return _attending(tracker, state, 1)
+    return _record_attention(tracker, state, 1)
 
 
-def _one_object(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> tuple[Attended, Attended]:
-    """One object, clicked wherever it goes, until the bank is full."""
+def _track_one_object(
+    tracker: Any, clip: Clip, features: Mapping[int, Any]
+) -> tuple[ConditionedFrame, ConditionedFrame]:
+    """Tracks one object, clicked in every frame, until the memory bank is full."""
     state = _session(tracker, clip, features)
 
     def click(*frames: int) -> None:
@@ -194,32 +196,32 @@ def _one_object(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> tuple[
 
     click(*range(16))
     take_back(*range(1, 16))
-    full = _attending(tracker, state, 16)
+    full = _record_attention(tracker, state, 16)
     click(1, 2, 3, 17, 18)
     take_back(17, 18)
-    return full, _attending(tracker, state, 19)
+    return full, _record_attention(tracker, state, 19)
 
 
-def _attending(tracker: Any, state: Any, frame: int) -> Attended:
-    """What the attention to memories gets and gives while one frame is tracked."""
+def _record_attention(tracker: Any, state: Any, frame: int) -> ConditionedFrame:
+    """Returns inputs and output of the memory attention while one frame is tracked."""
     with (
-        recorded_methods(tracker.transformer.encoder, "forward") as attended,
-        recorded_methods(tracker, "_get_tpos_enc") as timed,
+        recorded_methods(tracker.transformer.encoder, "forward") as attention_calls,
+        recorded_methods(tracker, "_get_tpos_enc") as time_calls,
     ):
         list(tracker.propagate_in_video(state, frame, 0, reverse=False, tqdm_disable=True))
-    (attention,), (times,) = attended["forward"], timed["_get_tpos_enc"]
+    (attention,), (times,) = attention_calls["forward"], time_calls["_get_tpos_enc"]
     prompt, source = attention.arguments["prompt"], attention.arguments["src"][0]
     pointer_tokens = attention.arguments["num_obj_ptr_tokens"]
     count, objects = (len(prompt) - pointer_tokens) // TOKENS, prompt.shape[1]
     spatial, pointers = prompt[: count * TOKENS], prompt[count * TOKENS :]
     parts = tracker.hidden_dim // tracker.mem_dim
     conditioning = count - min(count - 1, tracker.num_maskmem - 1)
-    # Conditioning frames are all alike; of the others, the earliest comes first.
+    # Conditioning frames share one rank; the other frames begin with the earliest.
     ranks = [tracker.num_maskmem - 1] * conditioning + list(range(count - conditioning - 1, -1, -1))
     positions = torch.tensor(times.arguments["rel_pos_list"]) / (times.arguments["max_abs_pos"] - 1)
-    return Attended(
-        features=_map(source[:, :1]),
-        memories=_map(spatial.unflatten(0, (count, TOKENS)).transpose(0, 1).flatten(1, 2))
+    return ConditionedFrame(
+        features=_feature_map(source[:, :1]),
+        memories=_feature_map(spatial.unflatten(0, (count, TOKENS)).transpose(0, 1).flatten(1, 2))
         .unflatten(0, (count, objects))
         .clone(),
         ranks=torch.tensor(ranks),
@@ -227,13 +229,13 @@ def _attending(tracker: Any, state: Any, frame: int) -> Attended:
         times=positions.clone(),
         prompt=prompt.clone(),
         prompt_pos=attention.arguments["prompt_pos"].clone(),
-        conditioned=_map(attention.result["memory"]),
+        conditioned=_feature_map(attention.result["memory"]),
     )
 
 
-def _remembered(call: Call) -> Encoded:
-    return Encoded(
-        features=_map(call.arguments["current_vision_feats"][-1][:, :1]),
+def _encoded_frame(call: Call) -> EncodedFrame:
+    return EncodedFrame(
+        features=_feature_map(call.arguments["current_vision_feats"][-1][:, :1]),
         masks=call.arguments["pred_masks_high_res"].clone(),
         object_logits=call.arguments["object_score_logits"].clone(),
         from_points=torch.tensor([call.arguments["is_mask_from_pts"]]),
@@ -241,8 +243,8 @@ def _remembered(call: Call) -> Encoded:
     )
 
 
-def _map(tokens: Tensor) -> Tensor:
-    """[5184, B, C] to a feature map [B, C, 72, 72] of its own."""
+def _feature_map(tokens: Tensor) -> Tensor:
+    """Returns tokens [5184, B, C] as a copied feature map [B, C, 72, 72]."""
     side = math.isqrt(len(tokens))
     feature_map: Tensor = tokens.permute(1, 2, 0).unflatten(2, (side, side))
     return feature_map.clone()

@@ -1,4 +1,4 @@
-"""What upstream's methods are called with and what they return, seen from outside."""
+"""Records the arguments and results of upstream's methods from outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Call:
 
 @contextmanager
 def recorded_methods(owner: Any, *names: str) -> Iterator[dict[str, list[Call]]]:
-    """Within the context every call of these methods of an object is recorded, by the method's name, in order."""
+    """Records every call of methods of an object, by method name and in order, for the duration of the context."""
     calls: dict[str, list[Call]] = {name: [] for name in names}
 
     def recorder(name: str) -> Callable[..., Any]:

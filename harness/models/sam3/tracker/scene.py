@@ -1,4 +1,4 @@
-"""A clip of 40 frames whose masks are known: parts of photographs move over a photograph, enter, hide and leave.
+"""Composites a clip of 40 frames with known masks: parts of photographs move over a photograph, enter, hide and leave.
 
 Pixels are copied and never resampled, so that every machine makes the same frames.
 """
@@ -26,11 +26,11 @@ class Part:
     """An ellipse of a photograph that moves.
 
     Attributes:
-        name: What it shows.
+        name: Name of the object.
         photograph: The file.
         corner: Left and top of the part in the photograph, in pixels.
         size: Width and height of the part, in pixels.
-        path: Where its middle is: frame, x and y; on a straight line between two of them.
+        path: Positions of the centre: frame, x and y; it moves on a straight line between two positions.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Part:
     path: tuple[tuple[int, float, float], ...]
 
     def place(self, frame: int) -> tuple[int, int]:
-        """Left and top of the part in a frame, in pixels; it may lie outside of the frame."""
+        """Returns left and top of the part in a frame, in pixels; the part may lie outside of the frame."""
         frames, xs, ys = zip(*self.path, strict=True)
         middle = np.interp(frame, frames, xs), np.interp(frame, frames, ys)
         left, top = (int(np.rint(value - side / 2)) for value, side in zip(middle, self.size, strict=True))
         return left, top
 
     def shape(self) -> Masks:
-        """Which pixels of the part belong to the ellipse, bool [height, width]."""
+        """Returns the pixels of the part that belong to the ellipse, bool [height, width]."""
         width, height = self.size
         y, x = np.mgrid[1 - height : height : 2, 1 - width : width : 2]
         inside: Masks = (x * height) ** 2 + (y * width) ** 2 <= (width * height) ** 2
@@ -56,13 +56,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Scene:
-    """A clip.
+    """A clip of moving parts.
 
     Attributes:
-        background: The photograph behind everything.
-        corner: Left and top of the part of it that is seen.
+        background: The photograph behind all parts.
+        corner: Left and top of the visible part of the background.
         size: Width and height of the frames in pixels.
-        parts: What moves, from back to front.
+        parts: The moving parts, from back to front.
         length: Number of frames.
     """
 
@@ -73,7 +73,7 @@ class Scene:
     length: int
 
     def masks(self, frame: int) -> Masks:
-        """Where each part is seen, bool [parts, height, width]; a part that is hidden has no pixel."""
+        """Returns the visible pixels of each part, bool [parts, height, width]; a hidden part has none."""
         width, height = self.size
         masks = np.zeros((len(self.parts), height, width), bool)
         for index, part in enumerate(self.parts):
@@ -83,16 +83,16 @@ class Scene:
         return masks
 
     def picture(self, frame: int) -> Pixels:
-        """The frame, uint8 [height, width, 3], RGB."""
-        picture = _cut(self.background, self.corner, self.size).copy()
+        """Returns the frame, uint8 [height, width, 3], RGB."""
+        picture = _crop(self.background, self.corner, self.size).copy()
         for part, mask in zip(self.parts, self.masks(frame), strict=True):
             inside, source = self._window(part, frame)
-            seen = mask[inside]
-            picture[inside][seen] = _cut(part.photograph, part.corner, part.size)[source][seen]
+            visible = mask[inside]
+            picture[inside][visible] = _crop(part.photograph, part.corner, part.size)[source][visible]
         return picture
 
     def _window(self, part: Part, frame: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-        """The rows and columns of the frame that a part covers, and those of the part that are in the frame."""
+        """Returns the rows and columns of the frame that a part covers, and the part's own inside the frame."""
         inside, source = [], []
         for start, length, limit in zip(part.place(frame), part.size, self.size, strict=True):
             first, last = (min(max(value, 0), limit) for value in (start, start + length))
@@ -102,7 +102,7 @@ class Scene:
 
 
 @cache
-def _cut(photograph: Path, corner: tuple[int, int], size: tuple[int, int]) -> Pixels:
+def _crop(photograph: Path, corner: tuple[int, int], size: tuple[int, int]) -> Pixels:
     left, top = corner
     return np.asarray(load_image(photograph))[top : top + size[1], left : left + size[0]]
 
@@ -120,4 +120,4 @@ SCENE = Scene(
     ),
     length=40,
 )
-"""Two things that are always in the frame, one of which hides the other, and one that enters and leaves."""
+"""Two objects that stay in the frame, one of which hides the other, and an object that enters and leaves."""

@@ -1,16 +1,16 @@
-"""Videos as a subject: frames and a prompt in, objects on every frame out, held to upstream's own video model."""
+"""Defines videos as a subject, which holds the objects of every frame to upstream's own video model."""
 
 from __future__ import annotations
 
 from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
 
-DECIDED = ("ids", "births", "removals", "remembered")
-"""What is equal on every frame: (frame, id) of each object that is shown, how many come and go, and which of them the
-frame's memory has."""
-SHOWN = ("scores", "boxes", "masks")
-"""What is judged of the objects that are shown, all frames together."""
+DECISIONS = ("ids", "births", "removals", "remembered")
+"""Outputs that are equal on every frame: the ids of the visible objects, the numbers of births and removals, and the
+objects in the frame's memory."""
+VISIBLE_OUTPUTS = ("scores", "boxes", "masks")
+"""Outputs of the visible objects, judged over all frames."""
 STEP = ("logits", "pointers", "object_logits", "iou", "memory")
-"""What a step of the tracker computes from PyTorch's own state, judged strictly."""
-OUTPUTS = (*DECIDED, *SHOWN, *STEP, "drift")
+"""Outputs of a step of the tracker from PyTorch's own state, judged strictly."""
+OUTPUTS = (*DECISIONS, *VISIBLE_OUTPUTS, *STEP, "drift")
 CAPACITY = Capacity(clicks=DEFAULT_CLICKS, video=True)
-"""What a compiled model must answer to be judged."""
+"""The capacity that a compiled model must have to be judged."""

@@ -1,4 +1,4 @@
-"""The judge of videos: the same objects on every frame, their masks, and each step of the tracker by itself."""
+"""Judges videos: the same objects on every frame, their masks, and each step of the tracker by itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import judge_drift
-from harness.models.sam3.video.shown import FramePixels, answers_in, judge_by_frame, judge_shown, shown_ids
-from harness.models.sam3.video.source import Answer, AskedStep
-from harness.parity.verdict import judge, unmeasured
+from harness.models.sam3.video.source import Answer, RecordedStep
+from harness.models.sam3.video.visible_objects import (
+    FramePixels,
+    answers_in,
+    judge_by_frame,
+    judge_visible,
+    visible_ids,
+)
+from harness.parity.verdict import judge, unmeasured_verdict
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 
 Array = npt.NDArray[Any]
@@ -24,18 +30,18 @@ _GATE = 1e-5
 """The strict gate."""
 
 
-def judged(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
+def judge_video(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
     """Judges a whole video.
 
     Args:
-        actual: What `harness.models.sam3.video.tracked.answered` returns.
-        answer: What upstream answers.
+        actual: The compiled model's answer, from `harness.models.sam3.video.compiled_model.answer_question`.
+        answer: Upstream's answer.
     """
     name, reference = answer.question.name, answer.reference
-    decided = _judge_decided(name, actual, reference)
-    verdicts = [*decided]
-    if all(verdict.kind is VerdictKind.STRICT for verdict in decided):
-        verdicts += judge_shown(name, actual, reference, _pixels(reference))
+    decisions = _judge_decisions(name, actual, reference)
+    verdicts = [*decisions]
+    if all(verdict.kind is VerdictKind.STRICT for verdict in decisions):
+        verdicts += judge_visible(name, actual, reference, _pixels(reference))
     if answer.exact is not None:
         verdicts += judge_drift(name, actual, reference, answer.exact)
     return tuple(verdicts)
@@ -43,7 +49,7 @@ def judged(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
 
 def _pixels(reference: Arrays) -> dict[int, FramePixels]:
     return {
-        number: FramePixels.of(
+        number: FramePixels.from_logits(
             reference[f"{number}/candidates"].tolist(),
             list(reference[f"{number}/unfilled"]),
             reference[f"{number}/tracker_scores"],
@@ -53,46 +59,46 @@ def _pixels(reference: Arrays) -> dict[int, FramePixels]:
     }
 
 
-def judged_step(
-    name: str, actual: Arrays, step: AskedStep, expectation: Expectation | None = None
+def judge_step(
+    name: str, actual: Arrays, step: RecordedStep, expectation: Expectation | None = None
 ) -> tuple[Verdict, ...]:
-    """Judges a step of the compiled model that got PyTorch's own state.
+    """Judges a step of the compiled model from PyTorch's own state.
 
     Args:
-        name: What the names of the verdicts begin with.
-        actual: What `harness.models.sam3.video.tracked.stepped` returns.
-        step: What upstream computes.
-        expectation: If it allows the oracle verdict, what is not rounded may pass on it.
+        name: Prefix of the names of the verdicts.
+        actual: The result of `harness.models.sam3.video.compiled_model.compute_step`.
+        step: Upstream's step.
+        expectation: If it allows the oracle verdict, outputs that are not rounded may pass on it.
     """
     names = {part: f"{name}/{part}" for part in STEP}
-    ours, reference, oracle = (
+    compiled, reference, oracle = (
         {names[part]: arrays[part] for part in STEP} for arrays in (actual, step.reference, step.oracle)
     )
-    verdicts = judge(ours, reference, oracle, expectation=expectation)
+    verdicts = judge(compiled, reference, oracle, expectation=expectation)
     return (*verdicts, _judge_rounded(f"{name}/rounded", actual["rounded"], step.reference["memory"]))
 
 
-def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
-    """The same ids are shown on every frame, and as many objects come and go."""
+def _judge_decisions(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
+    """Judges that the same ids are visible on every frame, and that as many objects come and go."""
     answers = answers_in(reference)
-    counts = {"ids": shown_ids(actual, reference)}
+    counts = {"ids": visible_ids(actual, reference)}
     frames = answers[1:]
     objects = [set(reference[f"{number}/objects"].tolist()) for number in frames]
-    seen = set(reference["0/objects"].tolist())  # those that the prompt found
+    known_ids = set(reference["0/objects"].tolist())  # the objects of the prompt
     births = []
-    for each in objects:
-        births.append(len(each - seen))
-        seen |= each
+    for ids in objects:
+        births.append(len(ids - known_ids))
+        known_ids |= ids
     tracked = [len(reference[f"{number}/memories"]) for number in frames]
-    our_births = [int(actual[f"{number}/births"][0]) for number in frames]
-    our_tracked = [len(actual[f"{number}/memories"]) for number in frames]
-    counts["births"] = np.array(our_births), np.array(births)
+    compiled_births = [int(actual[f"{number}/births"][0]) for number in frames]
+    compiled_tracked = [len(actual[f"{number}/memories"]) for number in frames]
+    counts["births"] = np.array(compiled_births), np.array(births)
     counts["removals"] = (
-        _removals(our_tracked, our_births, int(actual["left"][0])),
+        _removals(compiled_tracked, compiled_births, int(actual["left"][0])),
         _removals(tracked, births, len(objects[-1])),
     )
     counts["remembered"] = _remembered(actual, reference)
-    verdicts = [judge_by_frame(f"{name}/{part}", *both) for part, both in counts.items()]
+    verdicts = [judge_by_frame(f"{name}/{part}", *pair) for part, pair in counts.items()]
     undecided = sum(int(reference[f"{number}/undecided"].sum()) for number in frames)
     if undecided and verdicts[-1].kind is VerdictKind.STRICT:
         verdicts[-1] = replace(verdicts[-1], reason=f"rounding decides {undecided} of these, for both sides alike")
@@ -100,45 +106,45 @@ def _judge_decided(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdic
 
 
 def _remembered(actual: Arrays, reference: Arrays) -> tuple[Array, Array]:
-    """Which objects the memory of each frame has, int64 [frames, objects], the compiled model's and upstream's."""
+    """Returns the objects in each frame's memory, int64 [frames, objects], of the compiled model and of upstream."""
     names = [f"{number}/remembered" for number in answers_in(reference)[1:]]
-    most = max((len(arrays[name]) for arrays in (actual, reference) for name in names), default=0)
-    both = [np.full((len(names), most), -1) for _ in range(2)]
-    for rows, arrays in zip(both, (actual, reference), strict=True):
+    max_objects = max((len(arrays[name]) for arrays in (actual, reference) for name in names), default=0)
+    tables = [np.full((len(names), max_objects), -1) for _ in range(2)]
+    for rows, arrays in zip(tables, (actual, reference), strict=True):
         for row, name in zip(rows, names, strict=True):
             row[: len(arrays[name])] = arrays[name]
-    return both[0], both[1]
+    return tables[0], tables[1]
 
 
-def _removals(tracked: list[int], births: list[int], left: int) -> Array:
-    """How many objects are removed on each frame, of those that are tracked into it and those that are born on it."""
-    removed: Array = np.array(tracked) + np.array(births) - np.array([*tracked[1:], left])
+def _removals(tracked: list[int], births: list[int], final_count: int) -> Array:
+    """Returns the number of objects removed on each frame, among the objects tracked into it and born on it."""
+    removed: Array = np.array(tracked) + np.array(births) - np.array([*tracked[1:], final_count])
     return removed
 
 
 def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
-    """Rounded memories are what values within the strict gate of PyTorch's are rounded to.
+    """Judges that rounded memories are rounded from values within the strict gate of PyTorch's values.
 
-    An element is thus PyTorch's, or one step of bfloat16 from it where PyTorch's value lies at a boundary. Near zero,
-    where a step is smaller than the gate, it may be several steps away.
+    An element is thus equal to PyTorch's, or one step of bfloat16 away where PyTorch's value lies at a boundary. Near
+    zero, where a step is smaller than the gate, it may be several steps away.
     """
     values = exact.astype(np.float64)
     gate = _GATE + _GATE * np.abs(values)
-    least, most = (_ordered(to_bfloat16((values + sign * gate).astype(np.float32))) for sign in (-1, 1))
-    ours, theirs = _ordered(bits), _ordered(to_bfloat16(exact))
-    wrong = int(np.count_nonzero((ours < least) | (ours > most)))
-    verdict = replace(unmeasured(name, bits, ""), outside=wrong)
+    lower, upper = (_ordered(to_bfloat16((values + sign * gate).astype(np.float32))) for sign in (-1, 1))
+    compiled, reference = _ordered(bits), _ordered(to_bfloat16(exact))
+    wrong = int(np.count_nonzero((compiled < lower) | (compiled > upper)))
+    verdict = replace(unmeasured_verdict(name, bits, ""), outside=wrong)
     if wrong:
         return replace(verdict, reason=f"{wrong} of {bits.size} elements are not rounded from a value in the gate")
-    apart = np.abs(ours - theirs)
-    one, more = int(np.count_nonzero(apart == 1)), int(np.count_nonzero(apart > 1))
-    farther = f", {more} farther where a step is smaller than the gate" if more else ""
-    reason = f"{bits.size - one - more} elements are equal, {one} one step of bfloat16 apart{farther}"
-    return replace(verdict, kind=VerdictKind.STRICT, reason=reason if one or more else "")
+    steps = np.abs(compiled - reference)
+    one_step, more_steps = int(np.count_nonzero(steps == 1)), int(np.count_nonzero(steps > 1))
+    farther = f", {more_steps} farther where a step is smaller than the gate" if more_steps else ""
+    reason = f"{bits.size - one_step - more_steps} elements are equal, {one_step} one step of bfloat16 apart{farther}"
+    return replace(verdict, kind=VerdictKind.STRICT, reason=reason if one_step or more_steps else "")
 
 
 def _ordered(bits: Array) -> Array:
-    """Whole numbers in the order of the values of bfloat16 bits, one apart for values that are next to each other."""
+    """Returns integers in the order of the values of bfloat16 bits; adjacent values have adjacent integers."""
     magnitude = (bits & 0x7FFF).astype(np.int32)
     ordered: Array = np.where(bits & 0x8000, -magnitude, magnitude)
     return ordered

@@ -1,4 +1,4 @@
-"""What is asked of videos: clips, footage and prompts, as data in `fixtures/video.toml`."""
+"""Reads questions about videos, which are clips, footage and prompts, from `fixtures/video.toml`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Question:
     """A video and a prompt on one of its frames.
 
     Attributes:
-        name: What it is called in reports.
+        name: Name in reports.
         video: Path of a file of frames or of the description of a clip; `scene` for the scene of this project.
         length: Number of frames of the video; a longer file is cut.
         text: A noun phrase, or None.
         box: (x0, y0, x1, y1) around an example, normalized to [0, 1], or None.
         frame: The frame of the prompt.
-        steps: The frames on which each step gets PyTorch's own state.
-        float64: Whether the tracking is also run in float64.
-        full: Whether it is asked at full scale too.
+        steps: The frames whose steps are computed from PyTorch's own state.
+        float64: Whether the tracking also runs in float64.
+        full: Whether the question is also asked at full scale.
     """
 
     name: str
@@ -51,43 +51,43 @@ class Question:
 
     @property
     def image(self) -> Path:
-        """The video, as `harness.models.sam3.questions.Asked` calls it."""
+        """Returns the video, under the name that `harness.models.sam3.questions.ImageQuestion` requires."""
         return self.video
 
     @property
     def finds_once(self) -> bool:
-        """Whether the detector is asked on the frame of the prompt alone, as it is for a box without a text."""
+        """Returns whether the detector runs on the frame of the prompt alone, as it does for a box without a text."""
         return self.text is None
 
 
 def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
-    """Reads the questions that are asked at a scale; those about one video follow each other.
+    """Reads the questions of a scale; questions about one video follow each other.
 
     Args:
-        scale: The case's.
+        scale: Scale of the case.
         path: A TOML file of `[[question]]` tables; videos are relative to it.
 
     Raises:
-        HarnessError: The file is missing, a question is incomplete or contradicts itself, or there is none.
+        HarnessError: The file is missing or has no questions, or a question is incomplete or contradicts itself.
     """
     questions = read_questions(path, _question)
     return tuple(question for question in questions if question.full or scale != Scale.FULL)
 
 
-class OfVideo(Protocol):
-    """What is asked of the first frames of a video; `Question` says what the two are."""
+class VideoQuestion(Protocol):
+    """A question about the first frames of a video; `Question` describes the attributes."""
 
     @property
     def video(self) -> Path:
-        """Its path."""
+        """Returns the path of the video."""
 
     @property
     def length(self) -> int:
-        """Its number of frames."""
+        """Returns the number of frames."""
 
 
-def frames_of(question: OfVideo) -> tuple[Pixels, ...]:
-    """The frames of a question's video, uint8 [h, w, 3].
+def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
+    """Returns the frames of a question's video, uint8 [h, w, 3].
 
     Raises:
         HarnessError, Sam3Error: The video cannot be read.
@@ -123,6 +123,6 @@ def _question(table: dict[str, Any], path: Path) -> Question:
     return question
 
 
-def _box(given: Any) -> tuple[float, float, float, float]:
-    x0, y0, x1, y1 = map(float, given)
+def _box(coordinates: Any) -> tuple[float, float, float, float]:
+    x0, y0, x1, y1 = map(float, coordinates)
     return x0, y0, x1, y1

@@ -1,4 +1,4 @@
-"""Videos as a subject."""
+"""Defines the subject of videos."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Upstream's side: its own video model through a video, as modules whose outputs are tensors.
+"""Runs upstream's own video model through a video, as modules whose outputs are tensors.
 
-Being modules, they run in fp32 and, through `harness.parity.oracle`, in float64. Memories are rounded to bfloat16 in
-both, as upstream rounds them. VB is upstream's model/sam3_video_base.py, VI its model/sam3_video_inference.py and TP
-its model/sam3_tracking_predictor.py, with the lines of sam3 0.1.4.
+As modules they run in fp32 and, through `harness.parity.oracle`, in float64. Both round memories to bfloat16, as
+upstream does. VB is upstream's model/sam3_video_base.py, VI its model/sam3_video_inference.py and TP its
+model/sam3_tracking_predictor.py, with the lines of sam3 0.1.4.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
 from harness.models.sam3.video import STEP
-from harness.models.sam3.video.undecided import undecided_shares
-from harness.runtime.sam3.video.occlusion import SUPPRESSED_LOGIT
+from harness.models.sam3.video.rounding import undecided_shares
+from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT
 
 if TYPE_CHECKING:
     from harness.models.sam3.video.questions import Pixels, Question
@@ -37,38 +37,38 @@ PARTS = (
     *("candidates", "unfilled", "tracker_scores"),
     *("objects", "logits", "object_logits", "memories", "remembered", "undecided"),
 )
-"""What `Tracking` returns of each answer.
+"""Names of the outputs of `Tracking` for each answer.
 
-Of n objects that are shown: ids int64 [n], scores [n], boxes [n, 4] as shares of the video (left, top, width, height)
-and masks bool [n, h, w]. Of m objects that may be shown: their ids int64 [m], mask logits [m, 288, 288] before holes
-are filled, and tracker scores [m]. `objects` are the ids that are tracked after the frame, int64. Of N objects that
-were tracked into the frame: mask logits [N, 288, 288] before holes are filled and object logits [N], none on a frame
-that is conditioning already; their memories [N, 64, 72, 72]; whether these have the object, bool [N], and whether
-rounding decides that, bool [N].
+For n visible objects: ids int64 [n], scores [n], boxes [n, 4] as shares of the video (left, top, width, height) and
+masks bool [n, h, w]. For m candidates for visible objects: ids int64 [m], mask logits [m, 288, 288] before holes are
+filled, and tracker scores [m]. `objects` are the ids that are tracked after the frame, int64. For N objects that were
+tracked into the frame: mask logits [N, 288, 288] before holes are filled and object logits [N], none on a frame that
+already is a conditioning frame; memories [N, 64, 72, 72]; whether the memory has the object, bool [N]; and whether
+rounding decides it, bool [N].
 """
 
 Detections = Mapping[str, Tensor]
-Remembered = Mapping[int, npt.NDArray[np.bool_]]
+MemoryDecisions = Mapping[int, npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A bucket of B objects on a frame, before it is tracked and after its memory was encoded.
+    """A bucket of B objects on a frame, before it is tracked and after its memory is encoded.
 
     Attributes:
         frame: The frame.
-        features: The maps [1, C, S, S] of the frame that the tracker reads, the finest one first.
-        remembered: By frame, what upstream remembers of the bucket (`output_dict`).
-        conditioning: The frames of these that are conditioning, in their order.
-        outputs: What upstream computed, by the names in `STEP`.
-        masks: What the memory is encoded of, logits [B, 1, 1152, 1152].
-        present: Object logits [B, 1] that the memory is encoded with.
+        features: The maps [1, C, S, S] of the frame that the tracker reads, the finest map first.
+        frame_outputs: By frame, upstream's `output_dict` of the bucket.
+        conditioning: The conditioning frames among them, in upstream's order.
+        outputs: Upstream's outputs, by the names in `STEP`.
+        masks: Logits [B, 1, 1152, 1152] from which the memory is encoded.
+        present: Object logits [B, 1] of the memory.
         module: Computes `outputs` again, without arguments.
     """
 
     frame: int
     features: tuple[Tensor, ...]
-    remembered: Mapping[int, Mapping[str, Any]]
+    frame_outputs: Mapping[int, Mapping[str, Any]]
     conditioning: tuple[int, ...]
     outputs: dict[str, Tensor]
     masks: Tensor
@@ -80,8 +80,8 @@ class Tracking(nn.Module):
     """Upstream's `add_prompt` and `propagate_in_video` on the frames of a question.
 
     Attributes:
-        steps: What the last run recorded on the frames `steps` of the question, one for each bucket.
-        found: What the detector of the last run found on the prompt's frame, where it is asked there alone.
+        steps: The steps that the last run recorded on the frames `steps` of the question, one for each bucket.
+        detections: The detections of the last run on the prompt's frame, where the detector runs there alone.
     """
 
     def __init__(
@@ -89,44 +89,44 @@ class Tracking(nn.Module):
         model: Any,
         question: Question,
         frames: Sequence[Pixels],
-        found: Detections | None = None,
-        followed: Remembered | None = None,
+        detections: Detections | None = None,
+        decisions: MemoryDecisions | None = None,
     ) -> None:
-        """Takes what is asked, and what another run found or decided.
+        """Takes the question, and the detections and decisions of another run.
 
         Args:
             model: The video model.
-            question: What is asked.
+            question: The question.
             frames: The frames.
-            found: What is not to be found again; with it nothing is shown.
-            followed: By frame, which objects another run remembered; followed where rounding decides it.
+            detections: Detections to reuse; with them no object is visible.
+            decisions: By frame, the objects in the memory of another run; they replace decisions of rounding.
         """
         super().__init__()
         self.model = model
         self.steps: list[Step] = []
-        self.found = found
+        self.detections = detections
         self._question = question
         self._frames = frames
-        self._followed = followed or {}
+        self._decisions = decisions or {}
 
     @property
     def names(self) -> list[str]:
-        """Names of the outputs: `0/ids` is of the answer to the prompt, `1/ids` of the first frame that follows."""
+        """Returns the names of the outputs: `0/ids` answers the prompt, `1/ids` is the first propagated frame."""
         count = len(self._frames) - self._question.frame
         return [f"{answer}/{part}" for answer in range(count + 1) for part in PARTS]
 
     def forward(self) -> tuple[Tensor, ...]:
-        """The tensors of `PARTS` for the prompt and for each frame from the prompt's on."""
+        """Returns the tensors of `PARTS` for the prompt and for each frame from the prompt's on."""
         pictures = [Image.fromarray(frame) for frame in self._frames]
         pixels = [preprocess(picture) for picture in pictures]
-        recorder = _Recorder(self.model, self._question.steps, self._followed)
+        recorder = _Recorder(self.model, self._question.steps, self._decisions)
         with ExitStack() as stack:
             for patch in (quick_masks(), _no_inference_mode(), recorder.recording()):
                 stack.enter_context(patch)
-            if self.found is not None:
-                stack.enter_context(replaced(self.model, "_postprocess_output", _nothing))
+            if self.detections is not None:
+                stack.enter_context(replaced(self.model, "_postprocess_output", _empty_output))
             if self._question.finds_once:
-                stack.enter_context(self._finds_once(pixels))
+                stack.enter_context(self._detect_once(pixels))
             state = self.model.init_state(pictures, offload_video_to_cpu=True)
             state["input_batch"].img_batch = torch.cat(pixels)
             index, out = self.model.add_prompt(state, self._question.frame, **_prompt(self._question))
@@ -134,17 +134,17 @@ class Tracking(nn.Module):
             for index, out in self.model.propagate_in_video(state, self._question.frame, None, False):
                 answers.append((index, out, recorder.frames.pop(index)))
         self.steps = recorder.steps
-        return tuple(tensor for _, out, recorded in answers for tensor in (*_shown(out), *recorded.tensors()))
+        return tuple(tensor for _, out, recorded in answers for tensor in (*_visible_tensors(out), *recorded.tensors()))
 
     @contextmanager
-    def _finds_once(self, pixels: Sequence[Tensor]) -> Iterator[None]:
-        """The detector is asked on the prompt's frame alone, and nothing counts against an object elsewhere.
+    def _detect_once(self, pixels: Sequence[Tensor]) -> Iterator[None]:
+        """Runs the detector on the prompt's frame alone, and counts no other frame against an object.
 
-        Upstream runs it on every frame, drops what it finds (VI:393), and removes the object because of that. On the
-        other frames the tracker's features are computed alone, once for each distinct picture.
+        Upstream runs it on every frame, drops its detections (VI:393), and removes the object because of that. On the
+        other frames only the tracker's features are computed, once for each distinct picture.
         """
         detect, associate = self.model.run_backbone_and_detection, self.model._associate_det_trk
-        asked = True
+        allow_detection = True
         encoded: dict[str, dict[str, Any]] = {}
 
         def features(frame: int) -> dict[str, Any]:
@@ -153,30 +153,34 @@ class Tracking(nn.Module):
                 encoded[digest] = self._features(pixels[frame])
             return encoded[digest]
 
-        def detected(*, frame_idx: int, feature_cache: dict[Any, Any], allow_new_detections: bool, **rest: Any) -> Any:
-            nonlocal asked
-            asked = allow_new_detections
-            if asked and self.found is None:
-                self.found = detect(
-                    frame_idx=frame_idx, feature_cache=feature_cache, allow_new_detections=asked, **rest
+        def run_detection(
+            *, frame_idx: int, feature_cache: dict[Any, Any], allow_new_detections: bool, **options: Any
+        ) -> Any:
+            nonlocal allow_detection
+            allow_detection = allow_new_detections
+            if allow_detection and self.detections is None:
+                self.detections = detect(
+                    frame_idx=frame_idx, feature_cache=feature_cache, allow_new_detections=allow_detection, **options
                 )
             feature_cache.pop(frame_idx - 1, None)
             feature_cache[frame_idx] = (pixels[frame_idx][0], {"tracker_backbone_out": features(frame_idx)})
-            assert self.found is not None
-            return self.found if asked else {name: tensor[:0] for name, tensor in self.found.items()}
+            assert self.detections is not None
+            return (
+                self.detections if allow_detection else {name: tensor[:0] for name, tensor in self.detections.items()}
+            )
 
-        def associated(*arguments: Any, **named: Any) -> Any:
-            new, unmatched, *others = associate(*arguments, **named)
-            return (new, unmatched if asked else unmatched[:0], *others)
+        def run_association(*arguments: Any, **keywords: Any) -> Any:
+            new, unmatched, *outputs = associate(*arguments, **keywords)
+            return (new, unmatched if allow_detection else unmatched[:0], *outputs)
 
         with (
-            replaced(self.model, "run_backbone_and_detection", detected),
-            replaced(self.model, "_associate_det_trk", associated),
+            replaced(self.model, "run_backbone_and_detection", run_detection),
+            replaced(self.model, "_associate_det_trk", run_association),
         ):
             yield
 
     def _features(self, pixels: Tensor) -> dict[str, Any]:
-        """The end of `run_backbone_and_detection` (VB:376) on what the SAM 2 neck alone computes."""
+        """Computes the end of `run_backbone_and_detection` (VB:376) from the SAM 2 neck alone."""
         backbone, decoder = self.model.detector.backbone.vision_backbone, self.model.tracker.sam_mask_decoder
         trunk = backbone.trunk(pixels)[-1]
         finest, finer, coarse = (level(trunk) for level in backbone.sam2_convs[:LEVELS])
@@ -186,7 +190,7 @@ class Tracking(nn.Module):
 
 
 class TrackedStep(nn.Module):
-    """A step of upstream's tracker: `track_step`, and the memory of the masks that were decided on."""
+    """A step of upstream's tracker: `track_step`, and the memory of the resulting masks."""
 
     def __init__(self, tracker: Any, tracked: Mapping[str, Any], encoded: Mapping[str, Any]) -> None:
         """Takes the arguments of `track_step` and of `_encode_new_memory`."""
@@ -196,14 +200,14 @@ class TrackedStep(nn.Module):
         self._encoded = dict(encoded)
 
     def forward(self) -> tuple[Tensor, ...]:
-        """The tensors of `STEP`: [B, 288, 288], [B, 256], [B, 1], [B] and [B, 64, 72, 72]."""
+        """Returns the tensors of `STEP`: [B, 288, 288], [B, 256], [B, 1], [B] and [B, 64, 72, 72]."""
         out = self.tracker.track_step(**self._tracked)
         memory, _ = self.tracker._encode_new_memory(**self._encoded)
         return out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory
 
 
 class _Frame:
-    """What is recorded of a frame."""
+    """The recorded tensors of a frame."""
 
     def __init__(self) -> None:
         self.candidates: Tensor = torch.zeros(0, dtype=torch.int64)
@@ -217,7 +221,7 @@ class _Frame:
         self.undecided: Tensor = torch.zeros(0, dtype=torch.bool)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of `PARTS` but what is shown."""
+        """Returns the tensors of `PARTS` except those of the visible objects."""
         return (
             self.candidates,
             self.unfilled,
@@ -232,21 +236,21 @@ class _Frame:
 
 
 class _Recorder:
-    """Records what upstream's video model does on each frame, and rounds memories in any dtype."""
+    """A recorder of upstream's video model on each frame, which rounds memories in any dtype."""
 
-    def __init__(self, model: Any, steps: Sequence[int], followed: Remembered) -> None:
+    def __init__(self, model: Any, steps: Sequence[int], decisions: MemoryDecisions) -> None:
         self.model = model
-        self._followed = followed
+        self._decisions = decisions
         self._current = 0
         self.frames: dict[int, _Frame] = {}
         self.steps: list[Step] = []
-        self._wanted = steps
+        self._step_frames = steps
         self._tracked: dict[int, dict[str, Any]] = {}
         self._exact: list[tuple[dict[str, Any], Tensor]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within the context every frame is recorded."""
+        """Records every frame for the duration of the context."""
         tracker = self.model.tracker
         with (
             replaced(self.model, "_run_single_frame_inference", self._frame(self.model._run_single_frame_inference)),
@@ -275,24 +279,24 @@ class _Recorder:
         return run
 
     def _outputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What may be shown of a frame: tracked objects, and new ones with their detections' masks (VB:935)."""
+        """Records the candidates of a frame: tracked objects, and new objects with detections' masks (VB:935)."""
 
         def run(**arguments: Any) -> Any:
             frame, plan = self.frames[arguments["frame_idx"]], arguments["tracker_update_plan"]
-            found, new = arguments["det_out"], torch.from_numpy(plan["new_det_fa_inds"])
+            detections, new = arguments["det_out"], torch.from_numpy(plan["new_det_fa_inds"])
             tracked, present = arguments["tracker_low_res_masks_global"], arguments["tracker_obj_scores_global"]
             ids = [*arguments["tracker_metadata_prev"]["obj_ids_all_gpu"], *plan["new_det_obj_ids"]]
-            frame.candidates = torch.tensor([int(each) for each in ids], dtype=torch.int64)
-            # A bucket that is conditioning on this frame is not tracked; its masks have no holes that were filled.
-            known = sum(map(len, frame.logits)) == len(tracked)
-            frame.unfilled = torch.cat([*(frame.logits if known else [tracked]), found["mask"][new]])
-            frame.tracker_scores = torch.cat([present.sigmoid(), found["scores"][new]])
+            frame.candidates = torch.tensor([int(object_id) for object_id in ids], dtype=torch.int64)
+            # A bucket is not tracked on its conditioning frame, and no holes of its masks were filled.
+            all_tracked = sum(map(len, frame.logits)) == len(tracked)
+            frame.unfilled = torch.cat([*(frame.logits if all_tracked else [tracked]), detections["mask"][new]])
+            frame.tracker_scores = torch.cat([present.sigmoid(), detections["scores"][new]])
             return original(**arguments)
 
         return run
 
     def _single(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A bucket on a frame, tracked (TP:1051); the same method takes masks that are given."""
+        """Records a tracked bucket on a frame (TP:1051); the same method also takes mask prompts."""
 
         def run(**arguments: Any) -> Any:
             out, masks = original(**arguments)
@@ -306,32 +310,36 @@ class _Recorder:
 
     def _step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(**arguments: Any) -> Any:
-            wanted = arguments["mask_inputs"] is None and arguments["frame_idx"] in self._wanted
-            if wanted:
-                remembered = arguments["output_dict"]
-                copied = {kind: {each: dict(out) for each, out in remembered[kind].items()} for kind in remembered}
-                kept = {**arguments, "output_dict": copied}
+            is_recorded = arguments["mask_inputs"] is None and arguments["frame_idx"] in self._step_frames
+            if is_recorded:
+                output_dict = arguments["output_dict"]
+                copied = {
+                    kind: {frame_idx: dict(out) for frame_idx, out in output_dict[kind].items()} for kind in output_dict
+                }
+                saved = {**arguments, "output_dict": copied}
             out = original(**arguments)
-            if wanted:
-                self._tracked[id(remembered)] = kept | {"out": out}
+            if is_recorded:
+                self._tracked[id(output_dict)] = saved | {"out": out}
             return out
 
         return run
 
     def _shrinkage(self, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Which objects a frame's memory has (TP:1334); where rounding decides it, another run's decision holds."""
+        """Records which objects are in a frame's memory (TP:1334); replaces decisions of rounding by another run's."""
 
         def run(masks: Tensor) -> Tensor:
-            after = original(masks)
+            remaining = original(masks)
             frame = self.frames[self._current]
             frame.undecided = torch.from_numpy(undecided_shares(masks[:, 0].numpy()))
-            frame.remembered = (after > 0).flatten(1).any(dim=1)
-            followed = torch.from_numpy(self._followed.get(self._current, frame.remembered.numpy()))
-            if len(followed) == len(masks):
-                for each in torch.nonzero(frame.undecided & (followed != frame.remembered))[:, 0]:
-                    after[each] = masks[each] if followed[each] else masks[each].clamp(max=float(SUPPRESSED_LOGIT))
-                frame.remembered = (after > 0).flatten(1).any(dim=1)
-            return after
+            frame.remembered = (remaining > 0).flatten(1).any(dim=1)
+            decisions = torch.from_numpy(self._decisions.get(self._current, frame.remembered.numpy()))
+            if len(decisions) == len(masks):
+                for index in torch.nonzero(frame.undecided & (decisions != frame.remembered))[:, 0]:
+                    remaining[index] = (
+                        masks[index] if decisions[index] else masks[index].clamp(max=float(SUPPRESSED_LOGIT))
+                    )
+                frame.remembered = (remaining > 0).flatten(1).any(dim=1)
+            return remaining
 
         return run
 
@@ -339,26 +347,26 @@ class _Recorder:
         def run(**arguments: Any) -> Any:
             memory, positions = original(**arguments)
             self._exact.append((arguments, memory))
-            return rounded(memory), positions
+            return round_to_bfloat16(memory), positions
 
         return run
 
     def _memory(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A bucket's memory of a frame: of its tracked masks, or of masks that are given (TP:1120)."""
+        """Records a bucket's memory of a frame, from its tracked masks; mask prompts are left out (TP:1120)."""
 
-        def run(*positional: Any, **named: Any) -> Any:
+        def run(*positional: Any, **keywords: Any) -> Any:
             self._exact.clear()
-            memory, positions = original(*positional, **named)
-            if not named["is_mask_from_pts"]:
+            memory, positions = original(*positional, **keywords)
+            if not keywords["is_mask_from_pts"]:
                 state, frame = positional[0], positional[1]
                 self.frames[frame].memories.append(memory.to(torch.get_default_dtype()))
                 if (tracked := self._tracked.pop(id(state["output_dict"]), None)) is not None:
-                    self.steps.append(self._finished(frame, tracked, *self._exact[0]))
+                    self.steps.append(self._recorded_step(frame, tracked, *self._exact[0]))
             return memory, positions
 
         return run
 
-    def _finished(self, frame: int, tracked: dict[str, Any], encoded: dict[str, Any], memory: Tensor) -> Step:
+    def _recorded_step(self, frame: int, tracked: dict[str, Any], encoded: dict[str, Any], memory: Tensor) -> Step:
         out = tracked.pop("out")
         conditioning = tracked["output_dict"]["cond_frame_outputs"]
         features = [
@@ -369,7 +377,7 @@ class _Recorder:
         return Step(
             frame=frame,
             features=tuple(features),
-            remembered={**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning},
+            frame_outputs={**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning},
             conditioning=tuple(conditioning),
             outputs={name: value.clone() for name, value in zip(STEP, values, strict=True)},
             masks=encoded["pred_masks_high_res"],
@@ -378,19 +386,19 @@ class _Recorder:
         )
 
 
-def rounded(values: Tensor) -> Tensor:
-    """Values rounded to bfloat16, half to even, in their own dtype; there are no subnormal ones among memories."""
+def round_to_bfloat16(values: Tensor) -> Tensor:
+    """Rounds values to bfloat16, half to even, in their own dtype; memories have no subnormal values."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp(torch.round(mantissa * 256), exponent - 8)
 
 
-def _shown(out: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _visible_tensors(out: Mapping[str, Any]) -> tuple[Tensor, ...]:
     names = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
     return tuple(torch.from_numpy(out[name]) for name in names)
 
 
-def _nothing(*_: Any, **__: Any) -> dict[str, Any]:
-    """What a run that only tracks gives out; upstream's boxes are in fp32 alone."""
+def _empty_output(*_: Any, **__: Any) -> dict[str, Any]:
+    """Returns empty outputs for a run that only tracks; upstream computes boxes in fp32 alone."""
     names = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
     return dict.fromkeys(names, np.zeros(0))
 
@@ -405,18 +413,18 @@ def _prompt(question: Question) -> dict[str, Any]:
 
 @contextmanager
 def quick_masks() -> Iterator[None]:
-    """What upstream does with masks on the CPU, computed at once where it goes through them one by one.
+    """Replaces upstream's loops over masks on the CPU by vectorized code; to be used inside `upstream()`.
 
-    The results are the same integers. With untrained weights, whose masks are many and have up to a thousand connected
-    components each, most of upstream's time and memory would go there. Use it inside `upstream()`.
+    The results are the same integers. Untrained weights give many masks with up to a thousand connected components
+    each, on which upstream would spend most of its time and memory.
     """
-    with masks_are_multiplied(), areas_are_counted_together():
+    with vectorized_mask_iou(), vectorized_component_areas():
         yield
 
 
 @contextmanager
-def masks_are_multiplied() -> Iterator[None]:
-    """The IoU of masks is of the same integers, without an array [N, M, pixels], which takes gigabytes and seconds."""
+def vectorized_mask_iou() -> Iterator[None]:
+    """Computes the same IoU of masks by a matrix product, without an array [N, M, pixels] of gigabytes."""
 
     def mask_iou(pred_masks: Tensor, gt_masks: Tensor) -> Tensor:
         first, second = (masks.flatten(1).float() for masks in (pred_masks, gt_masks))
@@ -432,8 +440,8 @@ def masks_are_multiplied() -> Iterator[None]:
 
 
 @contextmanager
-def areas_are_counted_together() -> Iterator[None]:
-    """The areas of all connected components are counted in one pass; upstream goes through a mask for each of them."""
+def vectorized_component_areas() -> Iterator[None]:
+    """Counts the areas of all connected components in one pass; upstream makes a mask for each component."""
     from sam3.perflib import connected_components
 
     def components(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -445,14 +453,14 @@ def areas_are_counted_together() -> Iterator[None]:
         return labels, areas[labels]
 
     with ExitStack() as stack:
-        if not HOLES_ARE_FILLED.needed():  # the function that `upstream()` puts there otherwise does so, too
+        if not HOLES_ARE_FILLED.needed():  # otherwise `upstream()` has already replaced the function
             stack.enter_context(replaced(connected_components, "connected_components_cpu_single", components))
         yield
 
 
 @contextmanager
 def _no_inference_mode() -> Iterator[None]:
-    """Without inference mode: the oracle cannot widen what is made in it."""
+    """Disables inference mode, because the oracle cannot widen tensors made in it."""
     with (
         torch.no_grad(),
         replaced(torch.inference_mode, "__enter__", lambda self: None),

@@ -1,1 +1,1 @@
-"""Videos: objects are found by text and tracked with memory."""
+"""Finds objects in videos by text and tracks them with memory."""

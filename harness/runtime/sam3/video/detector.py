@@ -1,8 +1,8 @@
-"""Frames that are encoded, and what the detector finds in them."""
+"""Runs the detector on encoded frames and selects its detections."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
-from harness.runtime.sam3.video.detections import Detections, candidates, kept, video_scores
-from harness.runtime.sam3.video.propagation import prompts_of_detections
+from harness.runtime.sam3.video.masks import nms
 from harness.runtime.sam3.video.rules import Rules
 
 if TYPE_CHECKING:
@@ -21,15 +20,67 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 
+_EPSILON = np.float32(1e-3)
+"""`eps` of upstream's `inverse_sigmoid` (sam3/model/model_misc.py:20)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The selected detections of one frame, in the order of the detector's queries.
+
+    Attributes:
+        queries: int64 [D], the numbers of their queries.
+        scores: fp32 [D], each above `Rules.detection_score`.
+        masks: bool [D, H, W].
+    """
+
+    queries: npt.NDArray[np.int64]
+    scores: Floats
+    masks: npt.NDArray[np.bool_]
+
+
+def video_scores(scores: Floats) -> Floats:
+    """Returns the scores of a video from those of an image, sigmoid(logit) · sigmoid(presence), fp32 [Q].
+
+    Upstream's video model turns the product into a logit and back, with both odds at least 0.001
+    (sam3/model/sam3_image.py:352 and VB:366). A score is therefore at least 0.000999 and at most 0.999001, and one
+    between 0.001 and 0.999 keeps its value. Upstream's logarithm and exponential round once more, by some 1e-7.
+    """
+    odds, against = np.maximum(scores, _EPSILON), np.maximum(1 - scores, _EPSILON)
+    return np.asarray(odds / (odds + against), np.float32)
+
+
+def candidates(scores: Floats, rules: Rules) -> npt.NDArray[np.int64]:
+    """Returns the queries whose scores, fp32 [Q], are above `detection_score` (VB:372)."""
+    return np.flatnonzero(scores > np.float32(rules.detection_score))
+
+
+def select_detections(scores: Floats, logits: Floats, rules: Rules) -> Detections:
+    """Selects the detections that count among Q queries on one frame.
+
+    A score must be above `detection_score` (VB:372). Then masks are visited from the highest score to the lowest, and
+    each remaining mask removes those with which its IoU is above `detection_iou` (sam3/model/sam3_image.py:818-831,
+    sam3/perflib/nms.py:70). NumPy's argsort breaks a tie, as upstream's does.
+
+    Args:
+        scores: fp32 [Q], see `video_scores`.
+        logits: fp32 [Q, H, W], masks; only those of `candidates` are read.
+        rules: The thresholds.
+    """
+    queries = candidates(scores, rules)
+    masks = logits[queries] > 0
+    best = np.flatnonzero(nms(masks, scores[queries], rules.detection_score, rules.detection_iou))
+    return Detections(queries[best], scores[queries[best]], masks[best])
+
 
 @dataclass(frozen=True, eq=False)
 class EncodedFrame:
-    """A frame that is encoded.
+    """An encoded frame.
 
     Attributes:
         index: Its number.
-        image: What the detector reads.
-        features: What the tracker reads, from the entry point `interactive_features`.
+        image: The detector's input.
+        features: The tracker's input, from the entry point `interactive_features`.
     """
 
     index: int
@@ -38,48 +89,78 @@ class EncodedFrame:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What the detector found: what counts of it, and the logits [D, 288, 288] of its masks."""
+class DetectorOutput:
+    """The detector's output for one prompt on one frame.
+
+    Attributes:
+        detections: The selected detections.
+        logits: fp32 [D, 288, 288], of their masks.
+    """
 
     detections: Detections
     logits: Floats
 
 
 class Detector:
-    """Finds what texts and a box mean, frame by frame.
+    """Finds the objects of texts and a box, frame by frame.
 
     Attributes:
-        prompts: What is asked, one after another; the boxes are those of the frame `prompted`.
-        prompted: The frame of the prompts.
-        boxes_of: Of which frame the detector has the boxes, see `prompts_of_detections`.
+        prompts: The prompts; their boxes are on the frame `prompt_frame`.
+        prompt_frame: The frame of the prompts.
+        box_frames: For each frame, the frame whose boxes the detector has, see `update_box_frames`.
     """
 
-    def __init__(self, model: ImageModel, prompts: Sequence[Prompt], prompted: int, rules: Rules) -> None:
-        """Takes what is asked."""
-        self.prompts, self.prompted = tuple(prompts), prompted
-        self.boxes_of: dict[int, int] = {}
+    def __init__(self, model: ImageModel, prompts: Sequence[Prompt], prompt_frame: int, rules: Rules) -> None:
+        """Stores the model, the prompts and the thresholds."""
+        self.prompts, self.prompt_frame = tuple(prompts), prompt_frame
+        self.box_frames: dict[int, int] = {}
         self._model, self._rules = model, rules
-        self._latest: tuple[int, tuple[Found | None, ...]] | None = None
+        self._latest: tuple[int, tuple[DetectorOutput | None, ...]] | None = None
 
-    def found(self, frame: EncodedFrame, length: int | None, reverse: bool) -> tuple[Found | None, ...]:
-        """What each prompt means in a frame; None where the detector is not asked."""
+    def detect(self, frame: EncodedFrame, length: int | None, reverse: bool) -> tuple[DetectorOutput | None, ...]:
+        """Returns the output for each prompt on a frame; None where the prompt does not run on this frame."""
         if self._latest is None or self._latest[0] != frame.index:
             end = length or frame.index + 2
-            self.boxes_of = prompts_of_detections(self.boxes_of, frame.index, end, reverse)
-            self._latest = frame.index, tuple(self._found(prompt, frame) for prompt in self.prompts)
+            self.box_frames = update_box_frames(self.box_frames, frame.index, end, reverse)
+            self._latest = frame.index, tuple(self._detect(prompt, frame) for prompt in self.prompts)
         return self._latest[1]
 
-    def _found(self, prompt: Prompt, frame: EncodedFrame) -> Found | None:
-        if prompt.text is None and frame.index != self.prompted:
+    def _detect(self, prompt: Prompt, frame: EncodedFrame) -> DetectorOutput | None:
+        if prompt.text is None and frame.index != self.prompt_frame:
             return None
         image = frame.image
-        boxed = self.boxes_of[frame.index] == self.prompted
+        boxed = self.box_frames[frame.index] == self.prompt_frame
         encoded = self._model.encode_prompt(prompt if boxed else Prompt(prompt.text), image.size)
         (text,) = self._model.encode_texts([encoded.tokens])
         grounded = self._model.ground(image.features, text, encoded)
         scores = video_scores(self._model.fetch(grounded["scores"])[0])
         logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
-        if len(possible := candidates(scores, self._rules)):
-            logits[possible] = self._model.segmentation_head(image.features, grounded).logits(possible)
-        detections = kept(scores, logits, self._rules)
-        return Found(detections, logits[detections.queries])
+        if len(queries := candidates(scores, self._rules)):
+            logits[queries] = self._model.segmentation_head(image.features, grounded).logits(queries)
+        detections = select_detections(scores, logits, self._rules)
+        return DetectorOutput(detections, logits[detections.queries])
+
+
+def update_box_frames(previous: Mapping[int, int], frame: int, frames: int, reverse: bool) -> dict[int, int]:
+    """Returns for each frame the frame whose boxes the detector has when the frame's detections are needed.
+
+    Upstream's detector runs one frame ahead, with the boxes of the frame that is processed
+    (sam3/model/sam3_image.py:728-788). Beside a text, the boxes of one frame thus decide also about the next frame,
+    unless the detector ran on it before. This project follows it; a text applies to all frames, and without boxes there
+    is no difference.
+
+    Args:
+        previous: The result for the frame before; empty after a new text or box.
+        frame: The frame whose detections are needed.
+        frames: The number of frames of the video.
+        reverse: Whether frames are processed backwards.
+
+    Returns:
+        For this frame, the next one and other remembered frames, the frame whose boxes the detector has.
+    """
+    step = -1 if reverse else 1
+    box_frames = {frame: frame, **previous}
+    box_frames.pop(frame - step, None)
+    if 0 <= frame + step < frames:
+        box_frames.setdefault(frame + step, frame)
+    return box_frames

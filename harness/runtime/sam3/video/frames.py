@@ -1,7 +1,7 @@
-"""The frames of a video, whatever it is kept in: one after another, upright, 8-bit RGB, all of one size.
+"""Opens videos of any kind and reads their frames, one after another, upright, 8-bit RGB, all of one size.
 
-A video is a file, a folder of images, a list of images or arrays, or anything that gives frames for ever. One frame is
-in memory at a time; `reading.py` and the outputs that are held back keep others.
+A video is a file, a folder of images, a list of images or arrays, or an iterator of frames that may be endless. One
+frame is in memory at a time; `FrameReader` and the hotstart buffer keep others.
 """
 
 from __future__ import annotations
@@ -18,26 +18,34 @@ import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.images import load_image, to_pixels
-from harness.runtime.sam3.video.animations import ANIMATION_SUFFIXES, animation_timing, read_animation
-from harness.runtime.sam3.video.video_files import file_timing, read_file
+from harness.runtime.sam3.video.video_files import (
+    ANIMATION_SUFFIXES,
+    animation_timing,
+    file_timing,
+    read_animation,
+    read_file,
+)
 
 Pixels = npt.NDArray[np.uint8]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tiff", ".webp")
 """Files of a folder that are frames (`IMAGE_EXTS`, `sam3/model/io_utils.py:25`)."""
 
+CHUNK = 32
+"""Frames that are kept when a passed frame is read, because a video file is then decoded from its beginning."""
+
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """The frames of a video; iterating reads them, from the first on, each time anew unless it is a stream.
+    """The frames of a video; each iteration reads them from the first on, but a stream is read once.
 
     Attributes:
-        name: What sentences call the video.
-        read: Begins to read.
-        length: How many frames there are, as far as the source states it before they are read; None for a stream.
+        name: Name of the video in sentences.
+        read: Starts reading.
+        length: Number of frames that the source states before they are read; None for a stream.
         rate: Frames per second, where the source states it.
-        names: File of each frame, where it has one.
-        is_stream: Whether they can be read only once.
+        names: File of each frame, where frames are files.
+        is_stream: Whether the frames can be read only once.
     """
 
     name: str
@@ -48,11 +56,11 @@ class Frames:
     is_stream: bool = False
 
     def __iter__(self) -> Iterator[Pixels]:
-        """Gives each frame, uint8 [h, w, 3].
+        """Yields each frame, uint8 [h, w, 3].
 
         Raises:
-            Sam3Error: There is no frame, one cannot be read, or one has another size than those before it. The frames
-                before it were given and can be used.
+            Sam3Error: There is no frame, a frame cannot be read, or its size differs from that of earlier frames.
+                Earlier frames were yielded and can be used.
         """
         size = None
         with closing(self.read()) as frames:
@@ -60,8 +68,8 @@ class Frames:
                 size = size or pixels.shape
                 if pixels.shape != size:
                     raise Sam3Error(
-                        f"Frame {index} of {self.name} has {_size(pixels.shape)} pixels, and those before it have "
-                        f"{_size(size)}; cut the video where its size changes."
+                        f"Frame {index} of {self.name} has {_size_text(pixels.shape)} pixels, and those before it have "
+                        f"{_size_text(size)}; cut the video where its size changes."
                     )
                 yield pixels
         if size is None:
@@ -69,26 +77,26 @@ class Frames:
 
 
 def open_frames(source: Any) -> Frames:
-    """Opens a video; frames are read when they are asked for.
+    """Opens a video; frames are read when they are needed.
 
     Args:
         source: A video file or an animation; a folder of images, which are its frames in the order of upstream; one
             image; a list of files, images of Pillow and arrays uint8 [h, w, 3]; an array uint8 [t, h, w, 3]; or any
-            iterable of such frames, which may have no end. Frames that are open already are given back.
+            iterable of such frames, which may be endless. `Frames` are returned unchanged.
 
     Raises:
-        Sam3Error: It is none of these, or cannot be opened; a list is checked frame by frame while it is read.
+        Sam3Error: The source is none of these, or cannot be opened; a list is checked frame by frame while it is read.
     """
     if isinstance(source, Frames):
         return source
     if isinstance(source, str | Path):
-        return _at(Path(source))
+        return _open_path(Path(source))
     if isinstance(source, np.ndarray) and source.ndim != 4:
         raise Sam3Error(f"The video is an array {list(source.shape)}; give uint8 [frames, height, width, 3].")
     if isinstance(source, Sequence | np.ndarray):
-        return Frames("the list of frames", lambda: _given(source, "the list of frames"), len(source))
+        return Frames("the list of frames", lambda: _read_frames(source, "the list of frames"), len(source))
     if isinstance(source, Iterable):
-        return Frames("the stream", lambda: _given(source, "the stream"), is_stream=True)
+        return Frames("the stream", lambda: _read_frames(source, "the stream"), is_stream=True)
     raise Sam3Error(
         f"The video is of type {type(source).__name__}; give a file, a folder, a list or an iterator of frames."
     )
@@ -97,8 +105,8 @@ def open_frames(source: Any) -> Frames:
 def frame_files(folder: Path) -> list[Path]:
     """Lists the frames of a folder in upstream's order: by number if all are named `<number>.<suffix>`, else by name.
 
-    Upstream: `load_video_frames_from_image_folder`, `sam3/model/io_utils.py:158`. Hidden files do not count, and
-    numbers that are equal (`1.png`, `01.png`) come by name; upstream takes hidden files and the order of the disk.
+    Upstream: `load_video_frames_from_image_folder`, `sam3/model/io_utils.py:158`. Hidden files are ignored, and equal
+    numbers (`1.png`, `01.png`) are sorted by name; upstream includes hidden files and uses the order of the disk.
 
     Raises:
         Sam3Error: The folder cannot be read, or has no images.
@@ -116,8 +124,8 @@ def frame_files(folder: Path) -> list[Path]:
         return files
 
 
-def _at(path: Path) -> Frames:
-    """The video at a path."""
+def _open_path(path: Path) -> Frames:
+    """Opens the video at a path."""
     name, suffix = str(path), path.suffix.lower()
     if not path.exists():
         raise Sam3Error(f"{name} does not exist; give a video file or a folder of images.")
@@ -131,11 +139,11 @@ def _at(path: Path) -> Frames:
 
 
 def _image_files(files: Sequence[Path], name: str) -> Frames:
-    return Frames(name, lambda: _given(files, name), len(files), names=tuple(file.name for file in files))
+    return Frames(name, lambda: _read_frames(files, name), len(files), names=tuple(file.name for file in files))
 
 
-def _given(frames: Iterable[Any], name: str) -> Generator[Pixels, None, None]:
-    """Frames that are files, images or arrays."""
+def _read_frames(frames: Iterable[Any], name: str) -> Generator[Pixels, None, None]:
+    """Yields the pixels of frames that are files, images or arrays."""
     for index, frame in enumerate(frames):
         try:
             pixels = np.array(load_image(frame)) if isinstance(frame, str | Path) else to_pixels(frame)
@@ -144,5 +152,60 @@ def _given(frames: Iterable[Any], name: str) -> Generator[Pixels, None, None]:
         yield pixels
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def _size_text(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[0]}"
+
+
+class FrameReader:
+    """Reads the frames of a video. Forwards it keeps one frame, backwards up to 32."""
+
+    def __init__(self, frames: Frames) -> None:
+        """Stores the frames; reads nothing yet."""
+        self._frames = frames
+        self._reading: Iterator[Pixels] | None = None
+        self._position = 0
+        self._is_broken = False
+        self._chunk: dict[int, Pixels] = {}
+
+    def frame(self, index: int) -> Pixels | None:
+        """Returns a frame, uint8 [h, w, 3]; None if the video ends before it.
+
+        Raises:
+            Sam3Error: The frame cannot be read, or it was passed and the video is a stream.
+        """
+        if index in self._chunk:
+            return self._chunk[index]
+        first = index
+        if index < self._position:
+            if self._frames.is_stream:
+                raise Sam3Error(
+                    f"Frame {index} of {self._frames.name} is gone, for it is read only once; give a file, a folder or "
+                    "a list of frames."
+                )
+            self._reading, self._position = None, 0
+            first = index - CHUNK + 1
+        if self._is_broken:
+            raise Sam3Error(
+                f"Reading {self._frames.name} stopped at frame {self._position}, and it is read only once; start a new "
+                "session with what is left of it."
+            )
+        if self._reading is None:
+            self._reading = iter(self._frames)
+        chunk: dict[int, Pixels] = {}
+        while self._position <= index:
+            try:
+                pixels = next(self._reading, None)
+            except BaseException:
+                # A generator that raised yields nothing more, which would look like the end of the video.
+                if self._frames.is_stream:
+                    self._is_broken = True
+                else:
+                    self._reading, self._position = None, 0
+                raise
+            if pixels is None:
+                return None
+            if self._position >= first:
+                chunk[self._position] = pixels
+            self._position += 1
+        self._chunk = chunk
+        return chunk[index]

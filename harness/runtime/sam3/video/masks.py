@@ -1,6 +1,7 @@
-"""What is done with the masks of a frame: areas, boxes, overlaps, duplicates, holes and sprinkles.
+"""Computes with the masks of a frame: areas, boxes, overlaps, duplicates, holes and sprinkles.
 
-Every function gives exactly what upstream's does, whose file stands beside it; the test compares them bit by bit.
+It also decides which objects are suppressed or lose pixels where masks overlap, in memories and in outputs. Functions
+that port one of upstream's name its file; the tests compare them bit by bit.
 """
 
 from __future__ import annotations
@@ -9,17 +10,29 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.connected_components import small_components
+from harness.runtime.sam3.video.rules import Rules
 
 Masks = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
+Frames = npt.NDArray[np.int64]
 
 LARGEST_FILLED = 16
-"""Pixels of a hole that is filled and of a sprinkle that is removed (`fill_hole_area`, `sam3/model_builder.py:732`)."""
+"""Largest area of a filled hole and of a removed sprinkle (`fill_hole_area`, `sam3/model_builder.py:732`)."""
 _INSIDE, _OUTSIDE = np.float32(0.1), np.float32(-0.1)
 _WORD = 64
 
 _BITS = np.array([number.bit_count() for number in range(256)], np.uint8)
+
+NEVER_OCCLUDED = -1
+ALWAYS_OCCLUDED = 100_000
+"""`last_occluded` of an object that hotstart removes before it has been tracked on a frame (VB:847)."""
+SUPPRESSED_LOGIT = np.float32(-10.0)
+"""`NO_OBJ_LOGIT` (VB:887): the mask logits of a suppressed object."""
+PRESENT_LOGIT, ABSENT_LOGIT = np.float32(10.0), np.float32(-10.0)
+"""The object logits that the memory encoder gets, by whether the mask has pixels (VB:1466)."""
+REMAINING_SHARE = np.float32(0.3)
+"""`shrink_threshold` (TP:1321)."""
 
 
 def areas(masks: Masks) -> npt.NDArray[np.int64]:
@@ -35,9 +48,9 @@ def areas(masks: Masks) -> npt.NDArray[np.int64]:
 
 
 def mask_iou(first: Masks, second: Masks) -> Floats:
-    """Computes how much each mask of one set overlaps each of another: intersection divided by union.
+    """Computes the IoU of each mask of one set with each of another.
 
-    Upstream: `mask_iou` of `sam3/perflib/masks_ops.py`. Two empty masks overlap by 0. Pixels are counted as bits, so
+    Upstream: `mask_iou` of `sam3/perflib/masks_ops.py`. The IoU of two empty masks is 0. Pixels are counted as bits, so
     that the counts are exact for masks of any size.
 
     Args:
@@ -56,38 +69,38 @@ def mask_iou(first: Masks, second: Masks) -> Floats:
 
 
 def nms(masks: Masks, scores: Floats, score_threshold: float, iou_threshold: float) -> npt.NDArray[np.bool_]:
-    """Chooses the detections that no better one covers (non-maximum suppression).
+    """Selects detections by non-maximum suppression.
 
-    Upstream: `nms_masks` and `generic_nms_cpu` of `sam3/perflib/nms.py`. A detection goes if it overlaps one that is
-    kept, and that comes before it, by more than the threshold. Only overlaps with what is kept are computed.
+    Upstream: `nms_masks` and `generic_nms_cpu` of `sam3/perflib/nms.py`. A detection is suppressed if its IoU with a
+    better, selected one is above the threshold. Only IoUs with selected detections are computed.
 
     Args:
         masks: bool [n, h, w].
         scores: fp32 [n].
         score_threshold: Detections that score higher take part.
-        iou_threshold: The largest overlap of two that are kept.
+        iou_threshold: The largest IoU of two selected detections.
 
     Returns:
-        bool [n], whether a detection is kept.
+        bool [n], whether a detection is selected.
     """
-    keep = np.zeros(len(scores), bool)
+    selected = np.zeros(len(scores), bool)
     valid = np.flatnonzero(scores > np.float32(score_threshold))
     words, counts = _packed(masks[valid]), areas(masks[valid])
     # NumPy's default sort, as upstream's: equal scores come in the same order.
     order = np.argsort(scores[valid])[::-1]
     while len(order):
-        best, rest = order[0], order[1:]
-        keep[valid[best]] = True
-        ious = _overlaps(words[best], counts[best], words[rest], counts[rest])
-        order = rest[ious <= np.float32(iou_threshold)]
-    return keep
+        best, candidates = order[0], order[1:]
+        selected[valid[best]] = True
+        ious = _overlaps(words[best], counts[best], words[candidates], counts[candidates])
+        order = candidates[ious <= np.float32(iou_threshold)]
+    return selected
 
 
 def boxes_of_masks(masks: Masks) -> Floats:
     """Finds the first and the last column and row of each mask.
 
-    Upstream: `masks_to_boxes` of `sam3/perflib/masks_ops.py`. The last ones belong to the mask: a mask of one pixel has
-    a box without width. An empty mask has (w, h, 0, 0).
+    Upstream: `masks_to_boxes` of `sam3/perflib/masks_ops.py`. The last column and row belong to the mask, so that the
+    box of a mask of one pixel has no width. The box of an empty mask is (w, h, 0, 0).
 
     Args:
         masks: bool [n, h, w].
@@ -113,16 +126,16 @@ def without_holes_and_sprinkles(
     """Fills small holes of masks, then removes small parts.
 
     Upstream: `fill_holes_in_mask_scores` of `sam3/model/sam3_tracker_utils.py`. A hole gets the logit 0.1. A part is
-    removed, with the logit -0.1, if besides it has at most half of all the mask's pixels.
+    removed, with the logit -0.1, if it also has at most half of the mask's pixels.
 
     Args:
         logits: fp32 [n, h, w]; pixels above 0 belong to the mask.
-        largest: Pixels of the largest hole or part; 0 leaves all as they are.
+        largest: Pixels of the largest hole or part; 0 changes nothing.
         holes: Whether holes are filled.
         sprinkles: Whether parts are removed.
 
     Returns:
-        fp32 [n, h, w], in memory of its own.
+        A copy, fp32 [n, h, w].
     """
     cleaned = logits.copy()
     if largest <= 0:
@@ -137,7 +150,7 @@ def without_holes_and_sprinkles(
 
 
 def _packed(masks: Masks) -> Words:
-    """The bits of masks [n, h, w] in words, uint64 [n, words]; bits after the last pixel are 0."""
+    """Returns the bits of masks [n, h, w] in words, uint64 [n, words]; bits after the last pixel are 0."""
     count, height, width = masks.shape
     bits = np.packbits(masks.reshape(count, height * width), axis=1)
     padded = np.zeros((count, -(-height * width // _WORD) * (_WORD // 8)), np.uint8)
@@ -145,17 +158,100 @@ def _packed(masks: Masks) -> Words:
     return padded.view(np.uint64)
 
 
-def _overlaps(words: Words, area: np.int64, others: Words, other_areas: npt.NDArray[np.int64]) -> Floats:
-    """IoU fp32 [m] of one mask's words [words] with others' [m, words]."""
-    common = _bit_counts(others & words)
+def _overlaps(words: Words, area: np.int64, other_words: Words, other_areas: npt.NDArray[np.int64]) -> Floats:
+    """Returns the IoU fp32 [m] of one mask's words [words] with other masks' [m, words]."""
+    common = _bit_counts(other_words & words)
     union = np.maximum(other_areas + area - common, 1)
     ious: Floats = common.astype(np.float32) / union.astype(np.float32)
     return ious
 
 
 def _bit_counts(words: Words) -> npt.NDArray[np.int64]:
-    """The number of bits that are set in each row of words [m, words]."""
+    """Returns the number of set bits in each row of words [m, words]."""
     has_function = hasattr(np, "bitwise_count")  # NumPy 2
     counts: npt.NDArray[np.uint8] = np.bitwise_count(words) if has_function else _BITS[words.view(np.uint8)]
     total: npt.NDArray[np.int64] = counts.sum(axis=1, dtype=np.int64)
     return total
+
+
+def suppressed_objects(iou: Floats, last_occluded: Frames, rules: Rules, reverse: bool) -> Masks:
+    """Returns which objects are suppressed because they overlap one that was occluded longer ago (VB:1015-1073).
+
+    Of two objects whose IoU is at least `overlap_iou`, the one that was occluded last is suppressed, if the other one
+    was occluded at all. A suppressed mask is empty, in the frame's output and in its memory (VB:888).
+
+    Backwards, upstream takes the smaller frame number for the later occlusion, including the -1 of an object that never
+    was occluded: such an object is suppressed by one that was. This project follows it.
+
+    Args:
+        iou: fp32 [N, N], of the masks.
+        last_occluded: int64 [N]; -1 for an object that never was occluded.
+        rules: The threshold.
+        reverse: Whether frames are processed backwards.
+
+    Returns:
+        bool [N].
+    """
+    overlapping = (iou >= np.float32(rules.overlap_iou)) & ~np.eye(len(iou), dtype=bool)
+    rows, columns = last_occluded[:, None], last_occluded[None]
+    later = rows < columns if reverse else rows > columns
+    return np.asarray(np.any(overlapping & later & (columns > NEVER_OCCLUDED), axis=1))
+
+
+def update_last_occluded(last_occluded: Frames, nonempty: Masks, hidden: Masks, frame: int) -> Frames:
+    """Returns the frame of each object's last occlusion, int64 [N]; empty or suppressed masks are occluded (VB:876)."""
+    return np.where(~nonempty | hidden, frame, last_occluded)
+
+
+def suppress_shrunken(logits: Floats) -> Floats:
+    """Clamps the mask logits [N, H, W] of objects that lose most of their pixels to -10, for the memory encoder.
+
+    Each pixel goes to the object of the highest logit. An object that keeps less than 0.3 of its pixels is absent; the
+    others keep also the pixels that they lost (`_suppress_object_pw_area_shrinkage`, TP:1320-1348).
+    """
+    masks = logits > 0
+    won = masks & _is_highest(logits)
+    share = areas(won).astype(np.float32) / np.maximum(areas(masks), 1).astype(np.float32)
+    clamped = logits.copy()
+    for row in np.flatnonzero(share < REMAINING_SHARE):
+        np.minimum(clamped[row], SUPPRESSED_LOGIT, out=clamped[row])
+    return clamped
+
+
+def object_logits(logits: Floats) -> Floats:
+    """Returns the object logits for the memory encoder, fp32 [N], of mask logits [N, H, W] (VB:1466)."""
+    return np.where(areas(logits > 0) > 0, PRESENT_LOGIT, ABSENT_LOGIT)
+
+
+def remove_mask_overlaps(masks: Masks, scores: Floats) -> Masks:
+    """Assigns each pixel of masks bool [N, H, W] to the object of the highest score, fp32 [N] (TP:1350-1371).
+
+    Of equal scores the first one counts. An object whose score is 0 loses all of its pixels, if there are others.
+    """
+    if len(masks) < 2:
+        return masks
+    by_score = np.argsort(-scores, kind="stable")
+    return _assign_pixels(masks, by_score[scores[by_score] > 0])
+
+
+def remove_logit_overlaps(logits: Floats) -> Floats:
+    """Keeps the highest of the logits [N, H, W] at each pixel; the others are clamped to -10 (TB:1118)."""
+    if len(logits) < 2:
+        return logits
+    return np.where(_is_highest(logits), logits, np.minimum(logits, SUPPRESSED_LOGIT))
+
+
+def _is_highest(values: Floats) -> Masks:
+    """Returns whether a value [N, H, W] is the highest of its pixel; of equal ones the first is."""
+    if not len(values):
+        return np.zeros(values.shape, np.bool_)
+    return _assign_pixels(values == values.max(axis=0), np.arange(len(values)))
+
+
+def _assign_pixels(masks: Masks, order: npt.NDArray[np.int64]) -> Masks:
+    """Assigns each pixel of masks bool [N, H, W] to the first of the ordered masks that has it; others are empty."""
+    assigned, covered = np.zeros_like(masks), np.zeros(masks.shape[1:], np.bool_)
+    for row in order:
+        np.greater(masks[row], covered, out=assigned[row])
+        covered |= masks[row]
+    return assigned

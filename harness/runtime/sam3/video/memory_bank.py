@@ -1,9 +1,9 @@
-"""The memory of a bucket: objects that were born on the same frame and are tracked together.
+"""Stores the memory of a bucket: objects that were found on the same frame and are tracked together.
 
-Upstream keeps the same in `output_dict` of an inference state. TP is its `model/sam3_tracking_predictor.py` and VB its
-`model/sam3_video_base.py`, with the lines of sam3 0.1.4. Its copies for single objects (`output_dict_per_obj`) are
-slices of these; the attention to memories reads them only where clicks use earlier frames (`use_prev_mem_frame`), which
-the video model switches off (`model/sam3_video_inference.py:965`).
+Upstream stores it in `output_dict` of an inference state. TP is its `model/sam3_tracking_predictor.py` and VB its
+`model/sam3_video_base.py`, with the lines of sam3 0.1.4. Upstream's copies for single objects (`output_dict_per_obj`)
+are slices of these entries. The attention to memories reads the copies only where clicks use earlier frames
+(`use_prev_mem_frame`), which the video model switches off (`model/sam3_video_inference.py:965`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,38 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.memory_scores import Floats, effective_iou
-from harness.runtime.sam3.video.retention import HOTSTART, Reach, Retention, forward_reach
-from harness.runtime.sam3.video.selection import RULES, AttentionPlan, MemoryRules, plan_attention
+from harness.runtime.sam3.video.memory_selection import (
+    HOTSTART,
+    RULES,
+    AttentionPlan,
+    Floats,
+    MemoryRules,
+    Reach,
+    Retention,
+    effective_iou,
+    forward_reach,
+    plan_attention,
+)
 
 Array = npt.NDArray[Any]
 
+MISSING_MASK_LOGIT = np.float32(-1024)
+"""`NO_OBJ_SCORE`: the mask logits, before the memory is encoded, of an object without an output on a frame (TP:530)."""
+MISSING_OBJECT_LOGIT = np.float32(10)
+"""The object logit of such an object; upstream assumes that it is present (TP:544), although its mask is empty."""
+MISSING_IOU = np.float32(0)
+"""The IoU of such an object (TP:550)."""
+
 
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """What is remembered of a frame for the B objects of a bucket. Arrays have the objects as their first axis.
+class MemoryEntry:
+    """The memory of a frame for the B objects of a bucket. Arrays have the objects as their first axis.
 
     Attributes:
-        memory: bfloat16 bits uint16 [B, 64, 72, 72]; None before it is encoded, and after it is forgotten.
-        pointer: fp32 [B, 256]; None after it is forgotten.
-        object_logits: fp32 [B, 1], above zero where an object is there.
-        iou: fp32 [B] of a tracked frame, [B, 1] of a consolidated one, which the score depends on.
+        memory: bfloat16 bits uint16 [B, 64, 72, 72]; None before it is encoded, and after it is dropped.
+        pointer: fp32 [B, 256]; None after it is dropped.
+        object_logits: fp32 [B, 1], above zero where an object is present.
+        iou: fp32 [B] of a tracked frame, [B, 1] of a consolidated one; the score depends on it.
         score: `effective_iou`; None on a consolidated frame, until an object is removed (TP:1267).
     """
 
@@ -43,14 +59,14 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Bytes of the arrays."""
         arrays = (self.memory, self.pointer, self.object_logits, self.iou)
         return sum(array.nbytes for array in arrays if array is not None)
 
-    def of(self, rows: Sequence[int]) -> Entry:
-        """The same for some of the objects, with their score (TP:1252)."""
+    def select(self, rows: Sequence[int]) -> MemoryEntry:
+        """Returns the entry of some of the objects, with their score (TP:1252)."""
         logits, iou = self.object_logits[list(rows)], self.iou[list(rows)]
-        return Entry(
+        return MemoryEntry(
             memory=None if self.memory is None else self.memory[list(rows)],
             pointer=None if self.pointer is None else self.pointer[list(rows)],
             object_logits=logits,
@@ -59,21 +75,21 @@ class Entry:
         )
 
 
-def tracked_entry(pointer: Array, object_logits: Floats, iou: Floats, memory: Array | None = None) -> Entry:
-    """What the mask decoder found on a tracked frame (`track_step`, model/sam3_tracker_base.py:1015).
+def tracked_entry(pointer: Array, object_logits: Floats, iou: Floats, memory: Array | None = None) -> MemoryEntry:
+    """Makes a tracked frame's entry from the mask decoder's output (`track_step`, model/sam3_tracker_base.py:1015).
 
     Args:
         pointer: fp32 [B, 256].
         object_logits: fp32 [B, 1].
-        iou: fp32 [B, n], of the n masks that it chose among; the best one counts.
+        iou: fp32 [B, n], of the n candidate masks; the best one counts.
         memory: bfloat16 bits uint16 [B, 64, 72, 72], if it is already encoded.
     """
     best = iou.max(axis=-1)
-    return Entry(memory, pointer, object_logits, best, effective_iou(object_logits, best))
+    return MemoryEntry(memory, pointer, object_logits, best, effective_iou(object_logits, best))
 
 
 @dataclass(frozen=True, eq=False)
-class Attended:
+class AttentionInputs:
     """The arrays that a frame attends to, as the entry points of the attention to memories take them.
 
     Attributes:
@@ -93,30 +109,27 @@ class Attended:
 class MemoryBank:
     """The memory of a bucket. Every change returns a new bank; arrays are shared and never written to.
 
-    A frame is conditioning or tracked, never both: one that becomes conditioning is no longer tracked (TP:724), and
-    upstream does not track a conditioning frame again (TP:834).
-
     Attributes:
-        objects: Their ids, in the order of the first axis of all arrays.
-        retention: What is still to come; what it cannot read is forgotten.
+        objects: Ids of the objects, in the order of the first axis of all arrays.
+        retention: The future use of the bank; entries that it cannot read are dropped.
         rules: The settings of the rules.
         conditioning: By frame, in the order in which frames became conditioning.
         tracked: By frame.
         inputs: The objects that have a click or a mask on each conditioning frame.
-        born: The first frame; None while there is none.
+        first_frame: The first frame; None while there is none.
     """
 
     objects: tuple[int, ...]
     retention: Retention = Retention.FORWARD
     rules: MemoryRules = RULES
-    conditioning: Mapping[int, Entry] = field(default_factory=dict)
-    tracked: Mapping[int, Entry] = field(default_factory=dict)
+    conditioning: Mapping[int, MemoryEntry] = field(default_factory=dict)
+    tracked: Mapping[int, MemoryEntry] = field(default_factory=dict)
     inputs: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    born: int | None = None
+    first_frame: int | None = None
 
     @property
     def latest(self) -> int | None:
-        """The last frame that is remembered; None if there is none."""
+        """The last frame with an entry; None if there is none."""
         return max((*self.conditioning, *self.tracked), default=None)
 
     @property
@@ -124,105 +137,107 @@ class MemoryBank:
         """Bytes of all arrays."""
         return sum(entry.nbytes for entries in (self.conditioning, self.tracked) for entry in entries.values())
 
-    def entry(self, frame: int) -> Entry | None:
-        """What is remembered of a frame; None if nothing is."""
+    def entry(self, frame: int) -> MemoryEntry | None:
+        """Returns the entry of a frame; None if there is none."""
         return self.conditioning.get(frame) or self.tracked.get(frame)
 
     def plan(self, frame: int, *, num_frames: int | None = None, reverse: bool = False) -> AttentionPlan:
-        """What a frame attends to; see `plan_attention`. What was forgotten is left out; see `Retention.FORWARD`.
+        """Plans what a frame attends to; see `plan_attention`. Dropped arrays are left out; see `Retention.FORWARD`.
 
         Raises:
-            Sam3Error: The frame cannot be tracked, or what it attends to may have been forgotten.
+            Sam3Error: The frame cannot be tracked, or arrays that it attends to may have been dropped.
         """
         if self.retention is Retention.FORWARD and (reverse or (self.latest is not None and frame <= self.latest)):
             raise Sam3Error(
                 f"Frame {frame} cannot be tracked {'backwards ' if reverse else ''}after frame {self.latest}, because "
                 "this bank keeps what later frames need; make it with Retention.EVERYTHING."
             )
-        scores = {each: entry.score for each, entry in self.tracked.items()}
+        scores = {index: entry.score for index, entry in self.tracked.items()}
         plan = plan_attention(
             frame, tuple(self.conditioning), scores, num_frames=num_frames, reverse=reverse, rules=self.rules
         )
-        return plan if self.retention is Retention.EVERYTHING else self._without_forgotten(plan)
+        return plan if self.retention is Retention.EVERYTHING else self._drop_missing(plan)
 
-    def read(self, plan: AttentionPlan) -> Attended:
-        """The arrays that a plan names.
+    def read(self, plan: AttentionPlan) -> AttentionInputs:
+        """Returns the arrays that a plan names.
 
         Raises:
             Sam3Error: The memory of a frame is not encoded yet.
         """
         entries = {**self.tracked, **self.conditioning}
-        memories = [_present(entries[frame].memory, frame) for frame, _ in plan.memories]
-        pointers = [_present(entries[frame].pointer, frame) for frame, _ in plan.pointers]
+        memories = [_require(entries[frame].memory, frame) for frame, _ in plan.memories]
+        pointers = [_require(entries[frame].pointer, frame) for frame, _ in plan.pointers]
         # Backwards, a frame may have no pointer at all to attend to.
-        like = _present(entries[plan.memories[0][0]].pointer, plan.memories[0][0])
-        return Attended(
+        template = _require(entries[plan.memories[0][0]].pointer, plan.memories[0][0])
+        return AttentionInputs(
             memories=np.stack(memories),
             ranks=np.array([rank for _, rank in plan.memories], np.int64),
-            pointers=np.stack(pointers) if pointers else like[None][:0],
+            pointers=np.stack(pointers) if pointers else template[None][:0],
             times=np.array([time for _, time in plan.pointers], np.float32),
         )
 
-    def track(self, frame: int, entry: Entry) -> MemoryBank:
-        """Remembers a tracked frame, in place of what was remembered of it (TP:861).
+    def track(self, frame: int, entry: MemoryEntry) -> MemoryBank:
+        """Stores the entry of a tracked frame, in place of an earlier one (TP:861).
 
         Raises:
             Sam3Error: The frame is conditioning, or earlier than another one of a bank that only goes forward.
         """
         if frame in self.conditioning:
             raise Sam3Error(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
-        return self._with(frame, tracked={**self.tracked, frame: entry})
+        return self._updated(frame, tracked={**self.tracked, frame: entry})
 
-    def condition(self, frame: int, entry: Entry, objects: Sequence[int]) -> MemoryBank:
+    def condition(self, frame: int, entry: MemoryEntry, objects: Sequence[int]) -> MemoryBank:
         """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:724).
 
         Upstream clears the tracked frames around it only in its copies for single objects
-        (`_clear_non_cond_mem_around_input`, TP:1301), which the attention to memories does not read. So what objects
-        looked like before a correction is still attended to. This is followed, because users' masks depend on it.
+        (`_clear_non_cond_mem_around_input`, TP:1301), which the attention to memories does not read. Frames before a
+        correction are therefore still attended to. This is followed, because users' masks depend on it.
 
-        Frames that were clicked on before they are tracked from become conditioning in the order of a Python set of
-        their numbers (TP:699).
+        Frames that were clicked before they are tracked from become conditioning in the order of a Python set of their
+        numbers (TP:699).
 
         Raises:
             Sam3Error: An object is not in this bucket, or the frame is earlier than another one of a bank that only
                 goes forward.
         """
-        unknown = [each for each in objects if each not in self.objects]
+        unknown = [object_id for object_id in objects if object_id not in self.objects]
         if unknown:
-            raise Sam3Error(f"Object {unknown[0]} is not in this bucket; its objects are {self._names}.")
-        return self._with(
+            raise Sam3Error(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
+        return self._updated(
             frame,
             conditioning={**self.conditioning, frame: entry},
-            tracked={each: known for each, known in self.tracked.items() if each != frame},
+            tracked={index: tracked for index, tracked in self.tracked.items() if index != frame},
             inputs={**self.inputs, frame: self.inputs.get(frame, frozenset()) | frozenset(objects)},
         )
 
     def with_memory(self, frame: int, memory: Array) -> MemoryBank:
-        """The same with another memory of a frame.
+        """Returns the bank with another memory of a frame.
 
-        Upstream encodes the memory of a frame last, from the masks that it decided on. On a frame that was
-        reconditioned this replaces the memory of the detector's masks, so that only pointers and the status remain of
-        those (VB:1497). This is followed.
+        Upstream encodes the memory of a frame last, from the planned masks. On a reconditioned frame this replaces the
+        memory of the detector's masks, so that only their pointers and the kind of the frame remain (VB:1497). This is
+        followed.
 
         Raises:
-            Sam3Error: Nothing is remembered of the frame.
+            Sam3Error: The frame has no entry.
         """
         if self.entry(frame) is None:
             raise Sam3Error(f"Frame {frame} is not remembered, and cannot get a memory.")
 
-        def updated(entries: Mapping[int, Entry]) -> dict[int, Entry]:
-            return {each: replace(e, memory=memory) if each == frame else e for each, e in entries.items()}
+        def updated(entries: Mapping[int, MemoryEntry]) -> dict[int, MemoryEntry]:
+            return {
+                index: replace(entry, memory=memory) if index == frame else entry for index, entry in entries.items()
+            }
 
         return replace(self, conditioning=updated(self.conditioning), tracked=updated(self.tracked))
 
     def clear(self, frame: int, object_id: int) -> MemoryBank:
-        """Takes the clicks and the mask of an object on a frame back (`clear_all_points_in_frame`, TP:908).
+        """Removes the clicks and the mask of an object from a frame (`clear_all_points_in_frame`, TP:908).
 
-        A frame without any is tracked from now on, with what is remembered of it; its score is unknown. A bucket
-        without any conditioning frame forgets everything (TP:955).
+        A frame without clicks and masks becomes a tracked frame with its entry; its score is unknown. A bucket without
+        conditioning frames drops all entries (TP:955).
 
         Raises:
-            Sam3Error: The bank only goes forward, and may have forgotten what is read instead.
+            Sam3Error: The bank only goes forward, and may have dropped entries that are read instead.
         """
         if self.retention is Retention.FORWARD:
             raise Sam3Error(
@@ -232,69 +247,71 @@ class MemoryBank:
         return self._cleared(frame, object_id)
 
     def remove(self, object_id: int) -> MemoryBank:
-        """The bank without an object (`remove_object`, TP:1183); without objects it is empty.
+        """Returns the bank without an object (`remove_object`, TP:1183); without objects it is empty.
 
-        Its clicks and masks are taken back, and every frame gets the score of the objects that remain, conditioning
-        frames too (TP:1267).
+        The object's clicks and masks are cleared, and every frame, conditioning frames too, gets the score of the
+        remaining objects (TP:1267).
 
         Raises:
             Sam3Error: The object is not in this bucket.
         """
         if object_id not in self.objects:
-            raise Sam3Error(f"Object {object_id} is not in this bucket; its objects are {self._names}.")
-        remaining = tuple(each for each in self.objects if each != object_id)
+            raise Sam3Error(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
+        remaining = tuple(member for member in self.objects if member != object_id)
         if not remaining:
             return MemoryBank((), self.retention, self.rules)
         bank = self
         for frame in [frame for frame, ids in self.inputs.items() if object_id in ids]:
             bank = bank._cleared(frame, object_id)
-        rows = [row for row, each in enumerate(self.objects) if each != object_id]
+        rows = [row for row, member in enumerate(self.objects) if member != object_id]
         return replace(
             bank,
             objects=remaining,
-            conditioning={frame: entry.of(rows) for frame, entry in bank.conditioning.items()},
-            tracked={frame: entry.of(rows) for frame, entry in bank.tracked.items()},
-        )._forgotten()
+            conditioning={frame: entry.select(rows) for frame, entry in bank.conditioning.items()},
+            tracked={frame: entry.select(rows) for frame, entry in bank.tracked.items()},
+        )._drop_unreachable()
 
     def _cleared(self, frame: int, object_id: int) -> MemoryBank:
-        left = self.inputs.get(frame, frozenset()) - {object_id}
-        if left:
-            return replace(self, inputs={**self.inputs, frame: left})
+        remaining = self.inputs.get(frame, frozenset()) - {object_id}
+        if remaining:
+            return replace(self, inputs={**self.inputs, frame: remaining})
         conditioning, tracked = dict(self.conditioning), dict(self.tracked)
         if frame in conditioning:
             tracked[frame] = conditioning.pop(frame)
         if not conditioning:
-            return replace(self, conditioning={}, tracked={}, inputs={}, born=None)
-        inputs = {each: ids for each, ids in self.inputs.items() if each != frame}
+            return replace(self, conditioning={}, tracked={}, inputs={}, first_frame=None)
+        inputs = {index: ids for index, ids in self.inputs.items() if index != frame}
         return replace(self, conditioning=conditioning, tracked=tracked, inputs=inputs)
 
     @property
-    def _names(self) -> str:
+    def _id_list(self) -> str:
         return ", ".join(map(str, self.objects)) or "none"
 
-    def _without_forgotten(self, plan: AttentionPlan) -> AttentionPlan:
+    def _drop_missing(self, plan: AttentionPlan) -> AttentionPlan:
         entries = {**self.tracked, **self.conditioning}
-        # A memory that the latest frame lacks is not forgotten, but not encoded yet.
-        forgotten = {frame for frame, entry in entries.items() if entry.memory is None and frame != self.latest}
+        # A memory that the latest frame lacks was not dropped, but is not encoded yet.
+        missing = {frame for frame, entry in entries.items() if entry.memory is None and frame != self.latest}
         return AttentionPlan(
-            memories=tuple((frame, rank) for frame, rank in plan.memories if frame not in forgotten),
+            memories=tuple((frame, rank) for frame, rank in plan.memories if frame not in missing),
             pointers=tuple((frame, time) for frame, time in plan.pointers if entries[frame].pointer is not None),
         )
 
-    def _with(self, frame: int, **changed: Any) -> MemoryBank:
+    def _updated(self, frame: int, **changed: Any) -> MemoryBank:
         if self.retention is Retention.FORWARD and self.latest is not None and frame < self.latest:
             raise Sam3Error(
                 f"Frame {frame} is before frame {self.latest}, and this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
-        return replace(self, born=frame if self.born is None else min(self.born, frame), **changed)._forgotten()
+        return replace(
+            self, first_frame=frame if self.first_frame is None else min(self.first_frame, frame), **changed
+        )._drop_unreachable()
 
-    def _forgotten(self) -> MemoryBank:
-        """Without what can no longer be read."""
-        if self.retention is Retention.EVERYTHING or self.latest is None or self.born is None:
+    def _drop_unreachable(self) -> MemoryBank:
+        """Drops the entries and arrays that can no longer be read."""
+        if self.retention is Retention.EVERYTHING or self.latest is None or self.first_frame is None:
             return self
-        # A removal can change every score of a bucket, so nothing is forgotten while one is to be expected.
-        if len(self.objects) > 1 and self.latest - self.born <= HOTSTART:
+        # A removal can change every score of a bucket, so nothing is dropped while hotstart may remove an object.
+        if len(self.objects) > 1 and self.latest - self.first_frame <= HOTSTART:
             return self
         scores = {frame: entry.score for frame, entry in self.tracked.items()}
         reach = forward_reach(self.inputs, scores, self.latest, self.rules)
@@ -302,21 +319,94 @@ class MemoryBank:
             self,
             conditioning=_reachable(self.conditioning, reach),
             tracked=_reachable(self.tracked, reach),
-            inputs={frame: ids for frame, ids in self.inputs.items() if frame in reach.known},
+            inputs={frame: ids for frame, ids in self.inputs.items() if frame in reach.scored},
         )
 
 
-def _present(array: Array | None, frame: int) -> Array:
+def _require(array: Array | None, frame: int) -> Array:
     if array is None:
         raise Sam3Error(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
     return array
 
 
-def _reachable(entries: Mapping[int, Entry], reach: Reach) -> dict[int, Entry]:
-    return {frame: _part(entry, frame, reach) for frame, entry in entries.items() if frame in reach.known}
+def _reachable(entries: Mapping[int, MemoryEntry], reach: Reach) -> dict[int, MemoryEntry]:
+    return {frame: _part(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
 
 
-def _part(entry: Entry, frame: int, reach: Reach) -> Entry:
+def _part(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
     if frame in reach.memories:
         return entry
     return replace(entry, memory=None, pointer=entry.pointer if frame in reach.pointers else None)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptOutput:
+    """The model's output for the clicks or the mask of one object on a frame.
+
+    Attributes:
+        pointer: fp32 [1, 256].
+        object_logits: fp32 [1, 1].
+        iou: fp32 [1, n] of the masks that were candidates; 1 for a given mask.
+    """
+
+    pointer: Array
+    object_logits: Floats
+    iou: Floats
+
+
+def consolidate(
+    objects: Sequence[int], outputs: Mapping[int, PromptOutput], previous: MemoryEntry | None, empty_pointer: Array
+) -> MemoryEntry:
+    """Returns the memory entry of a frame without its memory (`_consolidate_temp_output_across_obj`, TP:491).
+
+    An object without an output keeps the frame's earlier output. An object without either gets the pointer of an empty
+    mask, which is the weight `no_obj_ptr`. Upstream fails there, because `_get_empty_mask_ptr` passes arguments that
+    `track_step` no longer has (TP:660), so that objects cannot be clicked on different frames. This is repaired.
+
+    Args:
+        objects: The ids of the bucket, in order.
+        outputs: By id.
+        previous: The earlier entry of the frame; None if there is none.
+        empty_pointer: fp32 [1, 256].
+    """
+    previous_pointer = None if previous is None else previous.pointer
+    best = {object_id: output.iou.max(axis=-1) for object_id, output in outputs.items()}
+    missing_logit, missing_iou = np.full((1, 1), MISSING_OBJECT_LOGIT), np.full((1, 1), MISSING_IOU)
+    return MemoryEntry(
+        memory=None,
+        pointer=merge_rows(
+            objects,
+            {object_id: output.pointer for object_id, output in outputs.items()},
+            previous_pointer,
+            empty_pointer,
+        ),
+        object_logits=merge_rows(
+            objects,
+            {object_id: output.object_logits for object_id, output in outputs.items()},
+            None if previous is None else previous.object_logits,
+            missing_logit,
+        ),
+        iou=merge_rows(
+            objects,
+            {object_id: values.reshape(1, 1) for object_id, values in best.items()},
+            None if previous is None else previous.iou.reshape(-1, 1),
+            missing_iou,
+        ),
+    )
+
+
+def merge_rows(objects: Sequence[int], rows: Mapping[int, Array], previous: Array | None, default: Array) -> Array:
+    """Merges one row for each object: its given row, otherwise its earlier row, otherwise the default row.
+
+    Args:
+        objects: The ids, in order.
+        rows: [1, …] by id.
+        previous: [B, …] or None.
+        default: [1, …].
+    """
+    defaults = (
+        [default] * len(objects)
+        if previous is None
+        else [previous[number : number + 1] for number in range(len(objects))]
+    )
+    return np.concatenate([rows.get(object_id, row) for object_id, row in zip(objects, defaults, strict=True)])

@@ -1,4 +1,4 @@
-"""The objects of a video that are tracked, and what is remembered of them besides their memories."""
+"""Defines the state of a video's tracked objects besides their memories."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field, replace
 from harness.runtime.errors import Sam3Error
 
 CLICKED_SCORE = 1.0
-"""The score of an object that the user clicked on (VI:1506)."""
+"""The score of an object that the user clicked (VI:1506)."""
 LARGEST_ID = 2**62
-"""The largest id that a user may choose: ids are int64, and those of objects that are found later are larger."""
+"""The largest id that a user may choose: ids are int64, and objects that are found later get larger ids."""
 
 
 @dataclass(frozen=True)
 class TrackedObject:
-    """An object that is tracked.
+    """A tracked object.
 
     Attributes:
-        id: Its number, which no other object of the video gets.
-        bucket: The number of its bucket. The objects of a bucket were found on one frame together, and their
-            conditioning frames and selected memories are the same (VB:1532).
+        id: Its number, which is unique in the video.
+        bucket: The number of its bucket. The objects of a bucket were found on one frame together, and share
+            conditioning frames and selected memories (VB:1532).
         first_frame: The frame on which it was found.
-        score: That of the detection that it was found by, or 1 for an object that was clicked on.
-        unmatched: On how many frames no detection showed it though its mask had pixels.
-        last_occluded: The frame on which its mask was last empty or suppressed, -1 if it never was; None before it
-            has been tracked on a frame.
+        score: The score of the detection that it was found by, or 1 for a clicked object.
+        unmatched: Number of frames on which no detection showed it though its mask had pixels.
+        last_occluded: The frame on which its mask was last empty or suppressed, -1 if there is none; None before it has
+            been tracked on a frame.
     """
 
     id: int
@@ -38,14 +38,14 @@ class TrackedObject:
 
 @dataclass(frozen=True)
 class VideoState:
-    """What decides about the objects of a video on the next frame. It is never changed; each frame has a new one.
+    """The planner's state between two frames. It is never changed; each frame has a new one.
 
     Attributes:
         objects: The tracked objects, bucket by bucket. Masks and scores of the tracker come in this order.
         next_id: The id of the next object that is found.
         next_bucket: The number of the next bucket.
         removed: Ids of the objects that hotstart removed; their outputs are hidden.
-        duplicates: For (older object, younger object) how many detections they shared.
+        duplicates: For (older object, younger object) the number of detections that they shared.
     """
 
     objects: tuple[TrackedObject, ...] = ()
@@ -57,28 +57,27 @@ class VideoState:
     @property
     def ids(self) -> tuple[int, ...]:
         """The ids of the tracked objects, in their order."""
-        return tuple(each.id for each in self.objects)
+        return tuple(item.id for item in self.objects)
 
     @property
     def scores(self) -> dict[int, float]:
         """The score of each tracked object."""
-        return {each.id: each.score for each in self.objects}
+        return {item.id: item.score for item in self.objects}
 
     @property
     def buckets(self) -> dict[int, tuple[int, ...]]:
-        """The ids of the objects of each bucket; a bucket without objects is no more."""
+        """The ids of the objects of each bucket; a bucket without objects is left out."""
         members: dict[int, tuple[int, ...]] = {}
-        for each in self.objects:
-            members[each.bucket] = (*members.get(each.bucket, ()), each.id)
+        for item in self.objects:
+            members[item.bucket] = (*members.get(item.bucket, ()), item.id)
         return members
 
 
-def with_clicked(state: VideoState, object_id: int, frame: int) -> VideoState:
-    """The state after a click on a frame: an object is added in a bucket of its own, or an old one is refined.
+def state_after_click(state: VideoState, object_id: int, frame: int) -> VideoState:
+    """Returns the state after a click on a frame: a new object gets its own bucket, a tracked one is refined.
 
     Its score becomes 1, and an object that hotstart had removed comes back (VI:1478-1513). A new object may be added
-    before anything was found, where upstream's assertion fails (VI:553), and it has a first frame, which upstream
-    forgets.
+    before anything was found, where upstream's assertion fails (VI:553). It has a first frame, which upstream omits.
 
     Raises:
         Sam3Error: The id is negative, or too large.
@@ -88,7 +87,7 @@ def with_clicked(state: VideoState, object_id: int, frame: int) -> VideoState:
     if object_id > LARGEST_ID:
         raise Sam3Error(f"The object id is {object_id}; give at most {LARGEST_ID}.")
     if object_id in state.ids:
-        refined = (replace(each, score=CLICKED_SCORE) if each.id == object_id else each for each in state.objects)
+        refined = (replace(item, score=CLICKED_SCORE) if item.id == object_id else item for item in state.objects)
         return replace(state, objects=tuple(refined))
     added = TrackedObject(object_id, state.next_bucket, frame, CLICKED_SCORE)
     return replace(
@@ -100,17 +99,17 @@ def with_clicked(state: VideoState, object_id: int, frame: int) -> VideoState:
     )
 
 
-def without(state: VideoState, object_ids: frozenset[int]) -> VideoState:
-    """The state without some objects (VI:1277, VB:1591). What others shared with them before is not forgotten."""
+def drop_objects(state: VideoState, object_ids: frozenset[int]) -> VideoState:
+    """Returns the state without some objects (VI:1277, VB:1591); counts shared with other objects stay."""
     return replace(
         state,
-        objects=tuple(each for each in state.objects if each.id not in object_ids),
+        objects=tuple(item for item in state.objects if item.id not in object_ids),
         duplicates={pair: count for pair, count in state.duplicates.items() if pair[1] not in object_ids},
     )
 
 
-def without_chosen(state: VideoState, object_id: int) -> VideoState:
-    """The state after the user removed an object (VI:1277).
+def state_after_removal(state: VideoState, object_id: int) -> VideoState:
+    """Returns the state after the user removed an object (VI:1277).
 
     Raises:
         Sam3Error: No such object is tracked.
@@ -118,4 +117,4 @@ def without_chosen(state: VideoState, object_id: int) -> VideoState:
     if object_id not in state.ids:
         listed = ", ".join(map(str, state.ids)) or "none"
         raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
-    return without(state, frozenset({object_id}))
+    return drop_objects(state, frozenset({object_id}))

@@ -1,7 +1,7 @@
-"""The plan of a frame: what happens to detections and tracked objects, as one pure function.
+"""Plans a frame as one pure function: what happens to detections and tracked objects.
 
-This is `run_tracker_update_planning_phase` of upstream (VB:513-817), but for what it computes with the tracker. The
-rules are in the modules that this one imports, and on one page in docs/VIDEO_RULES.md.
+This is `run_tracker_update_planning_phase` of upstream (VB:513-817), without its tracker computations. The rules are in
+the modules that this one imports, and on one page in docs/VIDEO_RULES.md.
 """
 
 from __future__ import annotations
@@ -12,14 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.video.association import Association, associate, limited
-from harness.runtime.sam3.video.detections import Detections
-from harness.runtime.sam3.video.hotstart import removed, shared_detections
-from harness.runtime.sam3.video.masks import areas, mask_iou
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, without
-from harness.runtime.sam3.video.occlusion import ALWAYS_OCCLUDED, NEVER_OCCLUDED, occluded_by_now, suppressed
-from harness.runtime.sam3.video.reconditioning import Reconditioning, reconditioned
-from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
+from harness.runtime.sam3.video.detector import Detections
+from harness.runtime.sam3.video.masks import (
+    ALWAYS_OCCLUDED,
+    NEVER_OCCLUDED,
+    areas,
+    mask_iou,
+    suppressed_objects,
+    update_last_occluded,
+)
+from harness.runtime.sam3.video.objects import TrackedObject, VideoState, drop_objects
+from harness.runtime.sam3.video.rules import (
+    DISAMBIGUATED,
+    Association,
+    Reconditioning,
+    Rules,
+    associate,
+    count_shared_detections,
+    limit_new_objects,
+    removed_objects,
+    select_reconditionings,
+)
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
@@ -27,17 +40,16 @@ Masks = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """What detector and tracker say of one frame, N objects being tracked.
+    """The outputs of detector and tracker on one frame with N tracked objects.
 
     Attributes:
         frame: Its number.
-        masks: bool [N, H, W], what the tracker predicts of each object, in the order of the state; small holes and
-            sprinkles are gone already.
-        object_logits: fp32 [N], whether each object is there, as the tracker says.
-        detections: What the detector found, with masks bool [D, H, W]. None if it was not asked, which is on every
-            frame without a prompt of a video whose only prompt is a box: then nothing counts against an object.
-            Upstream takes it for a frame without detections (VI:393), so that hotstart removes every such object
-            after 8 frames; to do as upstream, give detections of length 0.
+        masks: bool [N, H, W], the tracker's masks, in the order of the state, without small holes and sprinkles.
+        object_logits: fp32 [N], the tracker's logit of whether each object is present.
+        detections: The detections, with masks bool [D, H, W]. None if the detector did not run: in a video whose only
+            prompt is a box it runs on the frame of the prompt alone, and then nothing counts against an object.
+            Upstream assumes a frame without detections (VI:393), so that hotstart removes every such object after 8
+            frames; detections of length 0 do as upstream.
         reverse: Whether frames are processed backwards.
     """
 
@@ -64,17 +76,17 @@ class Birth:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What happens on a frame, in this order.
+class FramePlan:
+    """The plan of a frame, in this order.
 
     Attributes:
-        association: How detections and objects belong together.
+        association: The association of detections and objects.
         reconditionings: First, these objects get the mask of a detection.
-        suppressed: bool [N], then the masks of these objects become empty, `SUPPRESSED_LOGIT` everywhere. What
-            remains is encoded into memories, see `without_shrunken`, and is the frame's output.
-        births: These detections become objects, in one bucket, tracked from the next frame on; their masks are
-            output, too.
-        removed: Last, these objects are tracked no longer.
+        suppressed: bool [N], then the masks of these objects become empty, `SUPPRESSED_LOGIT` everywhere. The other
+            masks are encoded into memories, see `suppress_shrunken`, and are the frame's output.
+        births: These detections become objects, in one bucket, tracked from the next frame on; their masks are output,
+            too.
+        removed: Last, these objects are no longer tracked.
         dropped: How many detections did not become objects because there are too many.
     """
 
@@ -86,12 +98,14 @@ class Plan:
     dropped: int
 
 
-def plan_frame(state: VideoState, seen: Observations, rules: Rules = DISAMBIGUATED) -> tuple[VideoState, Plan]:
-    """Decides what happens on a frame.
+def plan_frame(
+    state: VideoState, observations: Observations, rules: Rules = DISAMBIGUATED
+) -> tuple[VideoState, FramePlan]:
+    """Plans a frame.
 
     Args:
-        state: What decides, after the frame before.
-        seen: What detector and tracker say of this frame.
+        state: The state after the frame before.
+        observations: The outputs of detector and tracker on this frame.
         rules: Thresholds and counts.
 
     Returns:
@@ -100,84 +114,91 @@ def plan_frame(state: VideoState, seen: Observations, rules: Rules = DISAMBIGUAT
     Raises:
         Sam3Error: The observations do not belong to this state.
     """
-    _check(state, seen)
-    frame, reverse, scores = seen.frame, seen.reverse, _scores(seen)
-    nonempty = areas(seen.masks) > 0
-    association = _associated(state, seen, nonempty, rules)
+    _check(state, observations)
+    frame, reverse, scores = observations.frame, observations.reverse, _scores(observations)
+    nonempty = areas(observations.masks) > 0
+    association = _associate(state, observations, nonempty, rules)
 
-    born = limited(association.new, scores, rules.max_objects - len(state.objects))
+    new = limit_new_objects(association.new, scores, rules.max_objects - len(state.objects))
     births = tuple(
-        Birth(state.next_id + place, detection, float(scores[detection])) for place, detection in enumerate(born)
+        Birth(state.next_id + place, detection, float(scores[detection])) for place, detection in enumerate(new)
     )
 
     objects = tuple(
-        replace(each, unmatched=each.unmatched + (each.id in association.unmatched)) for each in state.objects
+        replace(item, unmatched=item.unmatched + (item.id in association.unmatched)) for item in state.objects
     )
-    first_frames = {each.id: each.first_frame for each in objects}
-    duplicates = shared_detections(state.duplicates, association.matches, first_frames, reverse)
-    gone = removed(objects, duplicates, frame, rules, reverse)
+    first_frames = {item.id: item.first_frame for item in objects}
+    duplicates = count_shared_detections(state.duplicates, association.matches, first_frames, reverse)
+    removed = removed_objects(objects, duplicates, frame, rules, reverse)
 
-    logits = dict(zip(state.ids, seen.object_logits, strict=True))
-    reconditionings = reconditioned(association.confident, logits, frame, rules)
+    logits = dict(zip(state.ids, observations.object_logits, strict=True))
+    reconditionings = select_reconditionings(association.confident, logits, frame, rules)
 
-    before = _last_occluded(objects, gone)
-    hidden = suppressed(mask_iou(seen.masks, seen.masks), before, rules, reverse)
-    occluded = occluded_by_now(before, nonempty, hidden, frame).tolist()
+    last_occluded = _last_occluded(objects, removed)
+    suppressed = suppressed_objects(mask_iou(observations.masks, observations.masks), last_occluded, rules, reverse)
+    occluded = update_last_occluded(last_occluded, nonempty, suppressed, frame).tolist()
 
-    tracked = tuple(replace(each, last_occluded=when) for each, when in zip(objects, occluded, strict=True))
-    found = tuple(TrackedObject(birth.object_id, state.next_bucket, frame, birth.score) for birth in births)
-    after = VideoState(
-        objects=tracked + found,
+    tracked = tuple(
+        replace(item, last_occluded=occluded_on) for item, occluded_on in zip(objects, occluded, strict=True)
+    )
+    born = tuple(TrackedObject(birth.object_id, state.next_bucket, frame, birth.score) for birth in births)
+    next_state = VideoState(
+        objects=tracked + born,
         next_id=state.next_id + len(births),
         next_bucket=state.next_bucket + bool(births),
-        removed=state.removed | gone,
+        removed=state.removed | removed,
         duplicates=duplicates,
     )
     dropped = len(association.new) - len(births)
-    return without(after, gone), Plan(association, reconditionings, hidden, births, gone, dropped)
+    return drop_objects(next_state, removed), FramePlan(
+        association, reconditionings, suppressed, births, removed, dropped
+    )
 
 
-def _associated(state: VideoState, seen: Observations, nonempty: Masks, rules: Rules) -> Association:
-    if seen.detections is None:
+def _associate(state: VideoState, observations: Observations, nonempty: Masks, rules: Rules) -> Association:
+    if observations.detections is None:
         return Association(empty=tuple(np.array(state.ids, np.int64)[~nonempty].tolist()))
-    iou = mask_iou(seen.detections.masks, seen.masks)
-    return associate(seen.detections.scores, iou, state.ids, nonempty, rules)
+    iou = mask_iou(observations.detections.masks, observations.masks)
+    return associate(observations.detections.scores, iou, state.ids, nonempty, rules)
 
 
-def _scores(seen: Observations) -> Floats:
-    return np.empty(0, np.float32) if seen.detections is None else seen.detections.scores
+def _scores(observations: Observations) -> Floats:
+    return np.empty(0, np.float32) if observations.detections is None else observations.detections.scores
 
 
-def _last_occluded(objects: tuple[TrackedObject, ...], gone: frozenset[int]) -> npt.NDArray[np.int64]:
-    """When each object was last occluded, before this frame (VB:850-868).
+def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) -> npt.NDArray[np.int64]:
+    """Returns the frame of each object's last occlusion, before this frame (VB:850-868).
 
-    An object that is removed counts as always occluded only if it has not been tracked before, though upstream's
-    docstring promises it for each removed object (VB:829). This project follows the code.
+    A removed object counts as always occluded only if it has not been tracked before, though upstream's docstring
+    promises it for each removed object (VB:829). This project follows the code.
     """
 
-    def when(each: TrackedObject) -> int:
-        if each.last_occluded is not None:
-            return each.last_occluded
-        return ALWAYS_OCCLUDED if each.id in gone else NEVER_OCCLUDED
+    def frame_of(item: TrackedObject) -> int:
+        if item.last_occluded is not None:
+            return item.last_occluded
+        return ALWAYS_OCCLUDED if item.id in removed else NEVER_OCCLUDED
 
-    return np.array([when(each) for each in objects], np.int64)
+    return np.array([frame_of(item) for item in objects], np.int64)
 
 
-def _check(state: VideoState, seen: Observations) -> None:
+def _check(state: VideoState, observations: Observations) -> None:
     tracked = len(state.objects)
-    if seen.frame < 0:
-        raise Sam3Error(f"The frame is {seen.frame}; give 0 or a larger number.")
-    if seen.masks.ndim != 3 or seen.masks.dtype != np.bool_ or len(seen.masks) != tracked:
+    if observations.frame < 0:
+        raise Sam3Error(f"The frame is {observations.frame}; give 0 or a larger number.")
+    if observations.masks.ndim != 3 or observations.masks.dtype != np.bool_ or len(observations.masks) != tracked:
         raise Sam3Error(
-            f"The tracked masks are {seen.masks.dtype} {list(seen.masks.shape)}; give bool [{tracked}, height, width]."
+            f"The tracked masks are {observations.masks.dtype} {list(observations.masks.shape)}; "
+            f"give bool [{tracked}, height, width]."
         )
-    if seen.object_logits.shape != (tracked,):
-        raise Sam3Error(f"The object logits are {list(seen.object_logits.shape)}; give {tracked}, one for each object.")
-    if seen.detections is None:
+    if observations.object_logits.shape != (tracked,):
+        raise Sam3Error(
+            f"The object logits are {list(observations.object_logits.shape)}; give {tracked}, one for each object."
+        )
+    if observations.detections is None:
         return
-    masks, scores = seen.detections.masks, seen.detections.scores
-    if masks.ndim != 3 or masks.dtype != np.bool_ or masks.shape[1:] != seen.masks.shape[1:]:
-        height, width = seen.masks.shape[1:]
+    masks, scores = observations.detections.masks, observations.detections.scores
+    if masks.ndim != 3 or masks.dtype != np.bool_ or masks.shape[1:] != observations.masks.shape[1:]:
+        height, width = observations.masks.shape[1:]
         raise Sam3Error(
             f"The detections' masks are {masks.dtype} {list(masks.shape)}; give bool [detections, {height}, {width}]."
         )

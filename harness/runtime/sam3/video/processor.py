@@ -1,11 +1,13 @@
-"""Processing the frames of a video: each is read, encoded, looked at, and its objects are tracked and kept.
+"""Processes the frames of a video: each frame is read, encoded, detected on and tracked, and its result is stored.
 
 VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +16,12 @@ import numpy.typing as npt
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.detector import Detector, EncodedFrame
-from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.hotstart import released
-from harness.runtime.sam3.video.kept import KeptFrame
+from harness.runtime.sam3.video.frames import FrameReader, Frames
 from harness.runtime.sam3.video.masklets import Masklets
-from harness.runtime.sam3.video.outputs import ShownObject, with_refined
-from harness.runtime.sam3.video.progress import Progress, Underway
-from harness.runtime.sam3.video.reading import Reader
-from harness.runtime.sam3.video.retention import Retention
-from harness.runtime.sam3.video.rules import Rules
+from harness.runtime.sam3.video.memory_selection import Retention
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject, merge_refined
+from harness.runtime.sam3.video.propagation import Action, PropagationScope
+from harness.runtime.sam3.video.rules import Rules, release_outputs
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -31,37 +30,115 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 
 
+@dataclass(eq=False)
+class Propagation:
+    """A propagation that has not ended.
+
+    Attributes:
+        request: The arguments `start`, `limit` and `reverse`.
+        scope: What is computed.
+        order: The frames that are still to be processed.
+        hotstart_buffer: Outputs that are delayed by hotstart, oldest first.
+        outputs: Outputs that were not returned yet.
+        failure: Why the next frame cannot be read.
+    """
+
+    request: tuple[int | None, int | None, bool]
+    scope: PropagationScope
+    order: range
+    hotstart_buffer: tuple[tuple[FrameResult, Pixels], ...] = ()
+    outputs: tuple[tuple[FrameResult, Pixels], ...] = ()
+    failure: Exception | None = None
+
+    def drop_objects(self, object_ids: frozenset[int]) -> None:
+        """Drops objects from the outputs that were not returned yet."""
+        self.hotstart_buffer = tuple(
+            (result.drop_objects(object_ids), pixels) for result, pixels in self.hotstart_buffer
+        )
+        self.outputs = tuple((result.drop_objects(object_ids), pixels) for result, pixels in self.outputs)
+
+
+@dataclass(eq=False)
+class Progress:
+    """The progress of a session since its last text or box.
+
+    Attributes:
+        detector: Finds the objects of the prompts.
+        groups: The objects of each text; one group for all where there is at most one text.
+        history: The actions of the user.
+        first_frame: The first frame that was processed or prompted; None before there is one.
+        frame_results: The results of frames that may be shown again, by frame.
+        user_objects: The ids of objects that the user added.
+        propagation: The current propagation.
+        fingerprint: A frame and the SHA-256 of its pixels, by which a resumed session recognizes its video.
+    """
+
+    detector: Detector
+    groups: tuple[Masklets, ...]
+    history: tuple[Action, ...] = ()
+    first_frame: int | None = None
+    frame_results: dict[int, FrameResult] = field(default_factory=dict)
+    user_objects: frozenset[int] = frozenset()
+    propagation: Propagation | None = None
+    fingerprint: tuple[int, str] | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Undoes all changes in the context if it ends by an exception, so that it can be repeated."""
+        changing = [item for item in (self, self.propagation, *self.groups) if item is not None]
+        snapshots = [(item, dict(vars(item))) for item in changing]
+        results, buckets = dict(self.frame_results), [dict(group.buckets) for group in self.groups]
+        try:
+            yield
+        except BaseException:
+            for item, attributes in snapshots:
+                vars(item).update(attributes)
+            self.frame_results = results
+            for group, previous in zip(self.groups, buckets, strict=True):
+                group.buckets = previous
+            raise
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next object that is found."""
+        return max(group.state.next_id for group in self.groups)
+
+    def group_of(self, object_id: int) -> Masklets:
+        """Returns the group of an object; a new object joins the first group."""
+        return next((group for group in self.groups if object_id in group.state.ids), self.groups[0])
+
+
 class VideoProcessor:
-    """Does with the frames of a video what a session asks for.
+    """Processes the frames of a session's video.
 
     Attributes:
         model: The model.
         frames: The video.
         keeps: Whether everything is kept, see `Sam3.start_session`.
-        progress: What is known so far.
+        progress: The progress of the session.
         latest: The frame that was encoded last.
     """
 
     def __init__(self, model: ImageModel, tracker: Tracker, frames: Frames, rules: Rules, keeps: bool) -> None:
-        """Takes a model, its tracker, a video, the thresholds, and whether everything is kept; nothing is done yet."""
+        """Stores a model, its tracker, a video, the thresholds, and whether everything is kept; processes nothing."""
         self.model, self.frames, self.keeps = model, frames, keeps
         self._tracker, self._rules = tracker, rules
-        self._reader = Reader(frames)
+        self._reader = FrameReader(frames)
         self.latest: EncodedFrame | None = None
-        self.progress = self.begun((), 0)
+        self.progress = self.new_progress((), 0)
 
-    def begun(self, prompts: Sequence[Prompt], frame: int) -> Progress:
-        """Nothing done yet for these prompts on a frame."""
+    def new_progress(self, prompts: Sequence[Prompt], frame: int) -> Progress:
+        """Returns the progress of a session that starts with these prompts on a frame."""
         retention = Retention.EVERYTHING if self.keeps else Retention.FORWARD
         texts = [prompt.text for prompt in prompts] or [None]
         groups = tuple(Masklets(self.model, self._tracker, self._rules, retention, text) for text in texts)
         return Progress(Detector(self.model, prompts, frame, self._rules), groups)
 
     def pixels(self, frame: int) -> Pixels:
-        """The pixels of a frame, uint8 [h, w, 3].
+        """Returns the pixels of a frame, uint8 [h, w, 3].
 
         Raises:
-            Sam3Error: There is no such frame, it cannot be read, or it is gone.
+            Sam3Error: There is no such frame, it cannot be read, or a stream has passed it.
         """
         if frame < 0:
             raise Sam3Error(f"The frame is {frame}; give 0 or a larger number.")
@@ -70,91 +147,95 @@ class VideoProcessor:
             raise Sam3Error(f"{self.frames.name} ends before frame {frame}; give a frame that it has.")
         return pixels
 
-    def advance(self, underway: Underway) -> None:
-        """Processes a frame and looks at the next one; what is given out by now becomes ready.
+    def advance(self, propagation: Propagation) -> None:
+        """Processes a frame and reads the next one; `outputs` are those that then leave the hotstart buffer.
 
-        Where it is interrupted or fails, nothing has changed, and it can be called again.
+        If it is interrupted or fails, nothing has changed, and it can be called again.
 
         Raises:
-            Sam3Error: As `pixels`.
+            Sam3Error: See `pixels`.
         """
-        with self.progress.all_or_nothing():
-            self._advance(underway)
+        with self.progress.transaction():
+            self._advance(propagation)
 
-    def _advance(self, underway: Underway) -> None:
-        index, underway.order = underway.order[0], underway.order[1:]
+    def _advance(self, propagation: Propagation) -> None:
+        index, propagation.order = propagation.order[0], propagation.order[1:]
         pixels = self.pixels(index)
-        reverse, progress, what = underway.asked[2], self.progress, underway.what
-        earlier = progress.kept.get(index)
-        # Only what was computed before can be kept; upstream gives out nothing of other frames, or fails (VI:553).
-        whole = what.kind == "full" or earlier is None or not earlier.whole
-        detects = whole and bool(progress.detector.prompts)
-        tracked = frozenset(each for group in progress.groups for each in group.state.ids)
+        reverse, progress, scope = propagation.request[2], self.progress, propagation.scope
+        previous = progress.frame_results.get(index)
+        # Only computed frames can be fetched; upstream returns nothing for other frames, or fails (VI:553).
+        full = scope.kind == "full" or previous is None or not previous.is_complete
+        detects = full and bool(progress.detector.prompts)
+        tracked = frozenset(item for group in progress.groups for item in group.state.ids)
         if detects:
             output = self.process(index, reverse)
-        elif asked := tracked if whole else tracked & what.objects:
-            encoded = self.encoded(index)
-            refined: dict[int, ShownObject] = {}
+        elif ids := tracked if full else tracked & scope.objects:
+            encoded = self.encode_frame(index)
+            refined: dict[int, VisibleObject] = {}
             for group in progress.groups:
-                refined |= group.refine(encoded, asked, self._length(index), reverse)
-            output = self.keep_refined(encoded, refined, whole)
+                refined |= group.refine(encoded, ids, self._length(index), reverse)
+            output = self.add_refined(encoded, refined, full)
         else:
-            output = earlier or KeptFrame.of(index, pixels.shape[1::-1], {}, whole)
+            output = previous or FrameResult.pack(index, pixels.shape[1::-1], {}, full)
         try:
-            is_last = not underway.order or self._reader.frame(underway.order[0]) is None
-        except Exception as error:  # of whoever gives the frames, too; those before it are given out first
-            is_last, underway.failure = True, error
-        if is_last and underway.failure is None:
-            underway.order = range(0)
-        if underway.held or detects:
-            underway.held, underway.ready = released(underway.held, (output, pixels), is_last, self._rules)
+            is_last = not propagation.order or self._reader.frame(propagation.order[0]) is None
+        except Exception as error:  # also an error of the source; the frames before it are returned first
+            is_last, propagation.failure = True, error
+        if is_last and propagation.failure is None:
+            propagation.order = range(0)
+        if propagation.hotstart_buffer or detects:
+            propagation.hotstart_buffer, propagation.outputs = release_outputs(
+                propagation.hotstart_buffer, (output, pixels), is_last, self._rules
+            )
         else:
-            underway.ready = ((output, pixels),)
-        self._settle(underway.ready)
+            propagation.outputs = ((output, pixels),)
+        self._store(propagation.outputs)
 
-    def _settle(self, outputs: tuple[tuple[KeptFrame, Pixels], ...]) -> None:
-        """Keeps outputs without what hotstart has removed until they are given out, or forgets them."""
+    def _store(self, outputs: tuple[tuple[FrameResult, Pixels], ...]) -> None:
+        """Stores outputs without the objects that hotstart has removed, or deletes them where nothing is kept."""
         states = [group.state for group in self.progress.groups]
-        # An id that was removed in one group may be tracked in another one, because the user added it.
-        removed = frozenset[int]().union(*(each.removed for each in states)).difference(*(each.ids for each in states))
+        # An id that was removed in one group may be tracked in another group, because the user added it.
+        removed = (
+            frozenset[int]().union(*(state.removed for state in states)).difference(*(state.ids for state in states))
+        )
         for output, _ in outputs:
             if self.keeps:
-                self.progress.kept[output.index] = output.without(removed)
+                self.progress.frame_results[output.index] = output.drop_objects(removed)
             else:
-                self.progress.kept.pop(output.index, None)
+                self.progress.frame_results.pop(output.index, None)
 
-    def process(self, index: int, reverse: bool) -> KeptFrame:
-        """Detects and tracks everything on a frame, and keeps what may be shown."""
-        progress, frame, length = self.progress, self.encoded(index), self._length(index)
-        objects: dict[int, ShownObject] = {}
-        for group, found in zip(progress.groups, progress.detector.found(frame, length, reverse), strict=True):
-            objects |= group.process(frame, found, progress.next_id, length, reverse)
-        return self._keep(KeptFrame.of(index, frame.image.size, objects, whole=True))
+    def process(self, index: int, reverse: bool) -> FrameResult:
+        """Detects and tracks all objects on a frame, and stores the result."""
+        progress, frame, length = self.progress, self.encode_frame(index), self._length(index)
+        objects: dict[int, VisibleObject] = {}
+        for group, detected in zip(progress.groups, progress.detector.detect(frame, length, reverse), strict=True):
+            objects |= group.process(frame, detected, progress.next_id, length, reverse)
+        return self._keep(FrameResult.pack(index, frame.image.size, objects, is_complete=True))
 
-    def keep_refined(self, frame: EncodedFrame, refined: Mapping[int, ShownObject], whole: bool = False) -> KeptFrame:
-        """Keeps objects of a frame as they were refined, beside the others as they were kept (VI:550).
+    def add_refined(self, frame: EncodedFrame, refined: Mapping[int, VisibleObject], full: bool = False) -> FrameResult:
+        """Stores refined objects of a frame, beside its other objects as they were (VI:550).
 
         Args:
             frame: The frame.
-            refined: What the objects look like.
-            whole: Whether these are all that are tracked.
+            refined: The refined objects.
+            full: Whether these are all tracked objects.
         """
-        earlier = self.progress.kept.get(frame.index)
-        whole = whole or (earlier is not None and earlier.whole)
-        objects = with_refined(None if earlier is None else earlier.objects, refined)
-        return self._keep(KeptFrame.of(frame.index, frame.image.size, objects, whole))
+        previous = self.progress.frame_results.get(frame.index)
+        full = full or (previous is not None and previous.is_complete)
+        objects = merge_refined(None if previous is None else previous.objects, refined)
+        return self._keep(FrameResult.pack(frame.index, frame.image.size, objects, full))
 
-    def _keep(self, kept: KeptFrame) -> KeptFrame:
+    def _keep(self, result: FrameResult) -> FrameResult:
         progress = self.progress
-        progress.first = kept.index if progress.first is None else min(progress.first, kept.index)
-        progress.kept[kept.index] = kept
-        return kept
+        progress.first_frame = result.index if progress.first_frame is None else min(progress.first_frame, result.index)
+        progress.frame_results[result.index] = result
+        return result
 
-    def encoded(self, index: int) -> EncodedFrame:
-        """A frame, encoded; the latest one is remembered.
+    def encode_frame(self, index: int) -> EncodedFrame:
+        """Returns an encoded frame; the latest one is cached.
 
         Raises:
-            Sam3Error: As `pixels`.
+            Sam3Error: See `pixels`.
         """
         if self.latest is None or self.latest.index != index:
             self.latest = None  # its tensors are large
@@ -163,6 +244,6 @@ class VideoProcessor:
         return self.latest
 
     def _length(self, index: int) -> int | None:
-        """The length of the video; None where it is not known, or longer than its source states."""
+        """Returns the length of the video; None where it is not known, or longer than its source states."""
         stated = self.frames.length
         return None if stated is None or index >= stated else stated

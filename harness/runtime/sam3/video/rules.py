@@ -1,14 +1,33 @@
-"""The numbers that decide about detections and tracked objects, as upstream's `build_sam3_video_model` gives them.
+"""Defines the thresholds and the rules for detections and tracked objects: association, hotstart, reconditioning.
 
-In this package VB is sam3/model/sam3_video_base.py, VI is sam3/model/sam3_video_inference.py, TP is
-sam3/model/sam3_tracking_predictor.py and MB is sam3/model_builder.py of sam3 0.1.4; a number after it is a line.
+The thresholds have the values of upstream's `build_sam3_video_model`. In this package VB is
+sam3/model/sam3_video_base.py, VI is sam3/model/sam3_video_inference.py, TP is sam3/model/sam3_tracking_predictor.py and
+MB is sam3/model_builder.py of sam3 0.1.4; a number after it is a line.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
+from harness.runtime.sam3.video.objects import TrackedObject
+
+Floats = npt.NDArray[np.float32]
+
+_CONFIDENT_SCORE, _CONFIDENT_IOU = np.float32(0.8), np.float32(0.8)
+"""`HIGH_CONF_THRESH` and `HIGH_IOU_THRESH` (VB:1276)."""
+Duplicates = Mapping[tuple[int, int], int]
+"""Number of detections that (older object, younger object) have shared so far."""
+_Output = TypeVar("_Output")
+_PRESENT = np.float32(0.8)
+"""`HIGH_CONF_THRESH` of `_recondition_masklets` (VB:475), which upstream compares with a logit."""
+CLEARED_AROUND_CLICK = 16
+"""`refinement_detector_cond_frame_removal_window` (VI:967)."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +42,12 @@ class Rules:
         matched_iou: A detection matches each object whose IoU with it is at least this.
         tracked_iou: An object is unmatched if its IoU with every detection is below this.
         new_score: A detection that matches no object becomes one if its score is at least this.
-        hotstart_frames: For so many frames after its birth an object may be removed, and outputs are held back.
-        hotstart_unmatched: An object is removed once it was unmatched so often.
-        hotstart_duplicates: An object is removed once it shared so many detections with one older object.
-        recondition_every: On frames whose number is a multiple of this, confident detections correct their objects;
-            0 for never.
+        hotstart_frames: The number of frames after its birth on which an object may be removed, and by which outputs
+            are delayed.
+        hotstart_unmatched: An object is removed once it was unmatched on this many frames.
+        hotstart_duplicates: An object is removed once it shared this many detections with one older object.
+        recondition_every: On frames whose number is a multiple of this, confident detections correct their objects; 0
+            for never.
         overlap_iou: Of two objects whose IoU is at least this, the one that was occluded last may be suppressed.
         max_objects: New objects beyond this number are dropped, but upstream drops none of a single image (VB:561).
     """
@@ -45,19 +65,242 @@ class Rules:
     max_objects: int = 10_000
 
     def __post_init__(self) -> None:
-        """Check that what hotstart counts can be reached within its frames (VB:92-94).
+        """Checks that hotstart can count to its thresholds within its frames (VB:92-94).
 
         Raises:
             Sam3Error: It cannot.
         """
-        most = max(self.hotstart_unmatched, self.hotstart_duplicates)
-        if self.hotstart_frames and most > self.hotstart_frames:
+        count = max(self.hotstart_unmatched, self.hotstart_duplicates)
+        if self.hotstart_frames and count > self.hotstart_frames:
             raise Sam3Error(
-                f"Hotstart counts to {most} within {self.hotstart_frames} frames; give it at least {most} frames."
+                f"Hotstart counts to {count} within {self.hotstart_frames} frames; give it at least {count} frames."
             )
 
 
 DISAMBIGUATED = Rules()
 """`apply_temporal_disambiguation=True` (MB:716-740)."""
 UNDISAMBIGUATED = Rules(hotstart_frames=0, hotstart_unmatched=0, hotstart_duplicates=0, recondition_every=0)
-"""`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and nothing is held back."""
+"""`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and no output is delayed."""
+
+
+@dataclass(frozen=True)
+class Association:
+    """The association of D detections with the tracked objects.
+
+    Attributes:
+        new: Indices of the detections that are new objects.
+        unmatched: Ids of the objects that no detection shows.
+        empty: Ids of the objects whose mask is empty; these are never unmatched.
+        matches: For each detection the ids of the objects that it matches.
+        confident: For each object that a detection confirms, the index of this detection.
+    """
+
+    new: tuple[int, ...] = ()
+    unmatched: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()
+    matches: tuple[tuple[int, ...], ...] = ()
+    confident: Mapping[int, int] = field(default_factory=dict)
+
+
+def associate(
+    scores: Floats, iou: Floats, ids: Sequence[int], nonempty: npt.NDArray[np.bool_], rules: Rules
+) -> Association:
+    """Associates D detections with N tracked objects (`_associate_det_trk`, VB:1160-1293).
+
+    - Without objects, every detection is a new one, also below `new_score` (VB:1194).
+    - An object with an empty mask is empty and not unmatched (VB:1259).
+    - An object is unmatched if its IoU with every detection is below `tracked_iou` (VB:1257).
+    - A detection is new if its score is at least `new_score` and its IoU with every object is below `matched_iou`
+      (VB:1267).
+    - A detection matches each object whose IoU with it is at least `matched_iou` (VB:1285). An object may therefore be
+      matched and unmatched on one frame.
+    - A detection confirms the object of the highest IoU, if this is at least 0.8 and so is its score (VB:1278-1288).
+      The last detection that confirms an object is the one that counts.
+
+    Args:
+        scores: fp32 [D].
+        iou: fp32 [D, N], of detections with objects.
+        ids: The objects' ids.
+        nonempty: bool [N], whether an object's mask has pixels.
+        rules: The thresholds.
+    """
+    object_ids = np.array(ids, np.int64)
+    matched = iou >= np.float32(rules.matched_iou)
+    is_new: npt.NDArray[np.bool_] = ~np.any(matched, axis=1)
+    if len(ids):
+        is_new &= scores >= np.float32(rules.new_score)
+    tracked = (iou >= np.float32(rules.tracked_iou)).any(axis=0)
+    return Association(
+        new=tuple(np.flatnonzero(is_new).tolist()),
+        unmatched=tuple(object_ids[nonempty & ~tracked].tolist()),
+        empty=tuple(object_ids[~nonempty].tolist()),
+        matches=tuple(tuple(object_ids[row].tolist()) for row in matched),
+        confident=_confident(scores, iou, ids, is_new),
+    )
+
+
+def _confident(scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDArray[np.bool_]) -> dict[int, int]:
+    if not iou.size:
+        return {}
+    confident = (scores >= _CONFIDENT_SCORE) & ~is_new & (iou.max(axis=1) >= _CONFIDENT_IOU)
+    best = iou.argmax(axis=1)
+    return {ids[best[detection]]: detection for detection in np.flatnonzero(confident).tolist()}
+
+
+def limit_new_objects(new: Sequence[int], scores: Floats, places: int) -> tuple[int, ...]:
+    """Returns the new detections for which there are places, the best ones first if some are dropped.
+
+    This is upstream's `_drop_new_det_with_obj_limit` (VB:1753).
+
+    Args:
+        new: Indices of the new detections.
+        scores: fp32 [D], of all detections.
+        places: How many more objects may be tracked.
+    """
+    if len(new) <= places:
+        return tuple(new)
+    order = np.argsort(scores[list(new)])[::-1]
+    return tuple(new[index] for index in order[: max(0, places)])
+
+
+def count_shared_detections(
+    counted: Duplicates, matches: Iterable[Sequence[int]], first_frames: Mapping[int, int], reverse: bool
+) -> dict[tuple[int, int], int]:
+    """Counts the detections that objects share, after one more frame (VB:1401-1418).
+
+    Among the objects that a detection matches, the one that was found first is the original, and every other one shares
+    a detection with it once more. If several were found together, the original is the first one in the order of
+    tracking. Backwards, the object whose frame has the highest number was found first. Two detections that match the
+    same pair count twice on one frame.
+
+    Args:
+        counted: The counts before this frame.
+        matches: For each detection the ids of the objects that it matches.
+        first_frames: For each object the frame on which it was found.
+        reverse: Whether frames are processed backwards.
+    """
+    counts = dict(counted)
+    for objects in matches:
+        if len(objects) < 2:
+            continue
+        original = (max if reverse else min)(objects, key=first_frames.__getitem__)
+        for duplicate in objects:
+            if duplicate != original:
+                counts[original, duplicate] = counts.get((original, duplicate), 0) + 1
+    return counts
+
+
+def is_young(first_frame: int, frame: int, rules: Rules, reverse: bool) -> bool:
+    """Returns whether an object that was found on `first_frame` may be removed on `frame` (VB:1336, 1382).
+
+    Forwards, it was found less than `hotstart_frames` frames before. Objects that were found on later frames count as
+    young, too; they exist where frames are processed again in another direction.
+    """
+    if reverse:
+        return first_frame < frame + rules.hotstart_frames
+    return first_frame > frame - rules.hotstart_frames
+
+
+def removed_objects(
+    objects: Iterable[TrackedObject], duplicates: Duplicates, frame: int, rules: Rules, reverse: bool
+) -> frozenset[int]:
+    """Returns the ids of the objects that are removed on this frame.
+
+    A young object is removed if no detection showed it on `hotstart_unmatched` frames, which need not be consecutive
+    (VB:1378-1392). It is also removed if it shared `hotstart_duplicates` detections with one object that was found
+    before it (VB:1420-1433).
+
+    Args:
+        objects: The tracked objects, with the counts of this frame.
+        duplicates: The result of `count_shared_detections`.
+        frame: The number of this frame.
+        rules: The thresholds. A threshold of 0, as without temporal disambiguation, counts as 1, but no object is young
+            forwards.
+        reverse: Whether frames are processed backwards.
+    """
+    young = {item.id: item for item in objects if is_young(item.first_frame, frame, rules, reverse)}
+    unmatched = {item.id for item in young.values() if item.unmatched >= max(1, rules.hotstart_unmatched)}
+    repeated = {
+        duplicate
+        for (_, duplicate), count in duplicates.items()
+        if duplicate in young and count >= max(1, rules.hotstart_duplicates)
+    }
+    return frozenset(unmatched | repeated)
+
+
+def release_outputs(
+    buffer: tuple[_Output, ...], output: _Output, last: bool, rules: Rules
+) -> tuple[tuple[_Output, ...], tuple[_Output, ...]]:
+    """Adds an output to the hotstart buffer; returns the new buffer and the outputs that leave it (VI:294-315).
+
+    An output leaves the buffer when the buffer has `hotstart_frames` outputs. An object that is removed while it is
+    young is thus never shown, if it was found in the same run. After the last frame all outputs leave.
+
+    Args:
+        buffer: The buffer, oldest output first.
+        output: This frame's output.
+        last: Whether this frame is the last one that is processed.
+        rules: `hotstart_frames` is the size of the buffer; 0 means no buffer.
+
+    Returns:
+        The buffer, and the outputs that leave it.
+    """
+    buffered = (*buffer, output)
+    if last or not rules.hotstart_frames:
+        return (), buffered
+    if len(buffered) >= rules.hotstart_frames:
+        return buffered[1:], buffered[:1]
+    return buffered, ()
+
+
+@dataclass(frozen=True)
+class Reconditioning:
+    """An object that gets the mask of a detection, as if the user had given the mask.
+
+    Attributes:
+        object_id: The object.
+        detection: The index of the detection.
+    """
+
+    object_id: int
+    detection: int
+
+
+def select_reconditionings(
+    confident: Mapping[int, int], object_logits: Mapping[int, np.float32], frame: int, rules: Rules
+) -> tuple[Reconditioning, ...]:
+    """Returns the objects that are corrected on this frame, in order.
+
+    On every frame whose number is a multiple of `recondition_every` (VB:720), each object that a detection confirms
+    gets this detection's mask, if the object's logit is above 0.8 (VB:486). The whole bucket of the object becomes a
+    conditioning frame (VB:497-508). The memory of this frame is nevertheless encoded from the tracker's masks, because
+    upstream overwrites the memory of reconditioning (VB:755, VB:1500). Only the object's pointer and scores and the
+    kind of the frame remain. This project follows it, because upstream's published accuracy was measured with it.
+
+    Args:
+        confident: For each confirmed object the index of a detection, see `Association`.
+        object_logits: For each tracked object the logit of whether it is present.
+        frame: The number of this frame.
+        rules: The interval.
+    """
+    if not rules.recondition_every or frame % rules.recondition_every:
+        return ()
+    return tuple(
+        Reconditioning(object_id, detection)
+        for object_id, detection in confident.items()
+        if object_logits[object_id] > _PRESENT
+    )
+
+
+def cleared_by_click(masked: Collection[int], clicked: Collection[int], frame: int) -> tuple[int, ...]:
+    """Returns the conditioning frames of a bucket that a click clears.
+
+    These are frames within 16 of the clicked one on which the object has a detection's mask and no clicks
+    (`clear_detector_added_cond_frame_in_tracker`, VI:1675).
+
+    Args:
+        masked: The frames on which the clicked object has a given mask.
+        clicked: The frames on which it has clicks.
+        frame: The frame of the click.
+    """
+    return tuple(index for index in masked if index not in clicked and abs(index - frame) <= CLEARED_AROUND_CLICK)

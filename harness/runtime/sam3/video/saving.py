@@ -1,4 +1,4 @@
-"""A session in a file, from which another process goes on: tensors in safetensors' format, all else as JSON in it."""
+"""Saves a session to a file and restores it: tensors in safetensors' format, all other state as JSON metadata."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from safetensors.numpy import save_file
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
-from harness.runtime.sam3.video.kept import KeptFrame
 from harness.runtime.sam3.video.masklets import Masklets
-from harness.runtime.sam3.video.memory_bank import Entry, MemoryBank
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
+from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState
-from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Underway
-from harness.runtime.sam3.video.propagation import Action, Propagation
-from harness.runtime.sam3.video.retention import Retention
+from harness.runtime.sam3.video.outputs import FrameResult
+from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
+from harness.runtime.sam3.video.propagation import Action, PropagationScope
 
 if TYPE_CHECKING:
     from harness.runtime.manifest import Manifest
@@ -41,20 +40,20 @@ _PARTS = ("memory", "pointer", "object_logits", "iou")
 
 
 def model_digest(manifest: Manifest) -> str:
-    """SHA-256 of all that a model's answers depend on; its manifest has the checksums of its files."""
+    """Returns the SHA-256 of a model's manifest, which has the checksums of all its files."""
     return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
 def save_session(processor: VideoProcessor, path: Path) -> None:
-    """Writes a session to a file, which is there as a whole or not at all.
+    """Writes a session to a file atomically.
 
     Raises:
-        Sam3Error: It cannot be written; what was there before still is.
+        Sam3Error: The file cannot be written; an earlier file stays.
     """
     if not path.name:
         raise Sam3Error(f"{str(path)!r} is not the name of a file; give one to save the session in.")
     arrays: Arrays = {}
-    text = json.dumps(_described(processor, arrays))
+    text = json.dumps(_describe(processor, arrays))
     metadata = {"session": text, "sha256": _digest(text, arrays)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
@@ -68,13 +67,13 @@ def save_session(processor: VideoProcessor, path: Path) -> None:
 
 
 class SessionFile:
-    """The file of a session that was read."""
+    """A saved session's file."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         """Reads the file for a model.
 
         Raises:
-            Sam3Error: It cannot be read, is damaged, or was saved with another model.
+            Sam3Error: The file cannot be read, is damaged, or was saved with another model.
         """
         self.path = path
         self._arrays: Arrays = {}
@@ -84,114 +83,121 @@ class SessionFile:
                 self._arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             text = metadata["session"]
             self._description = json.loads(text)
-            whole = metadata["sha256"] == _digest(text, self._arrays) and self._description["format"] == _FORMAT
+            is_intact = metadata["sha256"] == _digest(text, self._arrays) and self._description["format"] == _FORMAT
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise Sam3Error(f"{path} cannot be read as a saved session ({error}); start a new one.") from error
-        if not whole:
+        if not is_intact:
             raise Sam3Error(f"{path} is damaged or of another version; start a new session.")
         if self._description["model"] != model_digest(manifest):
             raise Sam3Error(f"{path} was saved with another model; load that one.")
 
     @property
     def keep(self) -> bool:
-        """Whether the session keeps everything."""
+        """Returns whether the session keeps everything."""
         return bool(self._description["keep"])
 
-    def fill(self, processor: VideoProcessor) -> None:
-        """Gives a session that has just been started what was saved.
+    def restore(self, processor: VideoProcessor) -> None:
+        """Restores the saved state in a session that has just been started.
 
         Raises:
-            Sam3Error: Its video is another one.
+            Sam3Error: The session has another video.
         """
         saved = self._description
         if saved["length"] != processor.frames.length:
             raise Sam3Error(f"{self.path} was saved with another video, whose length differs; give that one.")
         if saved["checked"] is not None:
             index, digest = saved["checked"]
-            waiting = [each["index"] for each in _waiting(saved)]
+            pending = [item["index"] for item in _pending_outputs(saved)]
             try:
-                pixels = {each: processor.pixels(each) for each in sorted({index, *waiting})}
+                pixels = {item: processor.pixels(item) for item in sorted({index, *pending})}
             except Sam3Error as error:
                 raise Sam3Error(f"{self.path} was saved with another video: {error}") from error
             if hashlib.sha256(pixels[index].tobytes()).hexdigest() != digest:
                 raise Sam3Error(f"{self.path} was saved with another video; give that one.")
         else:
             pixels = {}
-        prompts = [Prompt(each["text"], boxes=each["boxes"]) for each in saved["prompts"]]
-        progress = processor.begun(prompts, saved["prompted"])
-        progress.detector.boxes_of = dict(saved["boxes_of"])
+        prompts = [Prompt(item["text"], boxes=item["boxes"]) for item in saved["prompts"]]
+        progress = processor.new_progress(prompts, saved["prompted"])
+        progress.detector.box_frames = dict(saved["boxes_of"])
         for number, (group, state) in enumerate(zip(progress.groups, saved["groups"], strict=True)):
-            group.state = _state(state)
+            group.state = _restore_state(state)
             retention = Retention.EVERYTHING if self.keep else Retention.FORWARD
             group.buckets = {
-                each["number"]: _bucket(each, f"groups.{number}.{each['number']}", self._arrays, retention)
-                for each in state["buckets"]
+                item["number"]: _restore_bucket(item, f"groups.{number}.{item['number']}", self._arrays, retention)
+                for item in state["buckets"]
             }
         progress.history = tuple(Action(kind, frozenset(ids), start) for kind, ids, start in saved["history"])
-        progress.first = saved["first"]
-        progress.kept = {each["index"]: _kept(each, "kept", self._arrays) for each in saved["kept"]}
-        progress.added = frozenset(saved["added"])
-        progress.checked = None if saved["checked"] is None else tuple(saved["checked"])
-        progress.underway = _underway(saved["underway"], self._arrays, pixels)
+        progress.first_frame = saved["first"]
+        progress.frame_results = {item["index"]: _restore_frame(item, "kept", self._arrays) for item in saved["kept"]}
+        progress.user_objects = frozenset(saved["added"])
+        progress.fingerprint = None if saved["checked"] is None else tuple(saved["checked"])
+        progress.propagation = _restore_propagation(saved["underway"], self._arrays, pixels)
         processor.progress = progress
 
 
-def _described(processor: VideoProcessor, arrays: Arrays) -> dict[str, Any]:
-    """A session as JSON; its tensors are added to the arrays."""
+def _describe(processor: VideoProcessor, arrays: Arrays) -> dict[str, Any]:
+    """Returns a session as JSON; its tensors are added to the arrays."""
     progress = processor.progress
     return {
         "format": _FORMAT,
         "model": model_digest(processor.model.manifest),
         "keep": processor.keeps,
         "length": processor.frames.length,
-        "checked": _checked(processor),
-        "prompts": [_described_prompt(prompt) for prompt in progress.detector.prompts],
-        "prompted": progress.detector.prompted,
-        "boxes_of": list(progress.detector.boxes_of.items()),
-        "groups": [_described_group(group, f"groups.{i}", arrays) for i, group in enumerate(progress.groups)],
-        "history": [(each.kind, sorted(each.objects), each.start) for each in progress.history],
-        "first": progress.first,
-        "kept": [_described_kept(each, "kept", arrays) for each in progress.kept.values()],
-        "added": sorted(progress.added),
-        "underway": _described_underway(progress.underway, arrays),
+        "checked": _fingerprint(processor),
+        "prompts": [_describe_prompt(prompt) for prompt in progress.detector.prompts],
+        "prompted": progress.detector.prompt_frame,
+        "boxes_of": list(progress.detector.box_frames.items()),
+        "groups": [_describe_group(group, f"groups.{i}", arrays) for i, group in enumerate(progress.groups)],
+        "history": [(item.kind, sorted(item.objects), item.start) for item in progress.history],
+        "first": progress.first_frame,
+        "kept": [_describe_frame(item, "kept", arrays) for item in progress.frame_results.values()],
+        "added": sorted(progress.user_objects),
+        "underway": _describe_propagation(progress.propagation, arrays),
     }
 
 
-def _checked(processor: VideoProcessor) -> tuple[int, str] | None:
-    """The last frame whose pixels are known, with their SHA-256; one that is held back if encoding was interrupted."""
-    latest, underway = processor.latest, processor.progress.underway
-    known = [] if underway is None else [(kept.index, pixels) for kept, pixels in (*underway.ready, *underway.held)]
+def _fingerprint(processor: VideoProcessor) -> tuple[int, str] | None:
+    """Returns the last frame whose pixels are in memory, with their SHA-256.
+
+    It is a delayed one if encoding was interrupted.
+    """
+    latest, propagation = processor.latest, processor.progress.propagation
+    frames = (
+        []
+        if propagation is None
+        else [(result.index, pixels) for result, pixels in (*propagation.outputs, *propagation.hotstart_buffer)]
+    )
     if latest is not None:
-        known.append((latest.index, latest.image.pixels))
-    if not known:
-        return processor.progress.checked
-    index, pixels = known[-1]
+        frames.append((latest.index, latest.image.pixels))
+    if not frames:
+        return processor.progress.fingerprint
+    index, pixels = frames[-1]
     return index, hashlib.sha256(pixels.tobytes()).hexdigest()
 
 
-def _described_prompt(prompt: Prompt) -> dict[str, Any]:
+def _describe_prompt(prompt: Prompt) -> dict[str, Any]:
     boxes = None if prompt.boxes is None else np.asarray(prompt.boxes, np.float64).tolist()
     return {"text": prompt.text, "boxes": boxes}
 
 
-def _described_group(group: Masklets, name: str, arrays: Arrays) -> dict[str, Any]:
+def _describe_group(group: Masklets, name: str, arrays: Arrays) -> dict[str, Any]:
     state = group.state
     return {
-        "objects": [asdict(each) for each in state.objects],
+        "objects": [asdict(item) for item in state.objects],
         "next_id": state.next_id,
         "next_bucket": state.next_bucket,
         "removed": sorted(state.removed),
         "duplicates": [(*pair, count) for pair, count in state.duplicates.items()],
         "buckets": [
-            {"number": number} | _described_bucket(each, f"{name}.{number}", arrays)
-            for number, each in group.buckets.items()
+            {"number": number} | _describe_bucket(item, f"{name}.{number}", arrays)
+            for number, item in group.buckets.items()
         ],
     }
 
 
-def _state(saved: Mapping[str, Any]) -> VideoState:
+def _restore_state(saved: Mapping[str, Any]) -> VideoState:
     return VideoState(
-        objects=tuple(TrackedObject(**each) for each in saved["objects"]),
+        objects=tuple(TrackedObject(**item) for item in saved["objects"]),
         next_id=saved["next_id"],
         next_bucket=saved["next_bucket"],
         removed=frozenset(saved["removed"]),
@@ -199,29 +205,29 @@ def _state(saved: Mapping[str, Any]) -> VideoState:
     )
 
 
-def _described_bucket(bucket: Bucket, name: str, arrays: Arrays) -> dict[str, Any]:
+def _describe_bucket(bucket: Bucket, name: str, arrays: Arrays) -> dict[str, Any]:
     bank = bucket.bank
-    arrays |= {f"{name}.shown.{frame}": logits for frame, logits in bucket.shown.items()}
+    arrays |= {f"{name}.shown.{frame}": logits for frame, logits in bucket.mask_logits.items()}
     return {
         "objects": bank.objects,
-        "born": bank.born,
+        "born": bank.first_frame,
         "inputs": [(frame, sorted(ids)) for frame, ids in bank.inputs.items()],
-        "conditioning": _described_entries(bank.conditioning, f"{name}.conditioning", arrays),
-        "tracked": _described_entries(bank.tracked, f"{name}.tracked", arrays),
-        "shown": list(bucket.shown),
-        "by_user": sorted(bucket.by_user),
-        "cleared": sorted(bucket.cleared),
+        "conditioning": _describe_entries(bank.conditioning, f"{name}.conditioning", arrays),
+        "tracked": _describe_entries(bank.tracked, f"{name}.tracked", arrays),
+        "shown": list(bucket.mask_logits),
+        "by_user": sorted(bucket.user_prompts),
+        "cleared": sorted(bucket.cleared_frames),
     }
 
 
-def _bucket(saved: Mapping[str, Any], name: str, arrays: Arrays, retention: Retention) -> Bucket:
+def _restore_bucket(saved: Mapping[str, Any], name: str, arrays: Arrays, retention: Retention) -> Bucket:
     bank = MemoryBank(
         objects=tuple(saved["objects"]),
         retention=retention,
-        conditioning=_entries(saved["conditioning"], f"{name}.conditioning", arrays),
-        tracked=_entries(saved["tracked"], f"{name}.tracked", arrays),
+        conditioning=_restore_entries(saved["conditioning"], f"{name}.conditioning", arrays),
+        tracked=_restore_entries(saved["tracked"], f"{name}.tracked", arrays),
         inputs={frame: frozenset(ids) for frame, ids in saved["inputs"]},
-        born=saved["born"],
+        first_frame=saved["born"],
     )
     return Bucket(
         bank,
@@ -231,16 +237,16 @@ def _bucket(saved: Mapping[str, Any], name: str, arrays: Arrays, retention: Rete
     )
 
 
-def _described_entries(entries: Mapping[int, Entry], name: str, arrays: Arrays) -> list[tuple[int, float | None]]:
+def _describe_entries(entries: Mapping[int, MemoryEntry], name: str, arrays: Arrays) -> list[tuple[int, float | None]]:
     for frame, entry in entries.items():
         parts = {part: getattr(entry, part) for part in _PARTS}
         arrays |= {f"{name}.{frame}.{part}": array for part, array in parts.items() if array is not None}
     return [(frame, None if entry.score is None else float(entry.score)) for frame, entry in entries.items()]
 
 
-def _entries(saved: Sequence[tuple[int, float | None]], name: str, arrays: Arrays) -> dict[int, Entry]:
+def _restore_entries(saved: Sequence[tuple[int, float | None]], name: str, arrays: Arrays) -> dict[int, MemoryEntry]:
     return {
-        frame: Entry(
+        frame: MemoryEntry(
             memory=arrays.get(f"{name}.{frame}.memory"),
             pointer=arrays.get(f"{name}.{frame}.pointer"),
             object_logits=arrays[f"{name}.{frame}.object_logits"],
@@ -251,46 +257,49 @@ def _entries(saved: Sequence[tuple[int, float | None]], name: str, arrays: Array
     }
 
 
-def _described_kept(kept: KeptFrame, name: str, arrays: Arrays) -> dict[str, Any]:
-    if kept.bits:
-        arrays[f"{name}.{kept.index}"] = np.stack(list(kept.bits.values()))
-    scores = [(each, kept.tracker_scores[each]) for each in kept.bits]
-    return {"index": kept.index, "size": kept.size, "scores": scores, "whole": kept.whole}
+def _describe_frame(result: FrameResult, name: str, arrays: Arrays) -> dict[str, Any]:
+    if result.bits:
+        arrays[f"{name}.{result.index}"] = np.stack(list(result.bits.values()))
+    scores = [(object_id, result.tracker_scores[object_id]) for object_id in result.bits]
+    return {"index": result.index, "size": result.size, "scores": scores, "whole": result.is_complete}
 
 
-def _kept(saved: Mapping[str, Any], name: str, arrays: Arrays) -> KeptFrame:
+def _restore_frame(saved: Mapping[str, Any], name: str, arrays: Arrays) -> FrameResult:
     ids = [number for number, _ in saved["scores"]]
     bits = dict(zip(ids, arrays[f"{name}.{saved['index']}"], strict=True)) if ids else {}
-    return KeptFrame(saved["index"], tuple(saved["size"]), bits, dict(saved["scores"]), saved["whole"])
+    return FrameResult(saved["index"], tuple(saved["size"]), bits, dict(saved["scores"]), saved["whole"])
 
 
-def _described_underway(underway: Underway | None, arrays: Arrays) -> dict[str, Any] | None:
-    if underway is None:
+def _describe_propagation(propagation: Propagation | None, arrays: Arrays) -> dict[str, Any] | None:
+    if propagation is None:
         return None
-    order = underway.order
+    order = propagation.order
     return {
-        "asked": underway.asked,
-        "kind": underway.what.kind,
-        "objects": sorted(underway.what.objects),
+        "asked": propagation.request,
+        "kind": propagation.scope.kind,
+        "objects": sorted(propagation.scope.objects),
         "order": (order.start, order.stop, order.step),
-        "held": [_described_kept(kept, "held", arrays) for kept, _ in underway.held],
-        "ready": [_described_kept(kept, "ready", arrays) for kept, _ in underway.ready],
+        "held": [_describe_frame(result, "held", arrays) for result, _ in propagation.hotstart_buffer],
+        "ready": [_describe_frame(result, "ready", arrays) for result, _ in propagation.outputs],
     }
 
 
-def _underway(saved: Mapping[str, Any] | None, arrays: Arrays, pixels: Mapping[int, Pixels]) -> Underway | None:
+def _restore_propagation(
+    saved: Mapping[str, Any] | None, arrays: Arrays, pixels: Mapping[int, Pixels]
+) -> Propagation | None:
     if saved is None:
         return None
     start, limit, reverse = saved["asked"]
-    held, ready = (
-        tuple((_kept(each, name, arrays), pixels[each["index"]]) for each in saved[name]) for name in ("held", "ready")
+    hotstart_buffer, outputs = (
+        tuple((_restore_frame(item, name, arrays), pixels[item["index"]]) for item in saved[name])
+        for name in ("held", "ready")
     )
-    what = Propagation(saved["kind"], frozenset(saved["objects"]))
-    return Underway((start, limit, reverse), what, range(*saved["order"]), held, ready)
+    scope = PropagationScope(saved["kind"], frozenset(saved["objects"]))
+    return Propagation((start, limit, reverse), scope, range(*saved["order"]), hotstart_buffer, outputs)
 
 
-def _waiting(saved: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The outputs of a propagation that were not given out."""
+def _pending_outputs(saved: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the outputs of a propagation that were not returned yet."""
     if saved["underway"] is not None:
         yield from (*saved["underway"]["held"], *saved["underway"]["ready"])
 

@@ -1,4 +1,4 @@
-"""A session: a video, what is asked of it, and its objects.
+"""Runs a session: a video, its prompts, its objects, and the frames that it returns.
 
 VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,56 +16,107 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.sam3.coordinates import shown
+from harness.runtime.sam3.coordinates import abbreviate
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
 from harness.runtime.sam3.prompts import Coordinates, Prompt
 from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.kept import KeptFrame
-from harness.runtime.sam3.video.processor import VideoProcessor
-from harness.runtime.sam3.video.progress import Underway
+from harness.runtime.sam3.video.masklets import Masklets
+from harness.runtime.sam3.video.outputs import FrameResult, frame_output
+from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
 from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
-from harness.runtime.sam3.video.tracked_frame import TrackedFrame, tracked_frame
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import ImageModel
 
+Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
 Pixels = npt.NDArray[np.uint8]
+
 Texts = str | Sequence[str] | None
-
-__all__ = ["Session", "TrackedFrame"]
-
 _ENDLESS = sys.maxsize
-"""More frames than any video has: a propagation ends where the video does, whatever its source states."""
+"""More frames than any video has: a propagation ends with the video, whatever its source states."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrackedFrame:
+    """A frame and its n visible objects, by rising id.
+
+    Attributes:
+        index: Number of the frame.
+        pixels: uint8 [h, w, 3].
+        ids: int64 [n].
+        scores: fp32 [n], of the detections that the objects were found by; 1 for a clicked object.
+        boxes: fp32 [n, 4], (x0, y0, x1, y1) in pixels.
+        masks: bool [n, h, w]; no pixel belongs to several objects of one text.
+        texts: The text that each object was found by; None for an object of a box or a click.
+    """
+
+    index: int
+    pixels: Pixels
+    ids: npt.NDArray[np.int64]
+    scores: Floats
+    boxes: Floats
+    masks: Masks
+    texts: tuple[str | None, ...]
+
+
+def tracked_frame(
+    frame_result: FrameResult, pixels: Pixels, groups: Sequence[Masklets], added: Collection[int]
+) -> TrackedFrame:
+    """Returns a frame with the objects that are tracked now; each pixel of a text's objects has one owner.
+
+    Args:
+        frame_result: The result of the frame.
+        pixels: uint8 [h, w, 3].
+        groups: The objects of each text.
+        added: The ids of objects that the user added.
+    """
+    width, height = frame_result.size
+    objects = frame_result.objects
+    outputs = [frame_output(objects, group.state.scores, frame_result.size) for group in groups]
+    ids = np.concatenate([output.ids for output in outputs])
+    order = np.argsort(ids)
+    boxes = np.concatenate([output.boxes for output in outputs])[order]
+    corners = boxes + np.concatenate([np.zeros_like(boxes[:, :2]), boxes[:, :2]], axis=1)
+    texts = [group.text for group, output in zip(groups, outputs, strict=True) for _ in output.ids]
+    return TrackedFrame(
+        index=frame_result.index,
+        pixels=pixels,
+        ids=ids[order],
+        scores=np.concatenate([output.scores for output in outputs])[order],
+        boxes=corners * np.array([width, height, width, height], np.float32),
+        masks=np.concatenate([output.masks for output in outputs])[order],
+        texts=tuple(None if ids[row] in added else texts[row] for row in order),
+    )
 
 
 class Session:
-    """A video and what is asked of it; `Sam3.start_session` makes one. One thread uses it at a time.
+    """A video and its prompts; `Sam3.start_session` makes one. One thread uses it at a time.
 
-    Frames are processed forwards and then forgotten, so that what stays in memory does not grow with the video, unless
-    the session was told to keep everything.
+    Frames are processed forwards and then dropped, so that memory does not grow with the video, unless the session
+    keeps everything.
 
     Attributes:
         frames: The video.
-        processor: What processes the frames, and knows how far it is.
+        processor: Processes the frames and has the session's progress.
     """
 
     def __init__(
         self, model: ImageModel, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED, *, keep: bool = False
     ) -> None:
-        """Takes a model, its tracker, and a video as `harness.runtime.sam3.video.frames.open_frames` takes it.
+        """Opens a video, which `harness.runtime.sam3.video.frames.open_frames` describes, for a model and its tracker.
 
         Args:
             model: The model.
-            tracker: What it tracks objects with.
+            tracker: The model's tracker.
             source: The video.
             rules: The thresholds.
             keep: See `Sam3.start_session`.
 
         Raises:
-            Sam3Error: The video cannot be opened, or is a stream of which everything cannot be kept.
+            Sam3Error: The video cannot be opened, or is a stream, of which everything cannot be kept.
         """
         self.frames: Frames = open_frames(source)
         if keep and self.frames.is_stream:
@@ -77,30 +129,37 @@ class Session:
     @property
     def objects(self) -> tuple[int, ...]:
         """The ids of the objects that are tracked now."""
-        return tuple(each for group in self.processor.progress.groups for each in group.state.ids)
+        return tuple(object_id for group in self.processor.progress.groups for object_id in group.state.ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is remembered of the objects, and of their masks on frames that are held back or kept."""
+        """Bytes of the objects' memories, and of their masks on delayed or kept frames."""
         progress = self.processor.progress
-        waiting = () if progress.underway is None else (*progress.underway.held, *progress.underway.ready)
-        frames = {kept.index: kept.nbytes for kept in (*(kept for kept, _ in waiting), *progress.kept.values())}
+        pending = (
+            ()
+            if progress.propagation is None
+            else (*progress.propagation.hotstart_buffer, *progress.propagation.outputs)
+        )
+        frames = {
+            result.index: result.nbytes
+            for result in (*(result for result, _ in pending), *progress.frame_results.values())
+        }
         return sum(frames.values()) + sum(group.nbytes for group in progress.groups)
 
     @property
     def position(self) -> int | None:
-        """The frame that the propagation that is under way gives out next; None if there is none."""
-        underway = self.processor.progress.underway
-        if underway is None:
+        """The frame that the current propagation returns next; None if there is none."""
+        propagation = self.processor.progress.propagation
+        if propagation is None:
             return None
-        waiting = [kept.index for kept, _ in (*underway.ready, *underway.held)]
-        return next(iter((*waiting, *underway.order[:1])), None)
+        pending = [result.index for result, _ in (*propagation.outputs, *propagation.hotstart_buffer)]
+        return next(iter((*pending, *propagation.order[:1])), None)
 
     @property
     def next_frame(self) -> int | None:
-        """The frame that the propagation that is under way processes next; None if there is none."""
-        underway = self.processor.progress.underway
-        return None if underway is None else next(iter(underway.order), None)
+        """The frame that the current propagation processes next; None if there is none."""
+        propagation = self.processor.progress.propagation
+        return None if propagation is None else next(iter(propagation.order), None)
 
     def add_prompt(
         self,
@@ -113,16 +172,16 @@ class Session:
         labels: ObjectLabels = None,
         mask: Masks | None = None,
     ) -> TrackedFrame:
-        """Asks for all that texts or an example mean, or adds or corrects one object.
+        """Finds the objects of texts or of an example box, or adds or corrects one object.
 
-        With a text, or a box alone, objects are found in one frame, and what was tracked before is forgotten, as
-        upstream forgets it. With an `object_id`, points, a box or a mask say where this object is; a number that no
-        object has adds one. Points replace those that were given of the object in this frame before.
+        With a text, or a box alone, objects are found in one frame, and earlier objects are dropped, as upstream drops
+        them. With an `object_id`, points, a box or a mask show this object; an id that no object has adds one. Points
+        replace earlier points of the object in this frame.
 
         Args:
-            frame: Where to begin; or the frame of the points, the box and the mask.
-            text: A noun phrase, or several; new objects that it means are found on every later frame, too. Several
-                find what as many sessions would, and encode each frame once.
+            frame: The frame to begin with; or the frame of the points, the box and the mask.
+            text: A noun phrase, or several; new objects are found on every later frame, too. Several texts find what as
+                many sessions would, and encode each frame once.
             box: (x0, y0, x1, y1) in pixels around an example in this frame, or around the object. Without a text,
                 objects are found in this frame alone.
             object_id: The object.
@@ -131,23 +190,25 @@ class Session:
             mask: bool [h, w], the object's pixels.
 
         Returns:
-            The frame with what was found, or with the object as the next propagation tracks it.
+            The frame with the found objects, or with the object as the next propagation tracks it.
 
         Raises:
-            Sam3Error: Nothing is asked, the prompt makes no sense, there is no such frame, or the session does not
-                keep what is needed.
+            Sam3Error: The prompt is empty or invalid, there is no such frame, or the session has not kept what it
+                needs.
         """
         frame = _integer("frame", frame)
         if object_id is None:
             if points is not None or labels is not None or mask is not None:
-                free = self.processor.progress.next_id
-                raise Sam3Error(f"Points and a mask are of one object; give its object_id, or {free} for a new object.")
+                next_id = self.processor.progress.next_id
+                raise Sam3Error(
+                    f"Points and a mask are of one object; give its object_id, or {next_id} for a new object."
+                )
             return self._search(frame, text, box)
         if text is not None:
             raise Sam3Error("A text finds objects of its own; leave out the text, or the object_id.")
         if mask is not None and not (points is None and labels is None and box is None):
             raise Sam3Error("A mask says all of an object; leave out the mask, or the points and the box.")
-        return self._correct(frame, _integer("object id", object_id), ObjectPrompt(points, labels, box), mask)
+        return self._prompt_object(frame, _integer("object id", object_id), ObjectPrompt(points, labels, box), mask)
 
     def propagate(
         self,
@@ -159,54 +220,54 @@ class Session:
     ) -> Iterator[TrackedFrame]:
         """Tracks the objects through the video.
 
-        The first propagation finds and tracks everything; a frame of it is given out when 14 more have been processed,
-        since objects that are found by mistake are removed in that time (`Rules.hotstart_frames`), or when the video
-        ends. One after prompts of single objects tracks these alone, and one after removals computes nothing (see
-        `next_propagation`); but on frames that were never computed everything is. Whoever stops in between goes on with
-        another call that asks the same.
+        The first propagation finds and tracks everything. It returns a frame when 14 more have been processed, since
+        objects that are found by mistake are removed in that time (`Rules.hotstart_frames`), or when the video ends. A
+        propagation after prompts of single objects tracks these alone, and one after removals computes nothing (see
+        `next_propagation`); but frames that were never computed are computed completely. A propagation that was left
+        continues with another call with the same arguments.
 
         Args:
             start: The frame to start from; None for the first one that was processed before. Backwards, the frame
                 before it is the first.
             limit: How many frames to go on after the first; None for all.
             reverse: Whether to go backwards.
-            after_frame: Is called after each frame that was processed, when the session can be saved.
+            after_frame: Called after each processed frame, when the session can be saved.
 
         Raises:
-            Sam3Error: Nothing is asked yet, there is no such frame, the session does not keep what is needed, or
-                something else was asked after this iterator was made; or a frame cannot be read, after those before it
-                were given out. What an iterator of frames raises is raised there, too.
+            Sam3Error: There is no prompt yet, there is no such frame, the session has not kept what it needs, or
+                another prompt or propagation followed this iterator; or a frame cannot be read, after earlier frames
+                were returned. Errors of an iterator of frames are raised there, too.
         """
         progress = self.processor.progress
-        asked = (
+        request = (
             None if start is None else _integer("frame to start from", start),
             None if limit is None else _integer("number of frames to process", limit),
             bool(reverse),
         )
-        if progress.underway is None or progress.underway.asked != asked:
-            progress.underway = self._departed(*asked)
-        underway = progress.underway
-        while underway.ready or underway.failure is not None or underway.order:
-            if self.processor.progress.underway is not underway:
+        if progress.propagation is None or progress.propagation.request != request:
+            progress.propagation = self._start_propagation(*request)
+        propagation = progress.propagation
+        while propagation.outputs or propagation.failure is not None or propagation.order:
+            if self.processor.progress.propagation is not propagation:
                 raise Sam3Error("Something else was asked meanwhile; call propagate again.")
-            if underway.ready:
-                first, *others = underway.ready
-                shown_frame = self._shown(*first)
-                underway.ready = tuple(others)
+            if propagation.outputs:
+                first, *following = propagation.outputs
+                shown_frame = self._tracked_frame(*first)
+                propagation.outputs = tuple(following)
                 yield shown_frame
-            elif underway.failure is not None:
-                failure, underway.failure = underway.failure, None
+            elif propagation.failure is not None:
+                failure, propagation.failure = propagation.failure, None
                 raise failure
             else:
-                self.processor.advance(underway)
+                self.processor.advance(propagation)
                 if after_frame is not None:
                     after_frame()
-        # What is kept can be propagated again; a stream has ended.
-        if self.processor.keeps and progress.underway is underway:
-            progress.underway = None
+        # Kept frames can be propagated again; a stream has ended.
+        if self.processor.keeps and progress.propagation is propagation:
+            progress.propagation = None
 
     def remove_object(self, object_id: int) -> None:
-        """Tracks an object no longer, and shows it no longer.
+        """Removes an object, which is no longer tracked or shown.
 
         Raises:
             Sam3Error: No such object is tracked.
@@ -215,22 +276,24 @@ class Session:
         if object_id not in self.objects:
             listed = ", ".join(map(str, self.objects)) or "none"
             raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
-        gone = frozenset({object_id})
-        with progress.all_or_nothing():
+        removed = frozenset({object_id})
+        with progress.transaction():
             progress.group_of(object_id).remove(object_id)
             if self.processor.keeps:
-                progress.history += (Action("remove", gone),)  # where nothing is kept, nothing can be fetched
-            progress.kept = {index: kept.without(gone) for index, kept in progress.kept.items()}
-            if progress.underway is not None:
-                progress.underway.without(gone)
+                progress.history += (Action("remove", removed),)  # without kept frames nothing can be fetched
+            progress.frame_results = {
+                index: result.drop_objects(removed) for index, result in progress.frame_results.items()
+            }
+            if progress.propagation is not None:
+                progress.propagation.drop_objects(removed)
 
     def save(self, path: str | Path) -> None:
-        """Writes all that is known to a file, from which `Sam3.resume_session` goes on, in another process as well.
+        """Writes the session to a file, from which `Sam3.resume_session` continues, in another process as well.
 
         The file has no pixels of the video and no weights.
 
         Raises:
-            Sam3Error: It cannot be written; what was there before still is.
+            Sam3Error: The file cannot be written; an earlier file stays.
         """
         from harness.runtime.sam3.video.saving import save_session
 
@@ -239,81 +302,83 @@ class Session:
     def _search(self, frame: int, text: Texts, box: Box) -> TrackedFrame:
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         boxes = None if box is None else np.asarray(box, object).reshape(1, -1).tolist()
-        prompts = tuple(Prompt(each, boxes=boxes) for each in texts or (None,))
+        prompts = tuple(Prompt(phrase, boxes=boxes) for phrase in texts or (None,))
         for prompt in prompts:
             self.processor.model.check_prompt(prompt)
         if len(set(texts)) < len(texts):
-            raise Sam3Error(f"The texts {shown(list(texts))} are not all different; give each one once.")
+            raise Sam3Error(f"The texts {abbreviate(list(texts))} are not all different; give each one once.")
         pixels = self.processor.pixels(frame)
         for prompt in prompts:
             self.processor.model.encode_prompt(prompt, pixels.shape[1::-1])
-        before, self.processor.progress = self.processor.progress, self.processor.begun(prompts, frame)
+        previous, self.processor.progress = self.processor.progress, self.processor.new_progress(prompts, frame)
         try:
             # A propagation processes this frame once more, as upstream's does (VI:241).
-            return self._shown(self.processor.process(frame, reverse=False), pixels)
+            return self._tracked_frame(self.processor.process(frame, reverse=False), pixels)
         except BaseException:
-            self.processor.progress = before
+            self.processor.progress = previous
             raise
 
-    def _correct(self, frame: int, object_id: int, prompt: ObjectPrompt, mask: Masks | None) -> TrackedFrame:
+    def _prompt_object(self, frame: int, object_id: int, prompt: ObjectPrompt, mask: Masks | None) -> TrackedFrame:
         progress = self.processor.progress
-        if not self.processor.keeps and (progress.underway is not None or progress.first not in (None, frame)):
-            raise self._forgetful(f"Object {object_id} cannot be prompted on frame {frame}")
+        if not self.processor.keeps and (progress.propagation is not None or progress.first_frame not in (None, frame)):
+            raise self._not_kept_error(f"Object {object_id} cannot be prompted on frame {frame}")
         pixels = self.processor.pixels(frame)
         if mask is None:
             self.processor.model.encode_object_prompt(prompt, pixels.shape[1::-1])
         else:
             _check_mask(mask, pixels)
-        encoded = self.processor.encoded(frame)
+        encoded = self.processor.encode_frame(frame)
         group, is_new = progress.group_of(object_id), object_id not in self.objects
-        with progress.all_or_nothing():
-            answer = group.click(encoded, object_id, prompt) if mask is None else group.give(encoded, object_id, mask)
-            progress.added |= {object_id} if is_new else frozenset()
+        with progress.transaction():
+            result = (
+                group.click(encoded, object_id, prompt) if mask is None else group.set_mask(encoded, object_id, mask)
+            )
+            progress.user_objects |= {object_id} if is_new else frozenset()
             progress.history += (Action("add" if is_new else "refine", frozenset({object_id})),)
-            progress.underway = None
-            return self._shown(self.processor.keep_refined(encoded, {object_id: answer}), pixels)
+            progress.propagation = None
+            return self._tracked_frame(self.processor.add_refined(encoded, {object_id: result}), pixels)
 
-    def _departed(self, start: int | None, limit: int | None, reverse: bool) -> Underway:
-        """A propagation begins."""
+    def _start_propagation(self, start: int | None, limit: int | None, reverse: bool) -> Propagation:
+        """Starts a propagation."""
         progress = self.processor.progress
         if not progress.detector.prompts and not progress.history:
             raise Sam3Error("Nothing is asked of this video; add a text, a box or points first.")
-        first = progress.first or 0
+        first = progress.first_frame or 0
         if not self.processor.keeps:
             if reverse:
-                raise self._forgetful("The video cannot be tracked backwards")
-            if progress.underway is not None or (start is not None and start < first):
-                raise self._forgetful("The video cannot be tracked again")
+                raise self._not_kept_error("The video cannot be tracked backwards")
+            if progress.propagation is not None or (start is not None and start < first):
+                raise self._not_kept_error("The video cannot be tracked again")
         first = first if start is None else start
         self.processor.pixels(first)
         order = processing_order(first, limit, _ENDLESS, reverse, ())
-        what = next_propagation(progress.history, self.frames.length or _ENDLESS)
-        progress.history += (Action(what.kind, what.objects, start),)
-        return Underway((start, limit, reverse), what, order)
+        scope = next_propagation(progress.history, self.frames.length or _ENDLESS)
+        progress.history += (Action(scope.kind, scope.objects, start),)
+        return Propagation((start, limit, reverse), scope, order)
 
-    def _forgetful(self, what: str) -> Sam3Error:
+    def _not_kept_error(self, action: str) -> Sam3Error:
         if self.frames.is_stream:
-            return Sam3Error(f"{what}, because {self.frames.name} is read only once, from the first prompt on.")
+            return Sam3Error(f"{action}, because {self.frames.name} is read only once, from the first prompt on.")
         return Sam3Error(
-            f"{what}, because this session keeps only what is needed to go on once; start it with keep=True."
+            f"{action}, because this session keeps only what is needed to go on once; start it with keep=True."
         )
 
-    def _shown(self, kept: KeptFrame, pixels: Pixels) -> TrackedFrame:
+    def _tracked_frame(self, result: FrameResult, pixels: Pixels) -> TrackedFrame:
         progress = self.processor.progress
-        return tracked_frame(kept, pixels, progress.groups, progress.added)
+        return tracked_frame(result, pixels, progress.groups, progress.user_objects)
 
 
-def _integer(what: str, given: Any) -> int:
+def _integer(name: str, value: Any) -> int:
     try:
-        return int(operator.index(given))
+        return int(operator.index(value))
     except TypeError:
-        raise Sam3Error(f"The {what} is {shown(given)}; give a whole number.") from None
+        raise Sam3Error(f"The {name} is {abbreviate(value)}; give a whole number.") from None
 
 
 def _check_mask(mask: Any, pixels: Pixels) -> None:
     height, width = pixels.shape[:2]
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (height, width):
-        found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else shown(mask)
-        raise Sam3Error(f"The mask is {found}; give bool [{height}, {width}], as the frames are.")
+        actual = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else abbreviate(mask)
+        raise Sam3Error(f"The mask is {actual}; give bool [{height}, {width}], as the frames are.")
     if not mask.any():
         raise Sam3Error("The mask has no pixels; mark the object, or remove it.")

@@ -1,4 +1,4 @@
-"""What the compiled model computes of tracked objects: masks in the light of memories, pointers, new memories.
+"""Runs the tracker of the compiled model: masks from memories, pointers, new memories.
 
 TB is upstream's model/sam3_tracker_base.py and TP its model/sam3_tracking_predictor.py, with the lines of sam3 0.1.4.
 """
@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Loaded, Tensors
+from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, selected
+from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
 from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.consolidation import MISSING_MASK_LOGIT, Answer
-from harness.runtime.sam3.video.memory_bank import Attended
+from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs, PromptOutput
 
 Floats = npt.NDArray[np.float32]
 
-GIVEN_MASK = 1152
-"""Height and width of a mask that is given, and of one that is encoded into a memory (`input_mask_size`, TB:116)."""
-PREDICTED_MASK = 1008
+INPUT_MASK_SIZE = 1152
+"""Height and width of a given mask, and of one that is encoded into a memory (`input_mask_size`, TB:116)."""
+PROMPT_MASK_SIZE = 1008
 """Height and width of a prompt's mask before it is encoded (`image_size`)."""
 ENTRIES = (
     "interactive_features",
@@ -38,18 +37,18 @@ ENTRIES = (
 POINTERS = 20
 """Pointers that the entry point `object_pointers` takes; upstream's rules give at most 19."""
 _POINTER_TOKENS = 4
-"""Keys that a pointer is split into (TB:760)."""
+"""Number of keys that a pointer is split into (TB:760)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tracked:
-    """What the model predicts of B objects on a frame.
+class TrackedMasks:
+    """The model's prediction of B objects on a frame.
 
     Attributes:
         logits: fp32 [B, 288, 288], of the best of three masks; -1024 everywhere where the object is absent.
         pointers: fp32 [B, 256].
-        object_logits: fp32 [B, 1], above zero where the object is there.
-        iou: fp32 [B, 3], expected of the three masks.
+        object_logits: fp32 [B, 1], above zero where the object is present.
+        iou: fp32 [B, 3], predicted for the three masks.
     """
 
     logits: Floats
@@ -58,23 +57,23 @@ class Tracked:
     iou: Floats
 
 
-_FIELDS = ("logits", "pointers", "object_logits", "iou")
+_OUTPUTS = ("logits", "pointers", "object_logits", "iou")
 
 
 class Tracker:
-    """Calls the entry points for tracking; everything that decides is elsewhere.
+    """Calls the entry points for tracking; all decisions are made elsewhere.
 
-    Pointers of all objects become keys in one call. What takes the time is computed for one object after another:
-    together they would take as long, and as much more memory as there are objects (docs/CPU_KERNELS.md).
+    Pointers of all objects become keys in one call. The expensive entry points run for one object after another: a
+    batch would take as long, and more memory in proportion to its objects (docs/CPU_KERNELS.md).
 
     `features` are a frame's, from the entry point `interactive_features`.
     """
 
-    def __init__(self, artifact: Loaded) -> None:
-        """Takes a loaded model.
+    def __init__(self, artifact: LoadedModel) -> None:
+        """Checks the entry points of a loaded model.
 
         Raises:
-            Sam3Error: It was compiled without what tracks objects.
+            Sam3Error: The model was compiled without tracking.
         """
         if missing := [name for name in ENTRIES if name not in artifact.manifest.entries]:
             raise Sam3Error(
@@ -84,26 +83,26 @@ class Tracker:
         self._artifact = artifact
         self._capacity: Capacity = artifact.manifest.capacity
 
-    def track(self, features: Tensors, attended: Attended) -> Tracked:
+    def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
         """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""
         tokens = self._pointer_tokens(attended)
         count = attended.memories.shape[1]
-        found = [self._tracked(features, attended, tokens, row) for row in range(count)]
-        return Tracked(*(np.stack([getattr(each, name) for each in found]) for name in _FIELDS))
+        outputs = [self._track_object(features, attended, tokens, row) for row in range(count)]
+        return TrackedMasks(*(np.stack([getattr(output, name) for output in outputs]) for name in _OUTPUTS))
 
-    def prompted(self, features: Tensors, prompt: EncodedObjectPrompt) -> tuple[Answer, Floats]:
-        """What points or a box say of an object, read without memories (VI:965), and its mask logits fp32 [288, 288].
+    def decode_prompt(self, features: Tensors, prompt: EncodedObjectPrompt) -> tuple[PromptOutput, Floats]:
+        """Predicts an object from points or a box without memories (VI:965); returns its mask logits [288, 288], too.
 
         One point is answered with the best of three masks (`_use_multimask`, TB:1108).
         """
         points = int((prompt.inputs["labels"] >= 0).sum())
-        found = self._decoded(features, features["image_embedding"], prompt.inputs, multimask=points <= 1)
-        answer = Answer(found.pointers[None], found.object_logits[None], found.iou[None])
-        return answer, found.logits
+        decoded = self._decode(features, features["image_embedding"], prompt.inputs, multimask=points <= 1)
+        output = PromptOutput(decoded.pointers[None], decoded.object_logits[None], decoded.iou[None])
+        return output, decoded.logits
 
-    def given(self, features: Tensors, mask: Floats) -> Answer:
-        """What a mask fp32 [1152, 1152], of 0 to 1, that is given says of an object (`_use_mask_as_output`, TB:389)."""
-        outputs = self._fetched(
+    def use_mask(self, features: Tensors, mask: Floats) -> PromptOutput:
+        """Returns the output for a given mask fp32 [1152, 1152], from 0 to 1 (`_use_mask_as_output`, TB:389)."""
+        outputs = self._fetch(
             self._artifact.call(
                 "mask_pointer",
                 features=features["features"],
@@ -112,66 +111,68 @@ class Tracker:
                 masks=np.ascontiguousarray(mask)[None, None],
             )
         )
-        return Answer(outputs["pointers"], outputs["object_logits"], np.ones((1, 1), np.float32))
+        return PromptOutput(outputs["pointers"], outputs["object_logits"], np.ones((1, 1), np.float32))
 
-    def memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         """Encodes the masks of B objects on a tracked frame, rounded to bfloat16 as upstream keeps them (TP:1150).
 
         Args:
             features: The frame's.
             logits: fp32 [B, 1152, 1152].
-            object_logits: fp32 [B]; what is not above zero says that the object is absent.
+            object_logits: fp32 [B]; a value that is not above zero means that the object is absent.
         """
-        return self._memory("encode_memory", features, logits, object_logits)
+        return self._encode("encode_memory", features, logits, object_logits)
 
-    def prompted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """The same for masks of prompts, fp32 [B, 1008, 1008], of which only the signs count (TB:818)."""
-        decided = np.where(logits > 0, -MISSING_MASK_LOGIT, MISSING_MASK_LOGIT)
-        return self._memory("encode_predicted_memory", features, decided, object_logits)
+    def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes masks of prompts, fp32 [B, 1008, 1008], of which only the signs count (TB:818)."""
+        saturated = np.where(logits > 0, -MISSING_MASK_LOGIT, MISSING_MASK_LOGIT)
+        return self._encode("encode_predicted_memory", features, saturated, object_logits)
 
-    def predicted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
-        """The same for masks fp32 [B, 1008, 1008] as the model predicts them, where nothing is decided (TB:1030)."""
-        return self._memory("encode_predicted_memory", features, logits, object_logits)
+    def encode_predicted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes masks fp32 [B, 1008, 1008] as the model predicts them, without a plan (TB:1030)."""
+        return self._encode("encode_predicted_memory", features, logits, object_logits)
 
-    def _pointer_tokens(self, attended: Attended) -> dict[str, Floats]:
-        """The keys of P pointers of B objects and their positions, fp32 [4·P, B, 64]."""
+    def _pointer_tokens(self, attended: AttentionInputs) -> dict[str, Floats]:
+        """Returns the keys of P pointers of B objects and their positions, fp32 [4·P, B, 64]."""
         count = len(attended.pointers)
         pointers = np.zeros((POINTERS, *attended.pointers.shape[1:]), np.float32)
         times = np.zeros(POINTERS, np.float32)
         pointers[:count], times[:count] = attended.pointers, attended.times
-        tokens = self._fetched(self._artifact.call("object_pointers", pointers=pointers, times=times))
-        return {name: each[: _POINTER_TOKENS * count] for name, each in tokens.items()}
+        tokens = self._fetch(self._artifact.call("object_pointers", pointers=pointers, times=times))
+        return {name: values[: _POINTER_TOKENS * count] for name, values in tokens.items()}
 
-    def _tracked(self, features: Tensors, attended: Attended, tokens: dict[str, Floats], row: int) -> Tracked:
-        """The prediction of one object, without the first axis."""
-        used = slice(row, row + 1)
+    def _track_object(
+        self, features: Tensors, attended: AttentionInputs, tokens: dict[str, Floats], row: int
+    ) -> TrackedMasks:
+        """Returns the prediction of one object, without the first axis."""
+        columns = slice(row, row + 1)
         conditioned = self._artifact.call(
             "memory_attention",
             features=features["features"],
-            memories=from_bfloat16(attended.memories[:, used]),
+            memories=from_bfloat16(attended.memories[:, columns]),
             ranks=attended.ranks,
-            pointers=tokens["pointer_tokens"][:, used],
-            pointer_pos=tokens["pointer_pos"][:, used],
+            pointers=tokens["pointer_tokens"][:, columns],
+            pointer_pos=tokens["pointer_pos"][:, columns],
         )
-        return self._decoded(features, conditioned["conditioned"], self._no_prompt(), multimask=True)
+        return self._decode(features, conditioned["conditioned"], self._empty_prompt(), multimask=True)
 
-    def _decoded(self, features: Tensors, embedding: Any, prompt: Tensors, *, multimask: bool) -> Tracked:
-        """The best mask of one object, without the first axis (`_forward_sam_heads`, TB:234)."""
+    def _decode(self, features: Tensors, embedding: Any, prompt: Tensors, *, multimask: bool) -> TrackedMasks:
+        """Returns the best mask of one object, without the first axis (`_forward_sam_heads`, TB:234)."""
         high_res = {name: features[name] for name in ("high_res_0", "high_res_1")}
-        outputs = self._fetched(self._artifact.call("predict_masks", image_embedding=embedding, **high_res, **prompt))
-        logits, iou = selected(outputs["masks"][0], outputs["iou"][0], multimask)
+        outputs = self._fetch(self._artifact.call("predict_masks", image_embedding=embedding, **high_res, **prompt))
+        logits, iou = select_masks(outputs["masks"][0], outputs["iou"][0], multimask)
         best = int(iou.argmax())
-        present = outputs["object_score"][0, 0] > 0
-        return Tracked(
-            logits=logits[best] if present else np.full_like(logits[best], MISSING_MASK_LOGIT),
+        is_present = outputs["object_score"][0, 0] > 0
+        return TrackedMasks(
+            logits=logits[best] if is_present else np.full_like(logits[best], MISSING_MASK_LOGIT),
             # The token of the single mask is the first one, also where its mask is replaced by a better one.
             pointers=outputs["pointers"][0, 1 + best if multimask else 0],
             object_logits=outputs["object_score"][0],
             iou=iou,
         )
 
-    def _no_prompt(self) -> dict[str, npt.NDArray[Any]]:
-        """A prompt that asks nothing: upstream's empty point, and the padding point after it (TB:279)."""
+    def _empty_prompt(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns an empty prompt: upstream's empty point, and the padding point after it (TB:279)."""
         places = self._capacity.clicks + len(CORNERS) + 1
         labels = np.full((1, places), ABSENT, np.int64)
         labels[0, :2] = PAD
@@ -182,9 +183,9 @@ class Tracker:
             "has_mask": np.zeros(1, bool),
         }
 
-    def _memory(self, entry: str, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def _encode(self, entry: str, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         memories = [
-            self._fetched(
+            self._fetch(
                 self._artifact.call(
                     entry,
                     features=features["features"],
@@ -196,5 +197,5 @@ class Tracker:
         ]
         return to_bfloat16(np.concatenate(memories))
 
-    def _fetched(self, tensors: Tensors) -> dict[str, Any]:
+    def _fetch(self, tensors: Tensors) -> dict[str, Any]:
         return {name: self._artifact.fetch(tensor) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""The registry of defects: one file for each fix, one line each; passes run in this order."""
+"""Registers the defects of the frontend `onnx`, one file for each workaround; passes run in this order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX's own Attention is taken for another operator of that name."""
+"""Works around the lookup of ONNX's Attention as another operator of the same name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.lowering.frontends.onnx.defect import OnnxDefect
 if TYPE_CHECKING:
     from tvm import relax
 
-_UNKNOWN = ("softcap", "qk_matmul_output_mode", "q_num_heads", "kv_num_heads")
+_UNSUPPORTED_ATTRIBUTES = ("softcap", "qk_matmul_output_mode", "q_num_heads", "kv_num_heads")
 """Attributes that PyTorch's exporter does not set for scaled_dot_product_attention."""
 
 
@@ -32,16 +32,16 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
     """Converts attention; operands and result are [batch, heads, length, width]."""
     from tvm import relax
 
-    query, key, value, mask, *others = [*map(builder.normalize, inputs[:3]), *inputs[3:], None]
+    query, key, value, mask, *further_inputs = [*map(builder.normalize, inputs[:3]), *inputs[3:], None]
     shapes = [[int(extent) for extent in operand.ty.shape] for operand in (query, key, value)]
-    unknown = [name for name in _UNKNOWN if attributes.get(name)]
+    unsupported = [name for name in _UNSUPPORTED_ATTRIBUTES if attributes.get(name)]
     if (
-        unknown
-        or any(other is not None for other in others)
+        unsupported
+        or any(further_input is not None for further_input in further_inputs)
         or len(shapes[0]) != 4
         or attributes["tvm_custom"]["num_outputs"] > 1
     ):
-        raise NotImplementedError(f"Attention with {', '.join(unknown) or 'past keys, or of three dimensions'}")
+        raise NotImplementedError(f"Attention with {', '.join(unsupported) or 'past keys, or of three dimensions'}")
     if any(shape[:2] != shapes[0][:2] for shape in shapes):
         raise NotImplementedError("Attention: operands with different numbers of heads")
     operands = [relax.op.permute_dims(operand, [0, 2, 1, 3]) for operand in (query, key, value)]
@@ -56,7 +56,7 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
 
 
 def _bias(mask: relax.Expr, queries: int, keys: int) -> relax.Expr:
-    """Returns the mask as numbers to add, [batch or 1, heads or 1, queries, keys]; false becomes -inf, true 0."""
+    """Returns the mask as an additive bias, [batch or 1, heads or 1, queries, keys]; False becomes -inf, True 0."""
     from tvm import relax
 
     shape = [int(extent) for extent in mask.ty.shape]
@@ -70,8 +70,8 @@ DEFECTS = (
     OnnxDefect(
         name="attention_domain",
         title="Attention of ONNX is taken for onnxruntime's operator of the same name",
-        where="ONNXGraphImporter._convert_operator",
-        what=(
+        location="ONNXGraphImporter._convert_operator",
+        description=(
             "Operators are looked up by name without their domain. Under the name Attention there is a converter for "
             "com.microsoft's, which has other inputs and attributes; ONNX's own, which PyTorch exports since opset 23, "
             "is handed to it. Up to opset 22 the exporter writes products and a softmax instead."

@@ -1,4 +1,4 @@
-"""TVM rejects comparisons of booleans."""
+"""Works around TVM's rejection of comparisons of booleans."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DEFECTS = (
     OnnxDefect(
         name="boolean_equal",
         title="Equal of booleans does not compile",
-        where="LLVM code generation of equal and not_equal",
-        what=(
+        location="LLVM code generation of equal and not_equal",
+        description=(
             "Booleans are compared with a floating-point instruction, which LLVM's verifier rejects. PyTorch's "
             "exporter compares them in an integer division with rounding down, and for == of masks."
         ),

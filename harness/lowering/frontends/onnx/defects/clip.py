@@ -1,4 +1,4 @@
-"""Clip, Max and Min: what becomes of them, and NaN."""
+"""Works around the loss of NaN in Clip, Max and Min, and their import as slow functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Positive(torch.nn.Module):
 
 
 def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
-    """Puts the bound first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Puts the bound first, because TVM's maximum and minimum return their second operand if one is NaN."""
     from tvm import relax
 
     value, lowest, highest = [*inputs, None, None][:3]
@@ -38,21 +38,21 @@ def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[
 def _convert_max(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
     from tvm import relax
 
-    return functools.reduce(lambda value, other: relax.op.maximum(other, value), inputs)
+    return functools.reduce(lambda value, operand: relax.op.maximum(operand, value), inputs)
 
 
 def _convert_min(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
     from tvm import relax
 
-    return functools.reduce(lambda value, other: relax.op.minimum(other, value), inputs)
+    return functools.reduce(lambda value, operand: relax.op.minimum(operand, value), inputs)
 
 
 DEFECTS = (
     OnnxDefect(
         name="clip_nan",
         title="Clip turns NaN into a bound",
-        where="LLVM code generation of tirx.Max and tirx.Min",
-        what=(
+        location="LLVM code generation of tirx.Max and tirx.Min",
+        description=(
             "max(a, b) is compiled to `a > b ? a : b`, so that a NaN on the left is lost, and the converter puts the "
             "tensor on the left. PyTorch's clamp keeps NaN. The converter also calls a compiled function where "
             "relax.maximum and relax.minimum would do, which no rule recognizes."
@@ -65,8 +65,8 @@ DEFECTS = (
     OnnxDefect(
         name="max_stack",
         title="Max and Min of tensors are the reduction of a stack of them",
-        where="tvm.relax.frontend.onnx.onnx_frontend.MultiInputBase",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.MultiInputBase",
+        description=(
             "The operands are broadcast to one shape and stacked in memory, and the maximum is taken over the new "
             "axis. A clamp with one bound is exported that way. A NaN is lost as well."
         ),

@@ -1,4 +1,4 @@
-"""Operators that copy or pick complex numbers, and of which PyTorch's exporter has no complex form."""
+"""Works around operators that copy or select complex numbers and have no complex form in PyTorch's exporter."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class _Select(torch.nn.Module):
         return torch.view_as_real(torch.view_as_complex(x).select(-1, 1))
 
 
-def _of_pairs(dimension: int) -> int:
-    """Returns the dimension of the pairs that is the given one of the complex numbers, which lack the pairs' last."""
+def _pair_dimension(dimension: int) -> int:
+    """Returns the dimension of the pairs for a dimension of the complex numbers, which lack the pairs' last one."""
     return dimension if dimension >= 0 else dimension - 1
 
 
-def _as_pairs(operator: Callable[..., Any], for_pairs: Callable[..., tuple[Any, ...]]) -> ProgramPass:
+def _pairs_pass(operator: Callable[..., Any], for_pairs: Callable[..., tuple[Any, ...]]) -> ProgramPass:
     """Returns the pass that applies an operator to pairs of real numbers; `for_pairs` changes its further arguments."""
 
     def rewrite(module: GraphModule) -> None:
         from harness.lowering.frontends.torch_export.rewriting import calls, insert, value_of
 
         for node in calls(module, operator):
-            numbers, *rest = node.args
+            numbers, *further_args = node.args
             if not value_of(node).is_complex():
                 continue
             pairs = insert(node, _aten.view_as_real.default, numbers)
-            moved = insert(node, operator, pairs, *for_pairs(*rest))
+            moved = insert(node, operator, pairs, *for_pairs(*further_args))
             node.replace_all_uses_with(insert(node, _aten.view_as_complex.default, moved))
             node.graph.erase_node(node)
 
@@ -65,8 +65,8 @@ def _defect(
     return OnnxDefect(
         name=f"complex_{name}",
         title=f"{name} of a complex tensor is rejected",
-        where="torch.onnx, dispatch",
-        what=(
+        location="torch.onnx, dispatch",
+        description=(
             "The exporter writes a complex tensor as a real one with a last dimension of 2, for operators that have a "
             f"translation for it; {name} has none, and `custom_translation_table` takes translations of real tensors "
             "alone."
@@ -74,13 +74,13 @@ def _defect(
         reproduction=lambda: (module(), (torch.arange(4.0).view(1, 2, 2),)),
         raw=RawOutcome(Symptom.REJECTED, "ConversionError", "No decompositions registered for the complex-valued"),
         workaround="A pass over the exported program: the operator moves the pairs of view_as_real.",
-        program_passes=(_as_pairs(operator, for_pairs),),
+        program_passes=(_pairs_pass(operator, for_pairs),),
     )
 
 
 DEFECTS = (
     _defect("repeat", _Repeat, _aten.repeat.default, lambda counts: ([*counts, 1],)),
     _defect("expand", _Expand, _aten.expand.default, lambda sizes: ([*sizes, -1],)),
-    _defect("unsqueeze", _Unsqueeze, _aten.unsqueeze.default, lambda dimension: (_of_pairs(dimension),)),
-    _defect("select", _Select, _aten.select.int, lambda dimension, index: (_of_pairs(dimension), index)),
+    _defect("unsqueeze", _Unsqueeze, _aten.unsqueeze.default, lambda dimension: (_pair_dimension(dimension),)),
+    _defect("select", _Select, _aten.select.int, lambda dimension, index: (_pair_dimension(dimension), index)),
 )

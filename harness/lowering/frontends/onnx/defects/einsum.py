@@ -1,4 +1,4 @@
-"""Einsum becomes loops of its own instead of a matrix product."""
+"""Works around the import of Einsum as plain loops instead of a matrix product."""
 
 from __future__ import annotations
 
@@ -40,18 +40,20 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
     )
     if not is_product:
         return Einsum._impl_v12(builder, inputs, attributes, [{}, {}])
-    first, second = builder.normalize(inputs[0]), builder.normalize(inputs[1])
-    sizes = dict(zip(left + right, shape_of(first) + shape_of(second), strict=True))
+    left_operand, right_operand = builder.normalize(inputs[0]), builder.normalize(inputs[1])
+    sizes = dict(zip(left + right, shape_of(left_operand) + shape_of(right_operand), strict=True))
     shared = [letter for letter in left if letter in right]
     batch, terms = [c for c in shared if c in result], [c for c in shared if c not in result]
     rows, columns = [c for c in left if c not in right], [c for c in right if c not in left]
 
-    def arranged(operand: relax.Expr, letters: str, *groups: list[str]) -> relax.Expr:
+    def arrange(operand: relax.Expr, letters: str, *groups: list[str]) -> relax.Expr:
         order = [letters.index(letter) for group in groups for letter in group]
         moved = operand if order == sorted(order) else relax.op.permute_dims(operand, order)
         return relax.op.reshape(moved, [math.prod(sizes[letter] for letter in group) for group in groups])
 
-    product = relax.op.matmul(arranged(first, left, batch, rows, terms), arranged(second, right, batch, terms, columns))
+    product = relax.op.matmul(
+        arrange(left_operand, left, batch, rows, terms), arrange(right_operand, right, batch, terms, columns)
+    )
     letters = [*batch, *rows, *columns]
     unfolded = relax.op.reshape(product, [sizes[letter] for letter in letters])
     order = [letters.index(letter) for letter in result]
@@ -62,8 +64,8 @@ DEFECTS = (
     OnnxDefect(
         name="einsum_loops",
         title="Einsum is imported as loops of its own instead of a matrix product",
-        where="tvm.relax.frontend.onnx.onnx_frontend.Einsum",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.Einsum",
+        description=(
             "The converter calls a compiled function of plain loops, which sum one term after the other. No rule for "
             "products applies. SAM 3's masks are such a product, of 200 queries with 82,944 pixels."
         ),

@@ -1,4 +1,4 @@
-"""Tensors without elements: zero points, zero boxes."""
+"""Works around the import of tensors without elements, such as zero points or zero boxes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Transpose(torch.nn.Module):
 
 
 def _drop_empty(model: onnx_ir.Model) -> None:
-    """Makes every empty result a constant and takes empty operands out of Concat, so that no code runs on nothing."""
+    """Replaces empty results by constants and removes empty operands from Concat, so that no code runs on them."""
     graph = model.graph
     for node in list(graph):
         data = node.inputs[0] if node.inputs else None
@@ -31,10 +31,10 @@ def _drop_empty(model: onnx_ir.Model) -> None:
             and any(is_empty(value) for value in node.inputs[1:])
         ):
             node.outputs[0].replace_all_uses_with(data, replace_graph_outputs=True)
-        kept = [value for value in node.inputs if not is_empty(value)]
-        if node.op_type == "Concat" and len(kept) < len(node.inputs) and kept:
-            node.resize_inputs(len(kept))
-            for index, value in enumerate(kept):
+        nonempty = [value for value in node.inputs if not is_empty(value)]
+        if node.op_type == "Concat" and len(nonempty) < len(node.inputs) and nonempty:
+            node.resize_inputs(len(nonempty))
+            for index, value in enumerate(nonempty):
                 node.replace_input_with(index, value)
         for output in node.outputs:
             if is_empty(output):
@@ -49,8 +49,8 @@ DEFECTS = (
     OnnxDefect(
         name="empty_input",
         title="An input without elements gets a symbolic extent",
-        where="tvm.relax.frontend.onnx.onnx_frontend.get_info",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.get_info",
+        description=(
             "A 0 in the shape of an input is read as an extent that is not known, so that a variable without a name "
             "takes its place; what is computed from it has no shape that the compiler could know. SAM 3's geometry "
             "encoder meets this with no points or no boxes."

@@ -1,4 +1,4 @@
-"""Gather with a constant index computes at run time what is known before."""
+"""Works around Gather with a constant index, which computes at run time values that are known at import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Select(torch.nn.Module):
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Makes negative indices count from the front, at once where they are constants."""
+    """Converts negative indices to indices from the front, at import if they are constants."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Gather
 
@@ -30,9 +30,9 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
         return Gather._impl_v13(builder, inputs, attributes, [{}, {}])
     data, indices = builder.normalize(data), builder.normalize(indices)
     axis = attributes.get("axis", 0) % len(shape_of(data))
-    size, dtype, known = shape_of(data)[axis], str(indices.ty.dtype), constant_of(indices)
-    if known is not None:
-        indices = relax.const(np.where(known < 0, known + size, known), dtype)
+    size, dtype, constant = shape_of(data)[axis], str(indices.ty.dtype), constant_of(indices)
+    if constant is not None:
+        indices = relax.const(np.where(constant < 0, constant + size, constant), dtype)
     else:
         negative = relax.op.less(indices, relax.const(0, dtype))
         indices = relax.op.where(negative, relax.op.add(indices, relax.const(size, dtype)), indices)
@@ -43,8 +43,8 @@ DEFECTS = (
     OnnxDefect(
         name="gather_constant",
         title="Gather with a constant index looks at shapes at run time",
-        where="tvm.relax.frontend.onnx.onnx_frontend.Gather",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.Gather",
+        description=(
             "To count negative indices from the end, the extent of the axis is taken from the tensor's shape at run "
             "time and the index is chosen by a where, also if both are known. The index is no constant then, so that "
             "no kernel reads the chosen part in place: SAM 3's rotary encoding takes query, key and value that way."

@@ -1,4 +1,4 @@
-"""GroupNormalization is taken apart."""
+"""Works around the decomposition of GroupNormalization."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ DEFECTS = (
     OnnxDefect(
         name="group_norm_apart",
         title="Weight and bias of GroupNormalization are applied by operators behind it",
-        where="tvm.relax.frontend.onnx.onnx_frontend.GroupNormalization",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.GroupNormalization",
+        description=(
             "Since opset 21 they are one for each channel, as relax.nn.group_norm takes them; the converter gives that "
             "ones and zeros instead, and multiplies and adds afterwards."
         ),

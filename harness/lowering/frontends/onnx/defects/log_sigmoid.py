@@ -1,4 +1,4 @@
-"""logsigmoid of numbers far below zero."""
+"""Works around logsigmoid of numbers far below zero."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ DEFECTS = (
     OnnxDefect(
         name="log_sigmoid",
         title="logsigmoid is the logarithm of a sigmoid that has become 0",
-        where="torch.onnx, aten_log_sigmoid",
-        what="The sigmoid of -100 is too small for float32's normal numbers, so that its logarithm is -inf or inexact.",
+        location="torch.onnx, aten_log_sigmoid",
+        description=(
+            "The sigmoid of -100 is too small for float32's normal numbers, so that its logarithm is -inf or inexact."
+        ),
         reproduction=lambda: (_LogSigmoid(), (torch.tensor([-100.0, -20.0, 0.0, 20.0, 100.0]),)),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="-inf instead of -100"),
         workaround="A translation of our own: -softplus(-x).",

@@ -1,4 +1,4 @@
-"""Pow of integers, and of two dtypes."""
+"""Works around Pow of integers, and of two dtypes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Square(torch.nn.Module):
 
 
 def _convert(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:
-    """Integers are raised in float64, which is exact up to 2^53, and rounded: the result has the base's dtype."""
+    """Raises integers in float64, which is exact up to 2^53, and rounds, because the result has the base's dtype."""
     from tvm import relax
 
     base, exponent = inputs
@@ -39,8 +39,10 @@ DEFECTS = (
     OnnxDefect(
         name="pow_two_dtypes",
         title="Pow with an exponent of another dtype is rejected",
-        where="tvm.relax.frontend.onnx.onnx_frontend.Pow",
-        what="ONNX allows an exponent of another dtype; the operands are handed on, and Relax does not mix dtypes.",
+        location="tvm.relax.frontend.onnx.onnx_frontend.Pow",
+        description=(
+            "ONNX allows an exponent of another dtype; the operands are handed on, and Relax does not mix dtypes."
+        ),
         reproduction=lambda: (_Power(), (torch.tensor([4.0, 2.0]), torch.tensor([2, 3]))),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "must have the same datatype"),
         workaround="A converter that casts the exponent.",
@@ -49,8 +51,8 @@ DEFECTS = (
     OnnxDefect(
         name="pow_integer",
         title="Pow of integers does not compile",
-        where="relax.op.power",
-        what="Relax's power knows floating-point numbers alone.",
+        location="relax.op.power",
+        description="Relax's power knows floating-point numbers alone.",
         reproduction=lambda: (_Square(), (torch.tensor([-4, 4]),)),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "power only applies to float"),
         workaround="The converter of pow_two_dtypes computes in float64 and rounds.",

@@ -1,4 +1,4 @@
-"""Resize: antialias is ignored, and so is the scale where it is not the ratio of the sizes."""
+"""Works around Resize, which ignores antialias, and the scale where it is not the ratio of the sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Scaled(torch.nn.Module):
 
 
 def _positions(size: int, target: int, scale: float, mode: str) -> NDArray[Any]:
-    """Returns where each target pixel lies among the source's, as in ONNX's table of coordinate_transformation_mode."""
+    """Returns the source position of each target pixel, by ONNX's table of coordinate_transformation_mode."""
     place = np.arange(target, dtype=np.float64)
     if mode == "align_corners":
         return place * ((size - 1) / (target - 1) if target > 1 else 0.0)
@@ -42,7 +42,7 @@ def _linear_weights(size: int, target: int, scale: float, mode: str, antialias: 
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Interpolates by weights along each axis where TVM's operator would be wrong, and by TVM's elsewhere."""
+    """Interpolates by weights along each axis where TVM's operator would be wrong, and by TVM's operator elsewhere."""
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import Resize
 
@@ -62,8 +62,8 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
         if attributes.get("nearest_mode") != b"floor":
             raise NotImplementedError("Resize with mode nearest, a scale, and another nearest_mode than floor")
         for axis in (2, 3):
-            chosen = np.floor(_positions(shape[axis], targets[axis], ratios[axis], mode)).clip(0, shape[axis] - 1)
-            data = relax.op.take(data, relax.const(chosen.astype(np.int64)), axis)
+            indices = np.floor(_positions(shape[axis], targets[axis], ratios[axis], mode)).clip(0, shape[axis] - 1)
+            data = relax.op.take(data, relax.const(indices.astype(np.int64)), axis)
         return data
     rows, columns = (_linear_weights(shape[axis], targets[axis], ratios[axis], mode, antialias) for axis in (2, 3))
     return interpolate(interpolate(data, rows, 2, builder.emit), columns, 3, builder.emit)
@@ -79,8 +79,8 @@ DEFECTS = (
     OnnxDefect(
         name="resize_antialias",
         title="antialias of Resize is ignored",
-        where="tvm.relax.frontend.onnx.onnx_frontend.Resize",
-        what="The attribute is not read, so that a smaller image is sampled without the filter.",
+        location="tvm.relax.frontend.onnx.onnx_frontend.Resize",
+        description="The attribute is not read, so that a smaller image is sampled without the filter.",
         reproduction=reproduce_antialias,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of the unfiltered image"),
         workaround="A converter that applies the weights of the filter along each axis.",
@@ -89,8 +89,8 @@ DEFECTS = (
     OnnxDefect(
         name="resize_scale",
         title="Resize by a scale takes the ratio of the sizes instead",
-        where="tvm.relax.frontend.onnx.onnx_frontend.Resize",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.Resize",
+        description=(
             "The scale gives the size of the result and is then forgotten: 7 pixels times 1.7 are 11, and the pixels "
             "are taken 7/11 apart instead of 1/1.7. Right only where the size is a whole number without rounding."
         ),

@@ -1,4 +1,4 @@
-"""RoiAlign with half_pixel coordinates and a scale."""
+"""Works around RoiAlign with half_pixel coordinates and a scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
-    """Converts `RoiAlign` as PyTorch computes it; indices of images become a column of the boxes."""
+    """Converts `RoiAlign` as PyTorch computes it; image indices become a column of the boxes."""
     from tvm import relax
 
     image, boxes, batch = (builder.normalize(value) for value in inputs)
@@ -34,8 +34,8 @@ DEFECTS = (
     OnnxDefect(
         name="roi_align_offset",
         title="RoiAlign with half_pixel coordinates and a scale samples at the wrong place",
-        where="tvm.relax.frontend.onnx.onnx_frontend.RoiAlign",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend.RoiAlign",
+        description=(
             "Half a pixel is subtracted from the boxes before they are scaled instead of after, so that they are moved "
             "by scale / 2. (SAM 3 uses output_half_pixel, which is right.)"
         ),
@@ -47,8 +47,8 @@ DEFECTS = (
     OnnxDefect(
         name="roi_align_no_size",
         title="RoiAlign with half_pixel coordinates of a box without size is not 0",
-        where="relax.op.vision.roi_align",
-        what=(
+        location="relax.op.vision.roi_align",
+        description=(
             "With the adaptive number of samples a box without width or height has none, and PyTorch's mean of them is "
             "0; TVM takes one sample."
         ),

@@ -1,4 +1,4 @@
-"""ScatterND and GatherND look at shapes at run time."""
+"""Works around ScatterND and GatherND, which read shapes at run time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class _Put(torch.nn.Module):
         return x.index_put((index,), torch.zeros(()))
 
 
-def _from_the_front(indices: relax.Expr, extents: list[int]) -> relax.Expr:
-    """Returns the indices [..., axes] with negative ones counted from the end of their axis."""
+def _nonnegative_indices(indices: relax.Expr, extents: list[int]) -> relax.Expr:
+    """Returns the indices [..., axes] with negative indices converted to indices from the front of their axis."""
     from tvm import relax
 
     dtype = str(indices.ty.dtype)
@@ -34,7 +34,7 @@ def _convert_scatter(builder: relax.BlockBuilder, inputs: list[Any], attributes:
     from tvm import relax
 
     data, indices, updates = (builder.normalize(value) for value in inputs)
-    indices = _from_the_front(indices, shape_of(data)[: shape_of(indices)[-1]])
+    indices = _nonnegative_indices(indices, shape_of(data)[: shape_of(indices)[-1]])
     reduction = attributes.get("reduction", b"none").decode()
     return relax.op.scatter_nd(data, indices, updates, "update" if reduction == "none" else reduction)
 
@@ -43,17 +43,17 @@ def _convert_gather(builder: relax.BlockBuilder, inputs: list[Any], attributes: 
     from tvm import relax
 
     data, indices = (builder.normalize(value) for value in inputs)
-    first = attributes.get("batch_dims", 0)
-    indices = _from_the_front(indices, shape_of(data)[first : first + shape_of(indices)[-1]])
-    return relax.op.gather_nd(data, indices, first)
+    batch_dims = attributes.get("batch_dims", 0)
+    indices = _nonnegative_indices(indices, shape_of(data)[batch_dims : batch_dims + shape_of(indices)[-1]])
+    return relax.op.gather_nd(data, indices, batch_dims)
 
 
 DEFECTS = (
     OnnxDefect(
         name="scatter_nd_shape",
         title="ScatterND and GatherND look at shapes at run time",
-        where="tvm.relax.frontend.onnx.onnx_frontend._coord_axis_extents",
-        what=(
+        location="tvm.relax.frontend.onnx.onnx_frontend._coord_axis_extents",
+        description=(
             "To count negative indices from the end, the extents are taken from the tensor's shape at run time, though "
             "the importer knows them: three operators that nothing fuses with."
         ),

@@ -1,4 +1,4 @@
-"""Tile becomes a function that no rule knows."""
+"""Works around the import of Tile as a function that no rule recognizes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DEFECTS = (
     OnnxDefect(
         name="tile_function",
         title="Tile is imported as a compiled function instead of relax.tile",
-        where="tvm.relax.frontend.onnx.onnx_frontend.Tile",
-        what="The loops are there from the start, so that no rule for relax.tile applies.",
+        location="tvm.relax.frontend.onnx.onnx_frontend.Tile",
+        description="The loops are there from the start, so that no rule for relax.tile applies.",
         reproduction=lambda: (_Repeat(), (torch.arange(4.0).reshape(2, 2),)),
         raw=RawOutcome(Symptom.SLOW, absent="R.tile(", wrong="no relax.tile in the module"),
         workaround="A converter that emits relax.tile.",

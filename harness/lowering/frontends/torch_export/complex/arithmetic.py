@@ -1,9 +1,9 @@
-"""Rules for sums, products, quotients and matrix products.
+"""Lowers sums, products, quotients and matrix products.
 
 Products are (a + bi)(c + di) = (ac − bd) + (ad + bc)i with two real products and one sum for each part. Quotients
-follow Smith, Algorithm 116: Complex division, CACM 5 (1962): dividing by the larger part of the divisor first, they
-neither overflow nor underflow where the result is well inside the range of the dtype. Where a part is known to be zero,
-nothing is computed with it.
+follow Smith, Algorithm 116: Complex division, CACM 5 (1962). They divide by the larger part of the divisor first, so
+that they neither overflow nor underflow if the result is well inside the range of the dtype. A part that is known to be
+zero takes part in no operation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Parts:
-    """Both parts of an operand, of any kind: a node, a Python number, or None for zero."""
+    """Both parts of an operand of any kind: a node, a Python number, or None for zero."""
 
     re: Node | float | None
     im: Node | float | None
@@ -64,8 +64,8 @@ def _minus(writer: Writer, a: Node | float | None, b: Node | float | None) -> No
     return writer.call(_aten.sub.Tensor, a, b)
 
 
-def _together(writer: Writer, re: Node | float | None, im: Node | float | None) -> Pair:
-    """Makes a pair of parts of one shape; at least one of the two is a node."""
+def _make_pair(writer: Writer, re: Node | float | None, im: Node | float | None) -> Pair:
+    """Returns a pair of parts of one shape; at least one part is a node."""
     if not isinstance(re, Node):
         assert isinstance(im, Node)
         return Pair(writer.call(_aten.full_like.default, im, re or 0.0), im)
@@ -76,7 +76,7 @@ def _together(writer: Writer, re: Node | float | None, im: Node | float | None) 
     shapes = re.meta["val"].shape, im.meta["val"].shape
     if shapes[0] != shapes[1]:
         whole = torch.broadcast_shapes(*shapes)
-        # a part that comes from one operand alone has its shape; one of the two has the shape of both
+        # a part of one operand alone has that operand's shape; the other part has the broadcast shape
         if shapes[0] == whole:
             im = writer.call(_aten.expand_as.default, im, re)
         else:
@@ -97,7 +97,7 @@ def _sum(writer: Writer, combine: Callable[..., Any], args: tuple[Any, ...], kwa
     alpha = args[2] if len(args) > 2 else kwargs.get("alpha", 1)
     if alpha != 1:
         b = _product(writer, b, _parts(writer, alpha))
-    return _together(writer, combine(writer, a.re, b.re), combine(writer, a.im, b.im))
+    return _make_pair(writer, combine(writer, a.re, b.re), combine(writer, a.im, b.im))
 
 
 def _product(writer: Writer, a: _Parts, b: _Parts, multiply: Any = _aten.mul.Tensor) -> _Parts:
@@ -109,16 +109,16 @@ def _product(writer: Writer, a: _Parts, b: _Parts, multiply: Any = _aten.mul.Ten
 
 def _mul(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     result = _product(writer, _parts(writer, args[0]), _parts(writer, args[1]))
-    return _together(writer, result.re, result.im)
+    return _make_pair(writer, result.re, result.im)
 
 
 def _matrix_product(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     result = _product(writer, _parts(writer, args[0]), _parts(writer, args[1]), node.target)
-    return _together(writer, result.re, result.im)
+    return _make_pair(writer, result.re, result.im)
 
 
 def _added_product(multiply: Any) -> Callable[..., Value]:
-    """Makes the rule of addmm and baddbmm: beta·a + alpha·(b @ c)."""
+    """Returns the rule of addmm and baddbmm: beta·a + alpha·(b @ c)."""
 
     def rule(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         added, b, c = (_parts(writer, value) for value in args[:3])
@@ -127,7 +127,7 @@ def _added_product(multiply: Any) -> Callable[..., Value]:
             product = _product(writer, product, _parts(writer, alpha))
         if (beta := kwargs.get("beta", 1)) != 1:
             added = _product(writer, added, _parts(writer, beta))
-        return _together(writer, _plus(writer, product.re, added.re), _plus(writer, product.im, added.im))
+        return _make_pair(writer, _plus(writer, product.re, added.re), _plus(writer, product.im, added.im))
 
     return rule
 
@@ -142,51 +142,51 @@ def _reciprocal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[
 
 def _quotient(writer: Writer, a: _Parts, b: _Parts) -> Pair:
     if b.im is None:
-        re, im = (None if part is None else _over(writer, part, b.re) for part in (a.re, a.im))
-        return _together(writer, re, im)
+        re, im = (None if part is None else _divide(writer, part, b.re) for part in (a.re, a.im))
+        return _make_pair(writer, re, im)
     if not isinstance(b.re, Node) and not isinstance(b.im, Node):
-        return _over_number(writer, a, complex(b.re or 0.0, b.im))
+        return _divide_by_number(writer, a, complex(b.re or 0.0, b.im))
     assert isinstance(b.re, Node) and isinstance(b.im, Node)
-    # p is the larger part of the divisor, q the other; a·conj(b)/|b|² with p divided out of both
-    first = writer.call(_aten.ge.Tensor, *(writer.call(_aten.abs.default, part) for part in (b.re, b.im)))
-    p = writer.call(_aten.where.self, first, b.re, b.im)
-    q = writer.call(_aten.where.self, first, b.im, b.re)
+    # p is the larger part of the divisor, q the smaller; a·conj(b)/|b|² with p divided out of both
+    real_is_larger = writer.call(_aten.ge.Tensor, *(writer.call(_aten.abs.default, part) for part in (b.re, b.im)))
+    p = writer.call(_aten.where.self, real_is_larger, b.re, b.im)
+    q = writer.call(_aten.where.self, real_is_larger, b.im, b.re)
     ratio = writer.call(_aten.div.Tensor, q, p)
     divisor = writer.call(_aten.add.Tensor, p, writer.call(_aten.mul.Tensor, q, ratio))
     if a.im is None:
-        one = writer.call(_aten.full_like.default, ratio, 1.0)
-        re = _times(writer, writer.call(_aten.where.self, first, one, ratio), a.re)
-        negated = _times(writer, writer.call(_aten.where.self, first, ratio, one), a.re)
+        ones = writer.call(_aten.full_like.default, ratio, 1.0)
+        re = _times(writer, writer.call(_aten.where.self, real_is_larger, ones, ratio), a.re)
+        negated = _times(writer, writer.call(_aten.where.self, real_is_larger, ratio, ones), a.re)
         im = writer.call(_aten.neg.default, negated)
     else:
         a_re = a.re if isinstance(a.re, Node) else writer.call(_aten.full_like.default, a.im, a.re or 0.0)
-        x = writer.call(_aten.where.self, first, a_re, a.im)
-        y = writer.call(_aten.where.self, first, a.im, a_re)
+        x = writer.call(_aten.where.self, real_is_larger, a_re, a.im)
+        y = writer.call(_aten.where.self, real_is_larger, a.im, a_re)
         re = _plus(writer, x, _times(writer, y, ratio))
         turned = writer.call(_aten.sub.Tensor, y, _times(writer, x, ratio))
-        im = writer.call(_aten.where.self, first, turned, writer.call(_aten.neg.default, turned))
-    return _together(writer, _over(writer, re, divisor), _over(writer, im, divisor))
+        im = writer.call(_aten.where.self, real_is_larger, turned, writer.call(_aten.neg.default, turned))
+    return _make_pair(writer, _divide(writer, re, divisor), _divide(writer, im, divisor))
 
 
-def _over(writer: Writer, a: Any, b: Any) -> Node:
+def _divide(writer: Writer, a: Any, b: Any) -> Node:
     if not isinstance(a, Node):
         return writer.call(_aten.mul.Tensor, writer.call(_aten.reciprocal.default, b), a)
     return writer.call(_aten.div.Tensor, a, b)
 
 
-def _over_number(writer: Writer, a: _Parts, number: complex) -> Pair:
-    """Divides by a number: p, q, their ratio and the divisor are known now."""
-    first = abs(number.real) >= abs(number.imag)
-    p, q = (number.real, number.imag) if first else (number.imag, number.real)
+def _divide_by_number(writer: Writer, a: _Parts, number: complex) -> Pair:
+    """Divides by a number, whose p, q, ratio and divisor are computed at lowering."""
+    real_is_larger = abs(number.real) >= abs(number.imag)
+    p, q = (number.real, number.imag) if real_is_larger else (number.imag, number.real)
     ratio = q / p
     divisor = p + q * ratio
-    x, y = (a.re, a.im) if first else (a.im, a.re)
+    x, y = (a.re, a.im) if real_is_larger else (a.im, a.re)
     re = _plus(writer, x, _times(writer, y, ratio or None))
     im = _minus(writer, y, _times(writer, x, ratio or None))
-    return _together(
+    return _make_pair(
         writer,
-        None if re is None else _over(writer, re, divisor),
-        None if im is None else _over(writer, im, divisor if first else -divisor),
+        None if re is None else _divide(writer, re, divisor),
+        None if im is None else _divide(writer, im, divisor if real_is_larger else -divisor),
     )
 
 

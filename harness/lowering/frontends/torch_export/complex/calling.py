@@ -1,4 +1,4 @@
-"""Complex tensors at the door of a lowered program."""
+"""Converts complex tensors at the interface of a lowered program."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.utils import _pytree as pytree
 
 
 def as_real(value: Any) -> Any:
-    """Returns a complex tensor [...] as a real one [..., 2]; everything else as it is."""
+    """Returns a complex tensor [...] as a real tensor [..., 2]; any other value unchanged."""
     if isinstance(value, torch.Tensor) and value.is_complex():
         return torch.view_as_real(value.resolve_conj())
     return value
 
 
 def as_complex(value: torch.Tensor) -> torch.Tensor:
-    """Returns a real tensor [..., 2] as a complex one [...]."""
+    """Returns a real tensor [..., 2] as a complex tensor [...]."""
     return torch.view_as_complex(value.contiguous())
 
 
 def complex_outputs(program: ExportedProgram) -> tuple[bool, ...]:
-    """Returns which of the user outputs of a program, in order, are complex tensors."""
+    """Returns, for each user output of a program in order, whether it is a complex tensor."""
     (output,) = program.graph.find_nodes(op="output")
     specs = program.graph_signature.output_specs
     return tuple(
@@ -35,14 +35,14 @@ def complex_outputs(program: ExportedProgram) -> tuple[bool, ...]:
 
 
 def complex_call(program: ExportedProgram, lowered: ExportedProgram) -> Callable[..., Any]:
-    """Runs a lowered program in PyTorch like the program that it was made from.
+    """Runs a lowered program in PyTorch like the original program.
 
     Args:
         program: The program with complex tensors.
-        lowered: What `lower_complex` made of it.
+        lowered: The result of `lower_complex`.
 
     Returns:
-        A function that takes and returns what the exported module did, complex tensors where it did.
+        A function with the arguments and results of the exported module, including complex tensors.
     """
     module, is_complex = lowered.module(), complex_outputs(program)
 

@@ -1,6 +1,7 @@
-"""Complex tensors that depend on no input, such as a table that torch.polar makes of a range, are computed once.
+"""Folds complex tensors that depend on no input, such as a table that torch.polar makes of a range.
 
-PyTorch computes them, so they are its own to the last bit, cost nothing at run time, and are held like any other table.
+PyTorch computes them, so that they equal PyTorch's to the last bit, cost nothing at run time, and are stored like any
+other table.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ from harness.lowering.frontends.torch_export.complex.values import is_complex
 _aten = torch.ops.aten
 
 _LARGER = (_aten.expand.default, _aten.repeat.default)
-"""Operators whose results would only take more memory than what they are made from."""
+"""Operators whose results only take more memory than their operands."""
 
 _CREATION = (_aten.full.default, _aten.scalar_tensor.default)
-"""Operators that the lowered program may as well call."""
+"""Operators that the lowered program can call at no cost."""
 
 
-def computed_once(graph: Graph) -> tuple[dict[Node, torch.Tensor], set[Node]]:
-    """Finds and computes what a graph in core ATen operators makes of nothing but Python numbers.
+def fold_constants(graph: Graph) -> tuple[dict[Node, torch.Tensor], set[Node]]:
+    """Computes the complex tensors that a graph in core ATen operators makes of Python numbers alone.
 
     Returns:
-        The values of the complex tensors that the rest of the graph reads, by node; and the nodes that only they need.
+        The values of the folded complex tensors that the remaining graph reads, by node; and the nodes that only they
+        need.
     """
     fixed: set[Node] = set()
     for node in graph.nodes:
         if _is_deterministic(node) and all(argument in fixed for argument in node.all_input_nodes):
             fixed.add(node)
-    read = [
+    folded = [
         node
         for node in graph.nodes
         if node in fixed and is_complex(node) and node.target not in _CREATION and not fixed.issuperset(node.users)
     ]
     values: dict[Node, Any] = {}
-    results = {node: _compute(node, values) for node in read}
+    results = {node: _compute(node, values) for node in folded}
     unused: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in fixed and node not in results and all(user in results or user in unused for user in node.users):
@@ -55,7 +57,7 @@ def _is_deterministic(node: Node) -> bool:
 
 
 def _compute(node: Node, values: dict[Node, Any]) -> Any:
-    """Computes the value of a node, and keeps the values of its arguments."""
+    """Computes the value of a node, and stores the values of its arguments."""
     for argument in node.all_input_nodes:
         if argument not in values:
             _compute(argument, values)

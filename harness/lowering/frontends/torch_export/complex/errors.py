@@ -1,4 +1,4 @@
-"""The error for what has no real form here."""
+"""Defines the error for programs that the pass cannot lower."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from harness.lowering.frontends.torch_export.rewriting import source_line
 
 
 class ComplexOperatorError(NotImplementedError):
-    """A complex tensor meets an operator, a dtype or a structure that the pass does not know.
+    """A complex tensor reaches an operator, a dtype or a structure that the pass does not know.
 
-    It is the outcome of a case, at its import, like an operator that TVM's importer does not know; not a mistake of the
-    user, so no HarnessError.
+    It is the outcome of a case at import, like an operator that TVM's importer does not know. It is no HarnessError,
+    because it is no mistake of the user.
     """
 
 
-def unknown(node: Node, problem: str = "has no rule for complex tensors") -> ComplexOperatorError:
-    """Returns the error for a node, with the line of the model that it comes from.
+def unsupported(node: Node, problem: str = "has no rule for complex tensors") -> ComplexOperatorError:
+    """Returns the error for a node, with the model's source line.
 
     Args:
         node: The call that cannot be lowered.
-        problem: What is wrong with it; follows the operator's name.
+        problem: The problem, as a phrase that follows the operator's name.
     """
     name = str(node.target).removeprefix("torch.ops.")
     return ComplexOperatorError(

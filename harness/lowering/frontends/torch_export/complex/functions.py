@@ -1,4 +1,4 @@
-"""Rules between complex numbers and their parts, and for functions: abs, angle, exp, polar."""
+"""Lowers conversions between complex numbers and their parts, and the functions abs, angle, exp and polar."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SCALING = {
     torch.float32: (2.0**-51, 2.0**62, 2.0**100),
     torch.float64: (2.0**-484, 2.0**510, 2.0**700),
 }
-"""Below the first, squares lose bits to underflow; above the second, a sum of two squares overflows; the third moves
-either into the range between, exactly, for every number of the dtype."""
+"""Below the first number, squares lose bits to underflow; above the second, a sum of two squares overflows. The third
+number moves both into the range between, exactly, for every number of the dtype."""
 
 
 def _view_as_complex(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
@@ -36,7 +36,7 @@ def _view_as_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dic
 def _complex(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     re, im = (writer.real(part) for part in args)
     if re.meta["val"].shape != im.meta["val"].shape:
-        whole = writer.call(_aten.add.Tensor, re, im)  # nothing but its shape is used
+        whole = writer.call(_aten.add.Tensor, re, im)  # only its shape is used
         re, im = (writer.call(_aten.expand_as.default, part, whole) for part in (re, im))
     return Pair(re, im)
 
@@ -55,8 +55,8 @@ def _abs(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, An
     im = writer.call(_aten.abs.default, pair.im)
     small, large, factor = _SCALING[re.meta["val"].dtype]
     largest = writer.call(_aten.maximum.default, re, im)
-    one = writer.call(_aten.full_like.default, re, 1.0)
-    scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.lt.Scalar, largest, small), factor, one)
+    ones = writer.call(_aten.full_like.default, re, 1.0)
+    scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.lt.Scalar, largest, small), factor, ones)
     scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.gt.Scalar, largest, large), 1 / factor, scale)
     scaled = [writer.call(_aten.mul.Tensor, part, scale) for part in (re, im)]
     squares = [writer.call(_aten.mul.Tensor, part, part) for part in scaled]
@@ -69,7 +69,7 @@ def _angle(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _exp(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Computes e^re·cos(im) and e^re·sin(im), with e^re as a square: it may overflow where the products do not."""
+    """Computes e^re·cos(im) and e^re·sin(im), with e^re as a square, which may overflow where the products do not."""
     pair = args[0]
     if pair.im is None:
         return Pair(writer.call(_aten.exp.default, pair.re), None)
@@ -98,7 +98,7 @@ def _imag(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, A
     return writer.imaginary(args[0])
 
 
-def _same(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+def _identity(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     value: Value = args[0]
     return value
 
@@ -110,7 +110,7 @@ RULES: dict[Callable[..., Any], Callable[..., Value]] = {
     _aten.real.default: _real,
     _aten.imag.default: _imag,
     **dict.fromkeys((_aten._conj.default, _aten._conj_physical.default, _aten.conj_physical.default), _conj),
-    **dict.fromkeys((_aten.resolve_conj.default, _aten.resolve_neg.default), _same),
+    **dict.fromkeys((_aten.resolve_conj.default, _aten.resolve_neg.default), _identity),
     _aten.abs.default: _abs,
     _aten.angle.default: _angle,
     _aten.exp.default: _exp,
@@ -119,13 +119,13 @@ RULES: dict[Callable[..., Any], Callable[..., Value]] = {
 """Rules by operator; each takes the writer, the original node and its arguments in the lowered graph."""
 
 
-def take_apart(writer: Writer, node: Node, value: Interleaved, args: tuple[Any, ...]) -> Value | None:
-    """Applies an operator to torch.view_as_real without writing that out; None where the operator needs it."""
+def lower_interleaved(writer: Writer, node: Node, value: Interleaved, args: tuple[Any, ...]) -> Value | None:
+    """Lowers an operator on torch.view_as_real of a pair without interleaving; returns None if it needs that."""
     pair = value.pair
     if node.target is _aten.select.int:
         _, dimension, index = args
-        last = node.args[0].meta["val"].dim() - 1
-        if dimension in (last, -1):
+        last_dimension = node.args[0].meta["val"].dim() - 1
+        if dimension in (last_dimension, -1):
             return pair.re if index in (0, -2) else writer.imaginary(pair)
     if node.target is _aten._neg_view.default:
         im = None if pair.im is None else writer.call(_aten.neg.default, pair.im)

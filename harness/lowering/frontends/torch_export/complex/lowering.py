@@ -1,4 +1,4 @@
-"""The pass over an exported program: graph, signature, values of parameters, buffers and constants."""
+"""Lowers an exported program: its graph, its signature, and the values of parameters, buffers and constants."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from torch.utils import _pytree as pytree
 
 from harness.lowering.frontends.torch_export.complex import arithmetic, functions, moving
 from harness.lowering.frontends.torch_export.complex.calling import as_real
-from harness.lowering.frontends.torch_export.complex.constants import computed_once
-from harness.lowering.frontends.torch_export.complex.errors import unknown
+from harness.lowering.frontends.torch_export.complex.constants import fold_constants
+from harness.lowering.frontends.torch_export.complex.errors import unsupported
 from harness.lowering.frontends.torch_export.complex.values import Interleaved, Pair, Value, Writer, is_complex
 
 _aten = torch.ops.aten
 
 RULES = {**moving.RULES, **arithmetic.RULES, **functions.RULES}
-"""How each operator acts on complex tensors, by operator in core ATen form."""
+"""Core ATen operator → its rule for complex tensors."""
 
 _DTYPES = (torch.complex64, torch.complex128)
 _PARTS = ("real", "imag")
 
 
 def lower_complex(program: ExportedProgram, keep: Iterable[Any] = ()) -> ExportedProgram:
-    """Returns the program in real arithmetic; see the package for its calling convention.
+    """Returns the program in real arithmetic; the package documents its calling convention.
 
     Args:
-        program: Any exported program; it is not changed. One without complex tensors is returned as it is.
-        keep: Operators that are not decomposed into core ATen on the way.
+        program: Any exported program; it is not changed. A program without complex tensors is returned unchanged.
+        keep: Operators that are not decomposed into core ATen.
 
     Raises:
         ComplexOperatorError: An operator without a rule, a dtype other than complex64 and complex128, or control flow
-            over complex tensors; it names the line of the model.
+            over complex tensors; the message has the model's source line.
     """
-    if not any(is_complex(node) for node in _every_node(program.graph_module)):
+    if not any(is_complex(node) for node in _all_nodes(program.graph_module)):
         return program
     table = torch.export.default_decompositions()
     for target in keep:
@@ -55,7 +55,7 @@ def lower_complex(program: ExportedProgram, keep: Iterable[Any] = ()) -> Exporte
         return _Lowering(program.run_decompositions(table)).result()
 
 
-def _every_node(module: GraphModule) -> Iterable[Node]:
+def _all_nodes(module: GraphModule) -> Iterable[Node]:
     for part in module.modules():
         if isinstance(part, GraphModule):
             yield from part.graph.nodes
@@ -75,12 +75,12 @@ class _Lowering:
         self.output_specs: list[OutputSpec] = []
 
     def result(self) -> ExportedProgram:
-        """Walks the graph and puts the new program together."""
-        folded, unused = computed_once(self.program.graph)
+        """Walks the graph and assembles the new program."""
+        folded, unused = fold_constants(self.program.graph)
         nodes = [node for node in self.program.graph.nodes if node not in unused]
         placeholders = [node for node in nodes if node.op == "placeholder"]
         inputs = list(zip(placeholders, self.program.graph_signature.input_specs, strict=True))
-        # torch.export's order: what the program holds comes before what the user gives
+        # torch.export's order: parameters, buffers and constants come before user inputs
         for node, spec in inputs:
             if spec.kind is not InputKind.USER_INPUT:
                 self._take_input(node, spec)
@@ -96,9 +96,9 @@ class _Lowering:
             if node.op == "output":
                 self._return(node)
             elif node.op != "placeholder" and node not in folded:
-                self.values[node] = self._lower(node)
+                self.values[node] = self._lower_node(node)
         self.writer.erase_unused()
-        return self._assembled()
+        return self._assemble()
 
     def _take_input(self, node: Node, spec: InputSpec) -> None:
         graph, value = self.writer.graph, node.meta.get("val")
@@ -106,7 +106,7 @@ class _Lowering:
             copy = graph.node_copy(node)
             self.values[node] = copy
             self.input_names[node.name] = copy.name
-            self.input_specs.append(replace(spec, arg=_renamed(spec.arg, copy.name)))
+            self.input_specs.append(replace(spec, arg=_with_name(spec.arg, copy.name)))
             return
         _check_dtype(node)
         if spec.kind is InputKind.USER_INPUT:
@@ -118,7 +118,7 @@ class _Lowering:
         self._take_parts(node, spec)
 
     def _take_constant(self, node: Node, value: torch.Tensor) -> None:
-        """Makes a tensor that is computed now a constant of the program."""
+        """Makes a tensor that is computed at lowering a constant of the program."""
         _check_dtype(node)
         target = f"computed_{node.name}"
         self.folded[target] = value
@@ -140,16 +140,16 @@ class _Lowering:
         return node
 
     def _part_names(self, target: str) -> tuple[str, str]:
-        """Returns the names of the two parts of a parameter, buffer or constant, that nothing else has."""
+        """Returns unique names of the two parts of a parameter, buffer or constant."""
         if target not in self.parts:
-            taken = {spec.target for spec in self.program.graph_signature.input_specs}
+            used_names = {spec.target for spec in self.program.graph_signature.input_specs}
             stem = target
-            while any(f"{stem}_{suffix}" in taken for suffix in _PARTS):
+            while any(f"{stem}_{suffix}" in used_names for suffix in _PARTS):
                 stem += "_complex"
             self.parts[target] = (f"{stem}_real", f"{stem}_imag")
         return self.parts[target]
 
-    def _lower(self, node: Node) -> Value:
+    def _lower_node(self, node: Node) -> Value:
         self.writer.source = node
         if node.op == "get_attr":
             self._refuse_control_flow(node)
@@ -164,25 +164,25 @@ class _Lowering:
         if node.target is operator.getitem and isinstance(args[0], list):
             return args[0][args[1]]
         if args and isinstance(args[0], Interleaved):
-            apart = functions.take_apart(self.writer, node, args[0], args)
-            if apart is not None:
-                return apart
+            lowered = functions.lower_interleaved(self.writer, node, args[0], args)
+            if lowered is not None:
+                return lowered
         rule = RULES.get(node.target)
         if not any(is_complex(argument) for argument in node.all_input_nodes) and not is_complex(node):
             return self._copy(node)
         if node.target is _aten._assert_tensor_metadata.default:
-            return self.values[node.args[0]]  # holds by construction, and nothing reads its result
+            return self.values[node.args[0]]  # true by construction, and its result is not read
         if rule is None:
-            raise unknown(node)
+            raise unsupported(node)
         return rule(self.writer, node, args, kwargs)
 
     def _copy(self, node: Node) -> Node:
-        """Copies a real operator on real tensors as it is."""
+        """Copies a real operator on real tensors."""
         writer = self.writer
         changed = False
         for argument in node.all_input_nodes:
-            old, new = argument.meta.get("val"), writer.real(self.values[argument]).meta.get("val")
-            changed |= isinstance(old, torch.Tensor) and old.stride() != new.stride()
+            old_value, new_value = argument.meta.get("val"), writer.real(self.values[argument]).meta.get("val")
+            changed |= isinstance(old_value, torch.Tensor) and old_value.stride() != new_value.stride()
         if changed and isinstance(node.target, torch._ops.OpOverload):
             args, kwargs = torch.fx.node.map_arg(
                 (node.args, node.kwargs), lambda argument: writer.real(self.values[argument])
@@ -196,9 +196,9 @@ class _Lowering:
     def _refuse_control_flow(self, node: Node) -> None:
         body = getattr(self.program.graph_module, str(node.target), None)
         if isinstance(body, GraphModule):
-            for inner in _every_node(body):
+            for inner in _all_nodes(body):
                 if is_complex(inner) and inner.op == "call_function":
-                    raise unknown(inner, "on complex tensors inside control flow has no real form here")
+                    raise unsupported(inner, "on complex tensors inside control flow has no real form here")
 
     def _return(self, node: Node) -> None:
         writer = self.writer
@@ -218,7 +218,7 @@ class _Lowering:
                 value = writer.real(value)
             results.append(value)
             if isinstance(value, Node):
-                spec = replace(spec, arg=_renamed(spec.arg, value.name))
+                spec = replace(spec, arg=_with_name(spec.arg, value.name))
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 spec = replace(spec, target=self.input_names[spec.target])
             self.output_specs.append(spec)
@@ -226,7 +226,7 @@ class _Lowering:
             val=tuple(result.meta.get("val") if isinstance(result, Node) else result for result in results)
         )
 
-    def _assembled(self) -> ExportedProgram:
+    def _assemble(self) -> ExportedProgram:
         program = self.program
         module = GraphModule(program.graph_module, self.writer.graph)
         module.meta.update(program.graph_module.meta)
@@ -235,22 +235,22 @@ class _Lowering:
             root=module,
             graph=module.graph,
             graph_signature=ExportGraphSignature(self.input_specs, self.output_specs),
-            state_dict=self._split(program.state_dict),
+            state_dict=self._split_complex(program.state_dict),
             range_constraints=program.range_constraints,
             module_call_graph=program.module_call_graph,
             example_inputs=None if example is None else pytree.tree_map(as_real, example),
-            constants=self._split(program.constants | self.folded),
+            constants=self._split_complex(program.constants | self.folded),
             verifiers=program.verifiers,
         )
 
-    def _split(self, held: dict[str, Any]) -> dict[str, Any]:
-        """Returns the parameters, buffers or constants by name, complex ones as their two parts."""
+    def _split_complex(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Returns the parameters, buffers or constants by name, complex tensors as their two parts."""
         result: dict[str, Any] = {}
-        for name, value in held.items():
+        for name, value in tensors.items():
             if not isinstance(value, torch.Tensor) or not value.is_complex():
                 result[name] = value
                 continue
-            if name not in self.parts:  # nothing in the graph reads it
+            if name not in self.parts:  # not read by the graph
                 continue
             for part_name, part in zip(self.parts[name], (value.real, value.imag), strict=True):
                 part = part.detach().clone(memory_format=torch.contiguous_format)
@@ -264,8 +264,8 @@ def _check_dtype(node: Node) -> None:
     value = node.meta["val"]
     for part in value if isinstance(value, list | tuple) else [value]:
         if isinstance(part, torch.Tensor) and part.is_complex() and part.dtype not in _DTYPES:
-            raise unknown(node, f"makes a tensor of {part.dtype}, which is neither complex64 nor complex128")
+            raise unsupported(node, f"makes a tensor of {part.dtype}, which is neither complex64 nor complex128")
 
 
-def _renamed(argument: Any, name: str) -> Any:
+def _with_name(argument: Any, name: str) -> Any:
     return replace(argument, name=name) if hasattr(argument, "name") else argument

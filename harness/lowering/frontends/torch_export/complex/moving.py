@@ -1,4 +1,4 @@
-"""Rules for operators that act on each part by itself: moves, joins, choices, sums, changes of sign."""
+"""Lowers operators that act on each part separately: moves, concatenations, selections, sums, changes of sign."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.complex.errors import unknown
+from harness.lowering.frontends.torch_export.complex.errors import unsupported
 from harness.lowering.frontends.torch_export.complex.values import TENSOR, Interleaved, Pair, Value, Writer, real_dtype
 
 _aten = torch.ops.aten
 
-_FIRST = (
+_ONE_OPERAND = (
     *(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default, _aten.permute.default, _aten.t.default),
     *(_aten.transpose.int, _aten.expand.default, _aten.repeat.default, _aten.unsqueeze.default, _aten.alias.default),
     *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.clone.default, _aten.detach.default),
@@ -23,11 +23,11 @@ _FIRST = (
     *(_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.cumsum.default),
     *(_aten.neg.default, _aten._neg_view.default),
 )
-_BOTH = (_aten.copy.default, _aten.slice_scatter.default, _aten.select_scatter.default)
-_JOINING = (_aten.cat.default, _aten.stack.default)
+_TWO_OPERANDS = (_aten.copy.default, _aten.slice_scatter.default, _aten.select_scatter.default)
+_OPERAND_LIST = (_aten.cat.default, _aten.stack.default)
 
-_WRITTEN_AS = {
-    # the strides of a part need not be those of the complex tensor in every detail
+_REPLACEMENTS = {
+    # the strides of a part may differ from those of the complex tensor
     _aten.view.default: _aten.reshape.default,
     _aten._unsafe_view.default: _aten.reshape.default,
     _aten._neg_view.default: _aten.neg.default,
@@ -36,12 +36,12 @@ _WRITTEN_AS = {
 
 
 def _part_by_part(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Acts on each part: the tensor comes first, other arguments are real and the same for both parts."""
-    target = _WRITTEN_AS.get(node.target, node.target)
+    """Applies the operator to each part: the tensor comes first, other arguments are real and shared by both parts."""
+    target = _REPLACEMENTS.get(node.target, node.target)
     if node.target is _aten.index.Tensor and any(
         isinstance(index, Node) and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in args[1]
     ):
-        # each call would have a length of its own; the last dimension of the packed form is not indexed
+        # two calls would have two data-dependent lengths; the last dimension of the packed form is not indexed
         return writer.unpacked(writer.call(target, writer.packed(writer.pair(args[0], writer.part_dtype)), args[1]))
     if "dtype" in kwargs:
         kwargs = kwargs | {"dtype": real_dtype(kwargs["dtype"])}
@@ -64,8 +64,8 @@ def _pairs(writer: Writer, re: Node, im: Node | None) -> Value:
     return [Pair(item(re, position), item(im, position)) for position in range(len(results))]
 
 
-def _on_both(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Acts on both parts of the first two arguments, which are tensors."""
+def _two_operands(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    """Applies the operator to both parts of the first two arguments, which are tensors."""
     a, b = (writer.pair(value, writer.part_dtype) for value in args[:2])
     re = writer.call(node.target, a.re, b.re, *args[2:], **kwargs)
     if a.im is None and b.im is None:
@@ -82,8 +82,8 @@ def _join(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _where(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    condition, chosen, other = args
-    a, b = (writer.pair(value, writer.part_dtype) for value in (chosen, other))
+    condition, if_true, if_false = args
+    a, b = (writer.pair(value, writer.part_dtype) for value in (if_true, if_false))
     re = writer.call(_aten.where.self, condition, a.re, b.re)
     if a.im is None and b.im is None:
         return Pair(re, None)
@@ -107,7 +107,7 @@ def _pad(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _to_copy(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Changes dtype and device, between complex dtypes, and from and to real ones."""
+    """Changes dtype and device, between complex dtypes, and between real and complex dtypes."""
     (value,) = args
     dtype = kwargs.get("dtype")
     if dtype is not None and not dtype.is_complex:
@@ -132,19 +132,19 @@ def _is_nonzero(writer: Writer, pair: Pair) -> Node:
 
 def _fill(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     """Lowers full, full_like and scalar_tensor, whose last argument is a Python number."""
-    *first, number = args
-    if first and isinstance(first[0], Pair):
-        first[0] = first[0].re
-    elif first and isinstance(first[0], Interleaved):
-        first[0] = writer.real(first[0])
+    *leading_args, number = args
+    if leading_args and isinstance(leading_args[0], Pair):
+        leading_args[0] = leading_args[0].re
+    elif leading_args and isinstance(leading_args[0], Interleaved):
+        leading_args[0] = writer.real(leading_args[0])
     number = complex(number)
     kwargs = kwargs | {"dtype": writer.part_dtype}
-    re = writer.call(node.target, *first, number.real, **kwargs)
-    return Pair(re, writer.call(node.target, *first, number.imag, **kwargs) if number.imag else None)
+    re = writer.call(node.target, *leading_args, number.real, **kwargs)
+    return Pair(re, writer.call(node.target, *leading_args, number.imag, **kwargs) if number.imag else None)
 
 
 def _filled_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Lowers a full_like that takes the shape of a complex tensor for a real one."""
+    """Lowers a real full_like of a complex tensor's shape."""
     if node.meta["val"].is_complex():
         return _fill(writer, node, args, kwargs)
     assert isinstance(args[0], Pair)
@@ -153,34 +153,34 @@ def _filled_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict
 
 def _equal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
     """Lowers eq and ne of tensors and numbers."""
-    same = node.target in (_aten.eq.Tensor, _aten.eq.Scalar)
-    combine = _aten.logical_and.default if same else _aten.logical_or.default
+    is_equality = node.target in (_aten.eq.Tensor, _aten.eq.Scalar)
+    combine = _aten.logical_and.default if is_equality else _aten.logical_or.default
     dtypes = [real_dtype(value.meta["val"].dtype) for value in node.args if isinstance(value, Node)]
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
     if not all(isinstance(value, TENSOR) for value in args):
         number = complex(args[1])
-        compare = _aten.eq.Scalar if same else _aten.ne.Scalar
+        compare = _aten.eq.Scalar if is_equality else _aten.ne.Scalar
         pair = writer.pair(args[0], wide)
-        others: tuple[Any, Any] = (number.real, number.imag)
+        operands: tuple[Any, Any] = (number.real, number.imag)
     else:
-        compare = _aten.eq.Tensor if same else _aten.ne.Tensor
-        pair, other = (writer.pair(value, wide) for value in args)
-        others = (other.re, writer.imaginary(other))
-    re = writer.call(compare, pair.re, others[0])
-    return writer.call(combine, re, writer.call(compare, writer.imaginary(pair), others[1]))
+        compare = _aten.eq.Tensor if is_equality else _aten.ne.Tensor
+        pair, operand = (writer.pair(value, wide) for value in args)
+        operands = (operand.re, writer.imaginary(operand))
+    re = writer.call(compare, pair.re, operands[0])
+    return writer.call(combine, re, writer.call(compare, writer.imaginary(pair), operands[1]))
 
 
 def _metadata_only(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Lowers sym_size and sym_numel: the parts have the shape of the whole."""
+    """Lowers sym_size and sym_numel, because the parts have the shape of the complex tensor."""
     if not isinstance(args[0], Pair):
-        raise unknown(node)
+        raise unsupported(node)
     return writer.call(node.target, args[0].re, *args[1:], **kwargs)
 
 
 RULES: dict[Callable[..., Any], Callable[..., Value]] = {
-    **dict.fromkeys(_FIRST, _part_by_part),
-    **dict.fromkeys(_BOTH, _on_both),
-    **dict.fromkeys(_JOINING, _join),
+    **dict.fromkeys(_ONE_OPERAND, _part_by_part),
+    **dict.fromkeys(_TWO_OPERANDS, _two_operands),
+    **dict.fromkeys(_OPERAND_LIST, _join),
     _aten.where.self: _where,
     _aten.index_put.default: _index_put,
     _aten.constant_pad_nd.default: _pad,

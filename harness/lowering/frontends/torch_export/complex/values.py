@@ -1,4 +1,4 @@
-"""Complex tensors as values of the lowered graph, and the writing of that graph."""
+"""Represents complex tensors as values of the lowered graph, and writes the graph."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.fx import Graph, Node
 
 _aten = torch.ops.aten
 
-_KEPT_META = ("stack_trace", "nn_module_stack")
+_COPIED_META = ("stack_trace", "nn_module_stack")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A complex tensor as two real ones of one shape and dtype.
+    """A complex tensor as two real tensors of one shape and dtype.
 
     Attributes:
         re: The real part.
-        im: The imaginary part; None where it is known to be zero.
-        packed: The same values as one tensor with a last dimension of 2, if the graph has it anyway.
+        im: The imaginary part; None if it is known to be zero.
+        packed: The same values as one tensor with a last dimension of 2, if the graph already has it.
     """
 
     re: Node
@@ -31,17 +31,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """torch.view_as_real of a pair, not yet written down: whoever takes it apart again can have the pair."""
+    """torch.view_as_real of a pair, which is interleaved only when an operator needs that."""
 
     pair: Pair
 
 
 Value: TypeAlias = Node | Pair | Interleaved | list[Pair]
-"""A node of the original graph in the lowered one; a list for an operator that returns several tensors."""
+"""A node of the original graph in the lowered graph; a list for an operator that returns several tensors."""
 
 
 def is_complex(node: Node) -> bool:
-    """Returns whether a node's result is a complex tensor, or holds one."""
+    """Returns whether a node's result is a complex tensor, or contains one."""
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(part, torch.Tensor) and part.is_complex() for part in parts)
@@ -52,17 +52,18 @@ TENSOR = (Node, Pair, Interleaved)
 
 
 class Writer:
-    """Appends calls to the lowered graph, each with the fake tensor that stands for its result.
+    """A writer that appends calls to the lowered graph, each with the fake tensor of its result.
 
     Attributes:
-        graph: The graph that is written.
-        source: The node of the original graph that is being lowered; its line goes into the metadata of every call.
+        graph: The written graph.
+        source: The node of the original graph that is being lowered; its source line goes into the metadata of every
+            call.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.source: Node | None = None
-        self.written: list[Node] = []
+        self.calls: list[Node] = []
         self._packed: dict[tuple[Node, Node | None], Node] = {}
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
@@ -71,13 +72,13 @@ class Writer:
         fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
         node.meta["val"] = target(*fake_args, **fake_kwargs)
         if self.source is not None:
-            node.meta |= {key: self.source.meta[key] for key in _KEPT_META if key in self.source.meta}
-        self.written.append(node)
+            node.meta |= {key: self.source.meta[key] for key in _COPIED_META if key in self.source.meta}
+        self.calls.append(node)
         return node
 
     @property
     def part_dtype(self) -> torch.dtype:
-        """The real dtype of each part of the result of `source`, which is complex."""
+        """Returns the real dtype of each part of the complex result of `source`."""
         assert self.source is not None
         value = self.source.meta["val"]
         return real_dtype((value[0] if isinstance(value, list | tuple) else value).dtype)
@@ -98,7 +99,7 @@ class Writer:
         return Pair(self.cast(value.re, dtype), None if value.im is None else self.cast(value.im, dtype))
 
     def imaginary(self, pair: Pair) -> Node:
-        """Returns the imaginary part, written out where it is zero."""
+        """Returns the imaginary part, as zeros if it is known to be zero."""
         return self.call(_aten.full_like.default, pair.re, 0.0) if pair.im is None else pair.im
 
     def packed(self, pair: Pair) -> Node:
@@ -112,25 +113,25 @@ class Writer:
 
     def unpacked(self, packed: Node) -> Pair:
         """Returns the pair in a real tensor with a last dimension of 2."""
-        last = packed.meta["val"].dim() - 1
-        re, im = (self.call(_aten.select.int, packed, last, part) for part in (0, 1))
+        last_dimension = packed.meta["val"].dim() - 1
+        re, im = (self.call(_aten.select.int, packed, last_dimension, part) for part in (0, 1))
         return Pair(re, im, packed)
 
     def real(self, value: Value) -> Node:
-        """Returns a real tensor of the original graph as a node of the lowered one."""
+        """Returns a real tensor of the original graph as a node of the lowered graph."""
         if isinstance(value, Interleaved):
             return self.packed(value.pair)
         assert isinstance(value, Node)
         return value
 
     def erase_unused(self) -> None:
-        """Takes away calls that nothing reads in the end, such as one part where the other is enough."""
-        for node in reversed(self.written):
+        """Removes calls whose results are not read, such as one part where the other is enough."""
+        for node in reversed(self.calls):
             if not node.users:
                 self.graph.erase_node(node)
-        self.written.clear()
+        self.calls.clear()
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of the parts of a complex dtype; other dtypes as they are."""
+    """Returns the dtype of the parts of a complex dtype; any other dtype unchanged."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

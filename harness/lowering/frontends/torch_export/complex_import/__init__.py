@@ -1,4 +1,4 @@
-"""Complex numbers in TVM's importer: a complex tensor is a real Relax tensor with a last dimension of 2."""
+"""Imports complex numbers by TVM's importer: a complex tensor is a real Relax tensor with a last dimension of 2."""
 
 from harness.lowering.frontends.torch_export.complex_import.importer import ComplexImporter
 

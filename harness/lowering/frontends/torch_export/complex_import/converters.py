@@ -1,8 +1,8 @@
-"""Converters of operators on complex tensors, by the name that TVM's importer gives them.
+"""Converts operators on complex tensors, by their names in TVM's importer.
 
-Arithmetic is written out on pairs. Operators that only move elements are the real operator of the same name on the
-tensor with its last dimension of 2, once dimensions are counted from the front and shapes have that dimension too: the
-importer's own converter, with whatever replaces it, does the work.
+Arithmetic is written out on pairs. Operators that only move elements become the real operator of the same name on the
+tensor with its last dimension of 2, after dimensions are counted from the front and shapes get the last dimension; the
+importer's own converter, or its replacement, converts the real operator.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class Importer(Protocol):
-    """What a converter needs of TVM's importer.
+    """The members of TVM's importer that a converter needs.
 
     Attributes:
-        env: The Relax value of each node that was converted.
-        block_builder: Takes the values that a converter adds.
+        env: The Relax value of each converted node.
+        block_builder: Receives the values that a converter adds.
     """
 
     env: dict[Node, Any]
     block_builder: BlockBuilder
 
     def convert_real(self, node: Node) -> Any:
-        """Converts a call on real tensors, as if there were no complex numbers."""
+        """Converts a call on real tensors."""
 
     def _convert_data_type(self, input_type: Any) -> str:
-        """Returns the Relax dtype of a PyTorch dtype, of the parts where that is complex."""
+        """Returns the Relax dtype of a PyTorch dtype, or of the parts of a complex dtype."""
 
 
 ComplexConverter = Callable[[Node, Importer], "Expr"]
@@ -113,15 +113,15 @@ def _negative(emit: pairs.Emit, x: Expr) -> Expr:
 
 
 def _from_parts(function: Callable[[pairs.Emit, Expr, Expr], Expr]) -> ComplexConverter:
-    """Makes the converter of an operator with two real arguments, which are broadcast."""
+    """Returns the converter of an operator with two real arguments, which are broadcast."""
 
     def convert(node: Node, importer: Importer) -> Expr:
         emit = importer.block_builder.emit
         shape = list(value_of(node).shape)
-        first, second = (
+        re_or_length, im_or_angle = (
             emit(relax.op.broadcast_to(_real(operand, importer, _real_dtype(node)), shape)) for operand in node.args
         )
-        return function(emit, first, second)
+        return function(emit, re_or_length, im_or_angle)
 
     return convert
 
@@ -149,7 +149,7 @@ def _reduction(function: Callable[..., Expr]) -> ComplexConverter:
         axes = [dim % rank for dim in ([dims] if isinstance(dims, int) else dims)] if rank else []
         x = _complex(source, importer, _real_dtype(node))
         keepdims = bool(argument(node, 2, "keepdim", False))
-        # Relax reads no axes as all of them
+        # Relax reads an empty list of axes as all axes
         return importer.block_builder.emit(function(x, axes, keepdims=keepdims)) if axes else x
 
     return convert
@@ -169,7 +169,7 @@ def _concatenate(node: Node, importer: Importer) -> Expr:
 
 
 def _filled(position: int) -> ComplexConverter:
-    """Makes the converter of an operator whose argument at `position` is the value of every element."""
+    """Returns the converter of an operator whose argument at `position` is the value of every element."""
 
     def convert(node: Node, importer: Importer) -> Expr:
         value = pairs.constant(complex(node.args[position]), _real_dtype(node))
@@ -188,19 +188,19 @@ def _cast(node: Node, importer: Importer) -> Expr:
     return re if pairs.dtype_of(re) == dtype else emit(relax.op.astype(re, dtype))
 
 
-def _same(node: Node, importer: Importer) -> Expr:
+def _identity(node: Node, importer: Importer) -> Expr:
     return importer.env[node.args[0]]
 
 
 Arguments = Callable[[Sequence[Any], int], Sequence[Any]]
-"""Takes a structural operator's arguments after the first, and its operand's rank; returns the arguments for pairs."""
+"""Takes a structural operator's arguments after the first and its operand's rank; returns the arguments for pairs."""
 
 
 def _unchanged(arguments: Sequence[Any], _rank: int) -> Sequence[Any]:
     return arguments
 
 
-def _dims_first(count: int, extra: int = 0) -> Arguments:
+def _leading_dims(count: int, extra: int = 0) -> Arguments:
     """Counts the first `count` arguments as dimensions of a tensor with `extra` more dimensions than the operand."""
     return lambda arguments, rank: [
         *(argument % (rank + extra) for argument in arguments[:count]),
@@ -229,20 +229,20 @@ def _split(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
 
 
 def _structural(arguments: Arguments) -> ComplexConverter:
-    """Makes the converter of an operator that moves elements: the real operator on the tensor of pairs."""
+    """Returns the converter of an operator that moves elements: the real operator on the tensor of pairs."""
 
     def convert(node: Node, importer: Importer) -> Expr:
-        source, *rest = node.args
+        source, *further_args = node.args
         graph = Graph()
 
         def operand(original: Node) -> Node:
-            stand_in = graph.placeholder(original.name)
+            placeholder = graph.placeholder(original.name)
             fake = value_of(original)
-            stand_in.meta["val"] = torch.view_as_real(fake.resolve_conj()) if fake.is_complex() else fake
-            importer.env[stand_in] = importer.env[original]
-            return stand_in
+            placeholder.meta["val"] = torch.view_as_real(fake.resolve_conj()) if fake.is_complex() else fake
+            importer.env[placeholder] = importer.env[original]
+            return placeholder
 
-        real_arguments = arguments(rest, value_of(source).ndim)
+        real_arguments = arguments(further_args, value_of(source).ndim)
         return importer.convert_real(
             graph.call_function(node.target, torch.fx.node.map_arg((source, *real_arguments), operand))
         )
@@ -251,12 +251,12 @@ def _structural(arguments: Arguments) -> ComplexConverter:
 
 
 CONVERTERS: Mapping[str, ComplexConverter] = {
-    "view_as_real.default": _same,
-    "view_as_complex.default": _same,
-    "clone.default": _same,
-    "alias.default": _same,
-    "detach.default": _same,
-    "lift_fresh_copy.default": _same,
+    "view_as_real.default": _identity,
+    "view_as_complex.default": _identity,
+    "clone.default": _identity,
+    "alias.default": _identity,
+    "detach.default": _identity,
+    "lift_fresh_copy.default": _identity,
     "_to_copy.default": _cast,
     "complex.default": _from_parts(pairs.join),
     "polar.default": _from_parts(pairs.polar),
@@ -287,14 +287,14 @@ CONVERTERS: Mapping[str, ComplexConverter] = {
     "expand.default": _structural(_shape(2)),
     "repeat.default": _structural(_shape(1)),
     "permute.default": _structural(_all_dims),
-    "unsqueeze.default": _structural(_dims_first(1, extra=1)),
+    "unsqueeze.default": _structural(_leading_dims(1, extra=1)),
     "squeeze.dims": _structural(_dim_list),
     "flip.default": _structural(_dim_list),
-    "select.int": _structural(_dims_first(1)),
+    "select.int": _structural(_leading_dims(1)),
     "slice.Tensor": _structural(_slice),
-    "index_select.default": _structural(_dims_first(1)),
+    "index_select.default": _structural(_leading_dims(1)),
     "index.Tensor": _structural(_unchanged),
     "split_with_sizes.default": _structural(_split),
     "getitem": lambda node, importer: importer.convert_real(node),
 }
-"""By operator name; `aten.abs.default` is `abs.default` there."""
+"""Operator name (`abs.default` for `aten.abs.default`) → its converter."""

@@ -1,4 +1,4 @@
-"""TVM's importer with complex numbers: its type handling, and the choice of a converter by the types of the call."""
+"""Extends TVM's importer by complex numbers: its type handling, and the choice of converters by types."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PARTS = {torch.complex64: "float32", torch.complex128: "float64"}
 
 
 class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
-    """Imports programs with complex64 and complex128 tensors.
+    """An importer of programs with complex64 and complex128 tensors.
 
     A complex tensor of shape [...] is a real Relax tensor [..., 2] of its real and imaginary parts, float32 or float64:
-    inputs, outputs, parameters, buffers, constants and every value between. Calls without a complex operand or result
-    are converted as before.
+    inputs, outputs, parameters, buffers, constants and all intermediate values. Calls without a complex operand or
+    result are converted as by TVM's importer.
     """
 
     @staticmethod
@@ -42,19 +42,21 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         return ExportedProgramImporter._convert_pytorch_tensor_to_tvm(tensor_value)
 
     def create_convert_map(self) -> dict[str, Callable[[Node], Any]]:
-        """Adds the lazy negation, which taking imaginary parts of a conjugate leaves on a real tensor."""
-        own: dict[str, Callable[[Node], Any]] = super().create_convert_map()
-        return {"_neg_view.default": self._unary_op(relax.op.negative), **own}
+        """Returns the converters with the lazy negation, which imaginary parts of conjugates leave on real tensors."""
+        convert_map: dict[str, Callable[[Node], Any]] = super().create_convert_map()
+        return {"_neg_view.default": self._unary_op(relax.op.negative), **convert_map}
 
     def create_input_vars(self, exported_program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Makes the variables of parameters and inputs, complex ones with a last dimension of 2, and the ranges."""
+        """Returns the variables of parameters and inputs, complex ones with a last dimension of 2, and the ranges."""
         parameters, inputs, ranges = super().create_input_vars(exported_program)
         for placeholder in exported_program.graph.find_nodes(op="placeholder"):
             if is_complex(placeholder):
                 variables = inputs if placeholder.name in inputs else parameters
-                old = variables[placeholder.name]
-                shape = [*old.ty.shape, 2]
-                variables[placeholder.name] = relax.Var(placeholder.name, relax.TensorType(shape, old.ty.dtype.dtype))
+                variable = variables[placeholder.name]
+                shape = [*variable.ty.shape, 2]
+                variables[placeholder.name] = relax.Var(
+                    placeholder.name, relax.TensorType(shape, variable.ty.dtype.dtype)
+                )
         return parameters, inputs, ranges
 
     def from_exported_program(
@@ -65,8 +67,8 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         no_bind_return_tuple: bool,
         custom_convert_map: Mapping[str, Converter] | None,
     ) -> tvm.IRModule:
-        """Imports a program; converters in `custom_convert_map` get the calls without complex operands or results."""
-        self._real = {name: _taking_importer(converter) for name, converter in self.convert_map.items()}
+        """Imports a program; `custom_convert_map` converts the calls without complex operands or results."""
+        self._real = {name: _with_importer_argument(converter) for name, converter in self.convert_map.items()}
         self._real |= dict(custom_convert_map or {})
         return super().from_exported_program(
             exported_program,
@@ -77,21 +79,23 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         )
 
     def convert_real(self, node: Node) -> Any:
-        """Converts a call on real tensors, as if there were no complex numbers."""
+        """Converts a call on real tensors."""
         return self._real[node.target.__name__](node, self)
 
     def _check_unsupported_func_type(self, nodes: Iterable[Node]) -> None:
         calls = [node for node in nodes if node.op == "call_function"]
-        unknown = [node for node in calls if _touches_complex(node) and node.target.__name__ not in CONVERTERS]
-        if unknown:
+        unsupported = [node for node in calls if _touches_complex(node) and node.target.__name__ not in CONVERTERS]
+        if unsupported:
             raise NotImplementedError(
-                "; ".join(f"complex operator {node.target} is not handled yet, {source_of(node)}" for node in unknown)
+                "; ".join(
+                    f"complex operator {node.target} is not handled yet, {source_of(node)}" for node in unsupported
+                )
             )
         super()._check_unsupported_func_type([node for node in calls if not _touches_complex(node)])
 
 
 def source_of(node: Node) -> str:
-    """Returns the line of the model that a node comes from, if known: `in forward at model.py:12: y = x.erfinv()`."""
+    """Returns the model's source line of a node, if known: `in forward at model.py:12: y = x.erfinv()`."""
     frames = str(node.meta.get("stack_trace") or "").strip().splitlines()
     places = [index for index, line in enumerate(frames) if line.lstrip().startswith("File ")]
     if not places:
@@ -101,7 +105,7 @@ def source_of(node: Node) -> str:
     return f"{function} at {file.strip(chr(34))}:{line.removeprefix('line ')}" + (f": {code}" if code else "")
 
 
-def _taking_importer(converter: Callable[[Node], Any]) -> Converter:
+def _with_importer_argument(converter: Callable[[Node], Any]) -> Converter:
     return lambda node, _importer: converter(node)
 
 

@@ -1,8 +1,9 @@
-"""Complex arithmetic in Relax on pairs: real tensors [..., 2] of real and imaginary parts.
+"""Computes complex arithmetic in Relax on pairs: real tensors [..., 2] of real and imaginary parts.
 
 Every function takes `emit`, which binds an expression to a variable (`BlockBuilder.emit`), then pairs, and returns
-pairs unless it says otherwise. Operands are broadcast as Relax does it, which is right for pairs as the last dimension
-is always 2. No intermediate result overflows or underflows where the result does not, in `divide` and `absolute` too.
+pairs unless documented otherwise. Operands are broadcast as in Relax, which is right for pairs because the last
+dimension is always 2. No intermediate result overflows or underflows where the result does not, in `divide` and
+`absolute` too.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def multiply(emit: Emit, x: Expr, y: Expr) -> Expr:
 
 
 def divide(emit: Emit, x: Expr, y: Expr) -> Expr:
-    """Computes (a + ib)/(c + id) as R. L. Smith does (CACM 5(8), 1962): the larger part divides both first.
+    """Computes (a + ib)/(c + id) by R. L. Smith (CACM 5(8), 1962), which divides both by the larger part first.
 
     A division by 0 gives a/0 and b/0.
     """
@@ -112,11 +113,11 @@ def absolute(emit: Emit, x: Expr) -> Expr:
     re, im = (emit(relax.op.abs(part)) for part in parts(emit, x))
     swap = emit(relax.op.less(re, im))
     large, small = emit(relax.op.where(swap, im, re)), emit(relax.op.where(swap, re, im))
-    one = relax.const(1.0, dtype_of(x))
-    # also 0/0 and ∞/∞, where any finite ratio is right
-    same = emit(relax.op.equal(large, small))
-    ratio = emit(relax.op.where(same, one, emit(relax.op.divide(small, large))))
-    factor = emit(relax.op.sqrt(emit(relax.op.add(one, emit(relax.op.multiply(ratio, ratio))))))
+    unit = relax.const(1.0, dtype_of(x))
+    # includes 0/0 and ∞/∞, where any finite ratio is right
+    is_equal = emit(relax.op.equal(large, small))
+    ratio = emit(relax.op.where(is_equal, unit, emit(relax.op.divide(small, large))))
+    factor = emit(relax.op.sqrt(emit(relax.op.add(unit, emit(relax.op.multiply(ratio, ratio))))))
     return emit(relax.op.multiply(large, factor))
 
 
@@ -129,8 +130,7 @@ def angle(emit: Emit, x: Expr) -> Expr:
 def matmul(emit: Emit, x: Expr, y: Expr) -> Expr:
     """Returns the product of [..., m, k] and [..., k, n] as one real product [..., m, 2k] × [..., 2k, 2n].
 
-    A row of x is (a₁, b₁, a₂, b₂, …) as it lies in memory; row 2j of the right factor is row j of y, row 2j + 1 is i
-    times that.
+    A row of x is (a₁, b₁, a₂, b₂, …) in memory; row 2j of the right factor is row j of y, row 2j + 1 is i times row j.
     """
     *batch, m, k, _ = list(x.ty.shape)
     *batch_of_y, _, n, _ = list(y.ty.shape)

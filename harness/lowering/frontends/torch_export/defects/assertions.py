@@ -1,4 +1,4 @@
-"""torch._assert_async keeps the whole function from being optimized."""
+"""Works around torch._assert_async, which prevents the optimization of the whole function."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ DEFECTS = (
     TorchDefect(
         name="assertion_stops_optimization",
         title="One runtime assertion keeps a whole function from being optimized",
-        where="ExportedProgramImporter.from_exported_program",
-        what=(
+        location="ExportedProgramImporter.from_exported_program",
+        description=(
             "A graph with torch._assert_async is imported as an impure function without a dataflow block, and "
             "fusion only looks into dataflow blocks. SAM 3's geometry encoder checks its padding masks that way."
         ),

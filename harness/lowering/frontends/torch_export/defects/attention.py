@@ -1,4 +1,4 @@
-"""Scaled dot-product attention falls apart into single operations on the score matrix."""
+"""Works around the decomposition of scaled dot-product attention into single operations on the score matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument
 
-KEPT = (torch.ops.aten.scaled_dot_product_attention.default,)
+UNDECOMPOSED = (torch.ops.aten.scaled_dot_product_attention.default,)
 """Operators that are not decomposed."""
 
 
@@ -65,7 +65,7 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 def _bias(node: Node, importer: Any, batch: int, heads: int, scores: tuple[int, int]) -> Any:
-    """Returns the mask as numbers to add, [batch or 1, heads or 1, queries, keys]; false becomes -inf, true 0."""
+    """Returns the mask as an additive bias, [batch or 1, heads or 1, queries, keys]; False becomes -inf, True 0."""
     from tvm import relax
 
     mask = argument(node, 3, "attn_mask")
@@ -89,8 +89,8 @@ DEFECTS = (
     TorchDefect(
         name="attention_decomposed",
         title="Attention is imported as single operations on the score matrix",
-        where="from_exported_program(run_ep_decomposition=True)",
-        what=(
+        location="from_exported_program(run_ep_decomposition=True)",
+        description=(
             "PyTorch's decomposition guards the softmax against rows that are masked entirely: comparison with "
             "-inf, negation, any, a matrix of zeros and a where, each over the whole score matrix, which in SAM "
             "3's global blocks has 430 million elements. Without the decomposition, TVM's converter rejects "

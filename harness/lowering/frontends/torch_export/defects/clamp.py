@@ -1,4 +1,4 @@
-"""clamp: integer tensors with one bound, and NaN."""
+"""Works around clamp of integer tensors with one bound, and its loss of NaN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _clamp(node: Node, importer: Any, lowest: Any, highest: Any) -> Any:
-    """Puts the bound first: TVM's maximum and minimum return their second operand where one is NaN."""
+    """Puts the bound first, because TVM's maximum and minimum return their second operand if one is NaN."""
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -55,8 +55,8 @@ DEFECTS = (
     TorchDefect(
         name="clamp_integer",
         title="clamp of an integer tensor with one bound is rejected",
-        where="BaseFXGraphImporter._clamp",
-        what="The missing bound becomes an infinity, which has no integer value.",
+        location="BaseFXGraphImporter._clamp",
+        description="The missing bound becomes an infinity, which has no integer value.",
         reproduction=_reproduction,
         raw=RawOutcome(Symptom.REJECTED, "RuntimeError", "infinity"),
         workaround=(
@@ -72,8 +72,8 @@ DEFECTS = (
     TorchDefect(
         name="clamp_nan",
         title="clamp turns NaN into a bound",
-        where="LLVM code generation of tirx.Max and tirx.Min",
-        what=(
+        location="LLVM code generation of tirx.Max and tirx.Min",
+        description=(
             "max(a, b) is compiled to `a > b ? a : b`, so that a NaN on the left is lost, and the importer puts "
             "the tensor on the left. PyTorch's clamp keeps NaN."
         ),

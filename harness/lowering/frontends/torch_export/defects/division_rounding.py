@@ -1,4 +1,4 @@
-"""div with a rounding mode (floor_divide, //) by a Python number."""
+"""Works around div with a rounding mode (floor_divide, //) by a Python number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _convert(node: Node, importer: Any) -> Any:
-    """Divides as PyTorch does; see `div_floor_floating` in c10/util/generic_math.h for the meaning on floats."""
+    """Divides as PyTorch does; `div_floor_floating` in c10/util/generic_math.h defines the result for floats."""
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -46,12 +46,12 @@ def _convert(node: Node, importer: Any) -> Any:
 
 
 def _is_power_of_two(number: float) -> bool:
-    """Returns whether dividing by it is exact."""
+    """Returns whether division by the number is exact."""
     return abs(math.frexp(number)[0]) == 0.5
 
 
 def _truncate(left: Any, right: Any, emit: Any) -> Any:
-    """Divides integers towards zero, by way of the division towards minus infinity."""
+    """Divides integers towards zero, by a division towards minus infinity."""
     from tvm import relax
 
     floored = emit(relax.op.floor_divide(left, right))
@@ -62,19 +62,19 @@ def _truncate(left: Any, right: Any, emit: Any) -> Any:
 
 
 def _floor(left: Any, right: Any, dtype: str, emit: Any) -> Any:
-    """Computes the floor of the exact quotient: (left - mod) / right is nearly whole, so that rounding it is safe."""
+    """Computes the floor of the exact quotient: (left - mod) / right is nearly whole, so that rounding is safe."""
     from tvm import relax
 
-    zero, one = relax.const(0, dtype), relax.const(1, dtype)
+    zero, unit = relax.const(0, dtype), relax.const(1, dtype)
     remainder = emit(relax.op.mod(left, right))
     quotient = emit(relax.op.divide(emit(relax.op.subtract(left, remainder)), right))
     other_sign = emit(relax.op.logical_xor(emit(relax.op.less(remainder, zero)), emit(relax.op.less(right, zero))))
     below = emit(relax.op.logical_and(other_sign, emit(relax.op.not_equal(remainder, zero))))
-    quotient = emit(relax.op.where(below, emit(relax.op.subtract(quotient, one)), quotient))
+    quotient = emit(relax.op.where(below, emit(relax.op.subtract(quotient, unit)), quotient))
     floored = emit(relax.op.floor(quotient))
-    rest = emit(relax.op.subtract(quotient, floored))
-    up = emit(relax.op.add(floored, one))
-    whole = emit(relax.op.where(emit(relax.op.greater(rest, relax.const(0.5, dtype))), up, floored))
+    fraction = emit(relax.op.subtract(quotient, floored))
+    rounded_up = emit(relax.op.add(floored, unit))
+    whole = emit(relax.op.where(emit(relax.op.greater(fraction, relax.const(0.5, dtype))), rounded_up, floored))
     by_zero = emit(relax.op.equal(right, zero))
     return emit(relax.op.where(by_zero, emit(relax.op.divide(left, right)), whole))
 
@@ -83,8 +83,8 @@ DEFECTS = (
     TorchDefect(
         name="floor_divide_by_number",
         title="// by a Python number is rejected",
-        where="BaseFXGraphImporter._div",
-        what=(
+        location="BaseFXGraphImporter._div",
+        description=(
             "The number becomes relax.const(2), an int32, whatever the dtype of the tensor, and Relax does not "
             "mix dtypes. SAM 3's decoder divides a float arange by 2 that way in its sine embedding. (With a "
             "tensor as divisor, floor(a / b) is also one too large where a / b rounds up to a whole number, as in "

@@ -1,4 +1,4 @@
-"""full_like with a number that only float64 can hold, or that is infinite."""
+"""Works around full_like with a number that only float64 can hold, or that is infinite."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ DEFECTS = (
     TorchDefect(
         name="double_fill",
         title="full_like with a number beyond float32 is rejected",
-        where="tvm.topi.full_like",
-        what="The number is held to the range of float32, whatever the dtype of the tensor is.",
+        location="tvm.topi.full_like",
+        description="The number is held to the range of float32, whatever the dtype of the tensor is.",
         reproduction=lambda: (_Fill(), (torch.tensor([1.0, -2.0], dtype=torch.float64),)),
         raw=RawOutcome(Symptom.REJECTED, "ValueError", "exceeds maximum of float32"),
         workaround="A converter that broadcasts a constant of float64.",
@@ -47,8 +47,8 @@ DEFECTS = (
     TorchDefect(
         name="infinite_fill_like",
         title="full_like with an infinite value does not compile",
-        where="tvm.topi.full",
-        what="As infinite_fill: a TypeError in the compiler.",
+        location="tvm.topi.full",
+        description="As infinite_fill: a TypeError in the compiler.",
         reproduction=lambda: (_FillInfinite(), (torch.tensor([1.0, -2.0]),)),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "PrimType"),
         workaround="The converter of double_fill.",

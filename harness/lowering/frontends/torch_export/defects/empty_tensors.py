@@ -1,4 +1,4 @@
-"""Tensors without elements: zero points, zero boxes."""
+"""Works around the compilation of tensors without elements, such as zero points or zero boxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _is_empty(node: object) -> bool:
 
 
 def _drop_empty(module: GraphModule) -> None:
-    """Makes every empty result a constant and takes empty operands out of cat, so that no code runs on nothing."""
+    """Replaces empty results by constants and removes empty operands from cat, so that no code runs on them."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or not _is_empty(node) or node.target is torch.ops.aten.full.default:
             continue
@@ -30,9 +30,9 @@ def _drop_empty(module: GraphModule) -> None:
             insert(node, torch.ops.aten.full.default, list(value.shape), filler, dtype=value.dtype)
         )
     for node in calls(module, torch.ops.aten.cat.default):
-        kept = [operand for operand in node.args[0] if not _is_empty(operand)]
-        if kept:
-            node.args = (kept, *node.args[1:])
+        nonempty = [operand for operand in node.args[0] if not _is_empty(operand)]
+        if nonempty:
+            node.args = (nonempty, *node.args[1:])
     aten = torch.ops.aten
     for node in calls(module, aten.scatter.src, aten.index_put.default, aten.slice_scatter.default):
         if any(_is_empty(operand) for operand in node.args):
@@ -44,8 +44,8 @@ DEFECTS = (
     TorchDefect(
         name="empty_transpose",
         title="permute of a tensor without elements does not compile",
-        where="relax.transform.RewriteDataflowReshape",
-        what=(
+        location="relax.transform.RewriteDataflowReshape",
+        description=(
             "The pass takes the permutation for a reshape, as it moves nothing, and relax.op.reshape reads a 0 in the "
             "target shape as `copy this dimension of the input`, so that [2, 0, 3] becomes [2, 2, 3]. SAM 3's geometry "
             "encoder meets this with no points or no boxes."

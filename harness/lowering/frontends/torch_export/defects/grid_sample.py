@@ -1,4 +1,4 @@
-"""grid_sample: TVM wants the grid as [N, 2, H, W], PyTorch has it as [N, H, W, 2]."""
+"""Works around the layout of grid_sample's grid: [N, 2, H, W] in TVM, [N, H, W, 2] in PyTorch."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ DEFECTS = (
     TorchDefect(
         name="grid_sample_layout",
         title="grid_sample reads the grid in the wrong layout",
-        where="ExportedProgramImporter._grid_sampler_2d",
-        what=(
+        location="ExportedProgramImporter._grid_sampler_2d",
+        description=(
             "The grid [N, H, W, 2] is handed to relax.op.image.grid_sample, which expects [N, 2, H, W]. The "
             "result is wrong without an error when H = W = 2, and has the wrong shape otherwise. In SAM 3's "
             "geometry encoder (points, grid [B, N, 1, 2]) the shape is wrong, so that the squeeze behind it "

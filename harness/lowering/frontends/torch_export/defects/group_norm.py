@@ -1,4 +1,4 @@
-"""group_norm without weight and bias."""
+"""Works around group_norm without weight and bias."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ DEFECTS = (
     TorchDefect(
         name="group_norm_without_weight",
         title="group_norm without weight and bias is rejected",
-        where="ExportedProgramImporter._native_group_norm",
-        what="The missing weight is handed on as None, a null pointer in the module.",
+        location="ExportedProgramImporter._native_group_norm",
+        description="The missing weight is handed on as None, a null pointer in the module.",
         reproduction=lambda: (_Normalize(), (torch.arange(16.0).reshape(1, 4, 2, 2),)),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "null pointer"),
         workaround="A converter that fills in ones and zeros.",

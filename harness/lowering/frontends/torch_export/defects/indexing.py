@@ -1,4 +1,4 @@
-"""Indexing with tensors: negative indices, and several index tensors beside slices."""
+"""Works around indexing with tensors: negative indices, and several index tensors next to slices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Put(torch.nn.Module):
         return x.index_put((index,), torch.zeros(()))
 
 
-def _from_the_front(index: Any, size: int, emit: Any) -> Any:
+def _nonnegative_index(index: Any, size: int, emit: Any) -> Any:
     """Returns the index tensor with `size` added to negative entries."""
     from tvm import relax
 
@@ -37,54 +37,54 @@ def _from_the_front(index: Any, size: int, emit: Any) -> Any:
 
 
 def _indexed_axes(node: Node, indices: Sequence[Any]) -> list[tuple[int, Any]]:
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if any(index.meta["val"].dtype is torch.bool for _, index in given):
+    axes = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if any(index.meta["val"].dtype is torch.bool for _, index in axes):
         raise NotImplementedError(f"{node.target}: an index of booleans, whose number of elements depends on the data")
-    return given
+    return axes
 
 
 def _convert_index(node: Node, importer: Any) -> Any:
-    """Indexes as NumPy does: index tensors are zipped; their dimensions come in their place, or first if apart."""
+    """Indexes as NumPy does: zips index tensors; their dimensions replace adjacent axes, or else come first."""
     from tvm import relax
 
     emit = importer.block_builder.emit
     data = importer.env[node.args[0]]
     shape = node.args[0].meta["val"].shape
-    given = _indexed_axes(node, node.args[1])
-    axes = [axis for axis, _ in given]
-    indices = [_from_the_front(importer.env[index], shape[axis], emit) for axis, index in given]
+    indexed = _indexed_axes(node, node.args[1])
+    axes = [axis for axis, _ in indexed]
+    indices = [_nonnegative_index(importer.env[index], shape[axis], emit) for axis, index in indexed]
     if len(indices) == 1:
         return emit(relax.op.take(data, indices[0], axis=axes[0]))
-    rest = [axis for axis in range(len(shape)) if axis not in axes]
-    front = emit(relax.op.permute_dims(data, [*axes, *rest]))
+    further_axes = [axis for axis in range(len(shape)) if axis not in axes]
+    front = emit(relax.op.permute_dims(data, [*axes, *further_axes]))
     picked = emit(relax.op.index_tensor(front, indices))
     adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
     if not adjacent or axes[0] == 0:
         return picked
-    zipped = len(picked.ty.shape) - len(rest)
-    order = [*range(zipped, zipped + axes[0]), *range(zipped), *range(zipped + axes[0], zipped + len(rest))]
+    zipped = len(picked.ty.shape) - len(further_axes)
+    order = [*range(zipped, zipped + axes[0]), *range(zipped), *range(zipped + axes[0], zipped + len(further_axes))]
     return emit(relax.op.permute_dims(picked, order))
 
 
 def _convert_index_put(node: Node, importer: Any) -> Any:
-    """Scatters into flattened rows: the indexed axes are brought to the front and made one."""
+    """Scatters into flattened rows: the indexed axes are moved to the front and merged."""
     from tvm import relax
 
     emit = importer.block_builder.emit
     data, values = importer.env[node.args[0]], importer.env[node.args[2]]
     shape = list(node.args[0].meta["val"].shape)
     accumulate = bool(node.args[3]) if len(node.args) > 3 else False
-    given = _indexed_axes(node, node.args[1])
-    axes = [axis for axis, _ in given]
+    indexed = _indexed_axes(node, node.args[1])
+    axes = [axis for axis, _ in indexed]
     if axes != list(range(len(axes))):
         raise NotImplementedError(f"{node.target}: slices before or between the index tensors")
-    common = list(torch.broadcast_shapes(*(index.meta["val"].shape for _, index in given)))
-    rest = shape[len(axes) :]
+    common = list(torch.broadcast_shapes(*(index.meta["val"].shape for _, index in indexed)))
+    row_shape = shape[len(axes) :]
     indices = [
-        emit(relax.op.broadcast_to(_from_the_front(importer.env[index], shape[axis], emit), common))
-        for axis, index in given
+        emit(relax.op.broadcast_to(_nonnegative_index(importer.env[index], shape[axis], emit), common))
+        for axis, index in indexed
     ]
-    values = emit(relax.op.broadcast_to(values, [*common, *rest]))
+    values = emit(relax.op.broadcast_to(values, [*common, *row_shape]))
     stacked = emit(relax.op.stack(indices, axis=len(common)))
     reduction = "add" if accumulate else "update"
     return emit(relax.op.scatter_nd(data, stacked, values, reduction))
@@ -106,8 +106,8 @@ DEFECTS = (
     TorchDefect(
         name="index_negative",
         title="Negative entries of an index tensor read memory before the tensor",
-        where="BaseFXGraphImporter._index_tensor",
-        what=(
+        location="BaseFXGraphImporter._index_tensor",
+        description=(
             "x[index] becomes relax.op.take in the mode `fast`, which neither counts from the end nor checks bounds."
         ),
         reproduction=_reproduce_take,
@@ -118,8 +118,8 @@ DEFECTS = (
     TorchDefect(
         name="index_beside_slice",
         title="Two index tensors beside a slice give an outer product",
-        where="BaseFXGraphImporter._index_tensor",
-        what=(
+        location="BaseFXGraphImporter._index_tensor",
+        description=(
             "x[:, i, j] takes along each axis in turn, which pairs every entry of i with every entry of j; "
             "PyTorch zips them. The shape of the result is wrong."
         ),
@@ -130,8 +130,8 @@ DEFECTS = (
     TorchDefect(
         name="index_put_fewer_indices",
         title="index_put with fewer index tensors than dimensions is rejected",
-        where="BaseFXGraphImporter._index_put",
-        what="relax.op.index_put wants one index tensor for each dimension; PyTorch leaves the last ones out.",
+        location="BaseFXGraphImporter._index_put",
+        description="relax.op.index_put wants one index tensor for each dimension; PyTorch leaves the last ones out.",
         reproduction=_reproduce_put,
         raw=RawOutcome(Symptom.REJECTED, "ValueError", "to match the data tensor dimensions"),
         workaround="A converter that scatters rows.",

@@ -1,4 +1,4 @@
-"""full with an infinite value."""
+"""Works around full with an infinite value."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DEFECTS = (
     TorchDefect(
         name="infinite_fill",
         title="full with an infinite value does not compile",
-        where="tvm.topi.full",
-        what=(
+        location="tvm.topi.full",
+        description=(
             "Its check of infinite values expects the dtype as a string, but gets an object: a TypeError in the "
             "compiler."
         ),

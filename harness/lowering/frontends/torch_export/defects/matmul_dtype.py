@@ -1,4 +1,4 @@
-"""Matrix products of another dtype than float32."""
+"""Works around matrix products of other dtypes than float32."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _convert_addmm(node: Node, importer: Any) -> Any:
         (node.kwargs.get("beta", 1), importer.env[bias]),
         (node.kwargs.get("alpha", 1), _matmul(importer, node, a, b)),
     ):
-        # a factor of 0 drops the term, whatever is in it
+        # a factor of 0 drops the term, even NaN
         if factor != 0:
             terms.append(term if factor == 1 else emit(relax.op.multiply(term, relax.const(factor, dtype))))
     if not terms:
@@ -66,8 +66,8 @@ DEFECTS = (
     TorchDefect(
         name="matmul_float32",
         title="A matrix product of float64 or of integers becomes float32",
-        where="ExportedProgramImporter.create_convert_map",
-        what=(
+        location="ExportedProgramImporter.create_convert_map",
+        description=(
             "mm, bmm and matmul are imported with out_dtype=float32 whatever the operands are: half of the digits of a "
             "float64 product are lost, and the dtype of the result is not PyTorch's."
         ),
@@ -79,8 +79,8 @@ DEFECTS = (
     TorchDefect(
         name="addmm_float64",
         title="addmm of float64 is rejected",
-        where="BaseFXGraphImporter._addmm",
-        what="The product is float32, as in matmul_float32, and does not add to a float64 bias.",
+        location="BaseFXGraphImporter._addmm",
+        description="The product is float32, as in matmul_float32, and does not add to a float64 bias.",
         reproduction=lambda: (_Linear(), (_double(2), _double(2, 3), _double(3, 2))),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "float64"),
         workaround="A converter that asks for the result's dtype.",

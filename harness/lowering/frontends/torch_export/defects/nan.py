@@ -1,4 +1,4 @@
-"""NaN that becomes a number, and extremes over a dimension."""
+"""Works around the loss of NaN, and extremes over a dimension."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def _index_converters() -> dict[str, Converter]:
     }
 
 
-_LOST = (nan.RELU, nan.ELU, nan.MAXIMUM, nan.MINIMUM, nan.HARDTANH, nan.RELU6, nan.MAX_POOL, nan.MAX)
+_NAN_DEFECTS = (nan.RELU, nan.ELU, nan.MAXIMUM, nan.MINIMUM, nan.HARDTANH, nan.RELU6, nan.MAX_POOL, nan.MAX)
 
 DEFECTS = (
-    *(TorchDefect(**lost.facts) for lost in _LOST),
+    *(TorchDefect(**lost.facts) for lost in _NAN_DEFECTS),
     *(TorchDefect(**facts) for facts in nan.INDICES),
     TorchDefect(
         name="amax",
         title="amax and amin are not known",
-        where="ExportedProgramImporter.create_convert_map",
-        what="They are missing from the table of operators, although max of everything is there.",
+        location="ExportedProgramImporter.create_convert_map",
+        description="They are missing from the table of operators, although max of everything is there.",
         reproduction=lambda: (_Amax(), (torch.tensor([[1.0, 3.0], [2.0, 0.0]]),)),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"amax\.default"),
         workaround="Converters.",
@@ -82,8 +82,8 @@ DEFECTS = (
     TorchDefect(
         name="max_of_dimension",
         title="max over a dimension overlooks NaN",
-        where="BaseFXGraphImporter._max_dim",
-        what="It is imported as the first of a descending sort, whose order NaN breaks.",
+        location="BaseFXGraphImporter._max_dim",
+        description="It is imported as the first of a descending sort, whose order NaN breaks.",
         reproduction=lambda: (_Max(), (torch.tensor([[2.0, float("nan"), 3.0]]),)),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="3 instead of NaN"),
         workaround="Converters that reduce twice, for the value and for its index.",

@@ -1,4 +1,4 @@
-"""Dtype promotion: elementwise operators on operands of different dtypes, Python numbers among them."""
+"""Works around dtype promotion: elementwise operators on operands of different dtypes, including Python numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNARY = (
     ),
     *(_aten.rsqrt.default, _aten.sigmoid.default, _aten.tanh.default, _aten.erf.default, _aten.reciprocal.default),
 )
-_FIRST_ONLY = (_aten.cumsum.default, _aten.cumprod.default, *_UNARY)
+_FIRST_OPERAND_CAST = (_aten.cumsum.default, _aten.cumprod.default, *_UNARY)
 
 
 class _Half(torch.nn.Module):
@@ -96,13 +96,13 @@ def _mask() -> torch.Tensor:
     return torch.tensor([True, False])
 
 
-def _cast(operand: Any, dtype: torch.dtype, before: Node) -> Any:
-    """Returns a tensor as `dtype`, a Python number as the Python type that stands for it."""
+def _cast(operand: Any, dtype: torch.dtype, successor: Node) -> Any:
+    """Returns a tensor cast to `dtype`, or a Python number as the corresponding Python type."""
     if isinstance(operand, Node):
         return (
             operand
             if value_of(operand).dtype == dtype
-            else insert(before, _aten._to_copy.default, operand, dtype=dtype)
+            else insert(successor, _aten._to_copy.default, operand, dtype=dtype)
         )
     return float(operand) if dtype.is_floating_point else int(operand)
 
@@ -135,20 +135,20 @@ def _compare_for_equality(node: Node) -> None:
     node.graph.erase_node(node)
 
 
-_OF_BOOLEANS = {_aten.add.Tensor: _aten.logical_or.default, _aten.mul.Tensor: _aten.logical_and.default}
+_BOOLEAN_OPERATORS = {_aten.add.Tensor: _aten.logical_or.default, _aten.mul.Tensor: _aten.logical_and.default}
 
 
 def _promote(module: GraphModule) -> None:
-    for node in calls(module, *_OF_BOOLEANS):
+    for node in calls(module, *_BOOLEAN_OPERATORS):
         if value_of(node).dtype == torch.bool and all(isinstance(operand, Node) for operand in node.args):
-            node.target = _OF_BOOLEANS[node.target]
+            node.target = _BOOLEAN_OPERATORS[node.target]
     for node in calls(module, _aten.pow.Scalar, _aten.pow.Tensor_Tensor):
         if not (value_of(node).is_floating_point() or value_of(node).is_complex()):
             raise NotImplementedError(
                 f"{node.target} of integers is not known to TVM, called at {source_line(node)}: raise floats there."
             )
     for node in calls(module, *_ARITHMETIC):
-        if _is_complex(node):  # the importer's to reject
+        if _is_complex(node):  # the importer rejects it
             continue
         dtype = value_of(node).dtype
         node.args = tuple(_cast(operand, dtype, node) for operand in node.args[:2])
@@ -169,7 +169,7 @@ def _promote(module: GraphModule) -> None:
         dtype = value_of(node).dtype
         if not dtype.is_complex:
             node.args = ([_cast(operand, dtype, node) for operand in node.args[0]], *node.args[1:])
-    for node in calls(module, *_FIRST_ONLY):
+    for node in calls(module, *_FIRST_OPERAND_CAST):
         node.args = (_cast(node.args[0], value_of(node).dtype, node), *node.args[1:])
 
 
@@ -181,8 +181,8 @@ DEFECTS = (
     TorchDefect(
         name="integer_true_division",
         title="An integer tensor with a Python float, or divided, stays an integer",
-        where="BaseFXGraphImporter._binary_op",
-        what=(
+        location="BaseFXGraphImporter._binary_op",
+        description=(
             "The Python number becomes a constant of the tensor's dtype and the result keeps that dtype: int64 / "
             "2 is an integer division, int64 * 2.5 multiplies by 2. PyTorch promotes both to float32."
         ),
@@ -194,8 +194,8 @@ DEFECTS = (
     TorchDefect(
         name="boolean_arithmetic",
         title="A boolean tensor plus a Python number is rejected",
-        where="BaseFXGraphImporter._binary_op",
-        what=(
+        location="BaseFXGraphImporter._binary_op",
+        description=(
             "The Python number becomes a boolean constant, and adding booleans is not possible. PyTorch promotes "
             "to int64."
         ),
@@ -206,8 +206,8 @@ DEFECTS = (
     TorchDefect(
         name="boolean_sum",
         title="Adding or multiplying boolean tensors is rejected",
-        where="LLVM code generation of tirx.Add and tirx.Mul",
-        what="There is no sum and no product of booleans. PyTorch's are `or` and `and`.",
+        location="LLVM code generation of tirx.Add and tirx.Mul",
+        description="There is no sum and no product of booleans. PyTorch's are `or` and `and`.",
         reproduction=_reproduce(_EitherAndBoth, _mask(), torch.tensor([True, True])),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division makes them `logical_or` and `logical_and`.",
@@ -215,8 +215,8 @@ DEFECTS = (
     TorchDefect(
         name="boolean_comparison",
         title="Comparing boolean tensors does not compile",
-        where="LLVM code generation of equal and not_equal",
-        what="Booleans are compared with a floating-point instruction, which LLVM's verifier rejects.",
+        location="LLVM code generation of equal and not_equal",
+        description="Booleans are compared with a floating-point instruction, which LLVM's verifier rejects.",
         reproduction=_reproduce(_SameBits, _mask()),
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "Invalid operand types for FCmp"),
         workaround="The pass of integer_true_division compares them as int8.",
@@ -224,8 +224,10 @@ DEFECTS = (
     TorchDefect(
         name="not_equal_nan",
         title="NaN is not unequal to itself",
-        where="LLVM code generation of tirx.NE",
-        what="x != x is compiled to an ordered comparison, which is false where one side is NaN; PyTorch says true.",
+        location="LLVM code generation of tirx.NE",
+        description=(
+            "x != x is compiled to an ordered comparison, which is false where one side is NaN; PyTorch says true."
+        ),
         reproduction=_reproduce(_IsNumber, torch.tensor([math.nan, 1.0])),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="False for NaN"),
         workaround="The pass of integer_true_division asks for equality and negates.",
@@ -233,8 +235,8 @@ DEFECTS = (
     TorchDefect(
         name="boolean_cumsum",
         title="cumsum of a boolean tensor is rejected",
-        where="BaseFXGraphImporter._cumsum",
-        what=(
+        location="BaseFXGraphImporter._cumsum",
+        description=(
             "The sum is built in the input's dtype, and booleans can't be added. PyTorch sums booleans and "
             "integers in int64."
         ),
@@ -245,8 +247,8 @@ DEFECTS = (
     TorchDefect(
         name="where_mixed_dtypes",
         title="where with branches of different dtypes is rejected",
-        where="BaseFXGraphImporter._where",
-        what="The branches are handed on as they are, and Relax does not mix dtypes.",
+        location="BaseFXGraphImporter._where",
+        description="The branches are handed on as they are, and Relax does not mix dtypes.",
         reproduction=_reproduce(_Select, _mask(), torch.tensor([0.5, 1.5])),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "must have the same datatype"),
         workaround="The pass of integer_true_division casts the branches to the result's dtype.",
@@ -254,8 +256,8 @@ DEFECTS = (
     TorchDefect(
         name="cat_mixed_dtypes",
         title="cat of tensors of different dtypes is rejected",
-        where="BaseFXGraphImporter._cat",
-        what="The tensors are handed on as they are, and Relax does not mix dtypes; PyTorch promotes them.",
+        location="BaseFXGraphImporter._cat",
+        description="The tensors are handed on as they are, and Relax does not mix dtypes; PyTorch promotes them.",
         reproduction=_reproduce(_Joined, torch.tensor([0.5, 1.5]), torch.tensor([1, 2])),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "to have the same dtype"),
         workaround="The pass of integer_true_division casts the tensors to the result's dtype.",
@@ -263,8 +265,10 @@ DEFECTS = (
     TorchDefect(
         name="add_alpha",
         title="alpha of add and sub is ignored",
-        where="BaseFXGraphImporter._binary_op",
-        what="torch.add(x, y, alpha=3) is x + 3·y; only positional arguments are read, so that the result is x + y.",
+        location="BaseFXGraphImporter._binary_op",
+        description=(
+            "torch.add(x, y, alpha=3) is x + 3·y; only positional arguments are read, so that the result is x + y."
+        ),
         reproduction=_reproduce(_Scaled, torch.tensor([1.0, 2.0])),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="the factor is missing"),
         workaround="A pass that multiplies first.",

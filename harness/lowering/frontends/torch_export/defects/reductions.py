@@ -1,4 +1,4 @@
-"""prod over a dimension, any over everything, any of numbers."""
+"""Works around prod over a dimension, any over all elements, and any of numbers."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def _convert_any(node: Node, importer: Any) -> Any:
     value = emit(relax.op.astype(importer.env[node.args[0]], "bool"))
     dims = argument(node, 1, "dim")
     dims = None if dims == [] else dims
-    most = relax.op.max(emit(relax.op.astype(value, "int8")), dims, bool(argument(node, 2, "keepdim", False)))
-    return emit(relax.op.astype(emit(most), "bool"))
+    maximum = relax.op.max(emit(relax.op.astype(value, "int8")), dims, bool(argument(node, 2, "keepdim", False)))
+    return emit(relax.op.astype(emit(maximum), "bool"))
 
 
 DEFECTS = (
     TorchDefect(
         name="prod_over_dimension",
         title="prod over a dimension is not known",
-        where="ExportedProgramImporter.create_convert_map",
-        what="Only the product of all elements is in the table of operators.",
+        location="ExportedProgramImporter.create_convert_map",
+        description="Only the product of all elements is in the table of operators.",
         reproduction=lambda: (_Product(), (torch.ones(2, 3),)),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"prod\.dim_int"),
         workaround="A converter.",
@@ -60,8 +60,8 @@ DEFECTS = (
     TorchDefect(
         name="any_of_everything",
         title="any without a dimension is not known",
-        where="ExportedProgramImporter.create_convert_map",
-        what="Only any over given dimensions is in the table of operators.",
+        location="ExportedProgramImporter.create_convert_map",
+        description="Only any over given dimensions is in the table of operators.",
         reproduction=lambda: (_AnyTrue(), (torch.tensor([True, False]),)),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"any\.default"),
         workaround="A converter.",
@@ -70,8 +70,8 @@ DEFECTS = (
     TorchDefect(
         name="any_of_numbers",
         title="any of numbers returns the largest number",
-        where="BaseFXGraphImporter._any",
-        what=(
+        location="BaseFXGraphImporter._any",
+        description=(
             "For other dtypes than bool the maximum is returned as it is: a number instead of a boolean, 0 for "
             "negative ones."
         ),

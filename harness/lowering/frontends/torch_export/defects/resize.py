@@ -1,4 +1,4 @@
-"""interpolate: nearest neighbours are chosen differently, and antialias is ignored."""
+"""Works around interpolate, which chooses other nearest neighbours than PyTorch and ignores antialias."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class _Nearest(torch.nn.Module):
 def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[Any]:
     """Returns the source pixel of each target pixel: floor(target · scale), with the scale rounded to float32 first.
 
-    Source: `nearest_neighbor_compute_source_index` in ATen/native/UpSample.h; the scale is 1/factor where one is given.
+    Source: `nearest_neighbor_compute_source_index` in ATen/native/UpSample.h; the scale is 1/factor if a factor is
+    given.
     """
     scale = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(target)
     sources = np.floor(np.arange(target, dtype=np.float32) * scale).astype(np.int64)
@@ -32,7 +33,7 @@ def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[An
 
 
 def _antialias_weights(size: int, target: int, align_corners: bool, factor: float | None) -> NDArray[Any]:
-    """Computes the weights [target, size] of the filter; PyTorch centres it alike with and without align_corners."""
+    """Computes the filter's weights [target, size]; PyTorch centres it equally with and without align_corners."""
     if align_corners:
         scale = (size - 1) / (target - 1) if target > 1 else 0.0
     else:
@@ -51,13 +52,15 @@ def _convert_nearest(node: Node, importer: Any) -> Any:
     emit = importer.block_builder.emit
     value = importer.env[node.args[0]]
     size, target = node.args[0].meta["val"].shape[2:], node.meta["val"].shape[2:]
-    for axis, (source, wanted, factor) in enumerate(zip(size, target, _factors(node), strict=True), start=2):
-        if wanted == source:
+    for axis, (source_size, target_size, factor) in enumerate(zip(size, target, _factors(node), strict=True), start=2):
+        if target_size == source_size:
             continue
-        if wanted % source == 0 and (factor is None or factor == wanted // source):
-            value = emit(relax.op.repeat(value, wanted // source, axis))
+        if target_size % source_size == 0 and (factor is None or factor == target_size // source_size):
+            value = emit(relax.op.repeat(value, target_size // source_size, axis))
             continue
-        value = emit(relax.op.take(value, relax.const(_nearest_sources(source, wanted, factor), "int64"), axis))
+        value = emit(
+            relax.op.take(value, relax.const(_nearest_sources(source_size, target_size, factor), "int64"), axis)
+        )
     return value
 
 
@@ -78,8 +81,8 @@ DEFECTS = (
     TorchDefect(
         name="nearest_half_pixel",
         title="nearest interpolation picks other pixels than PyTorch",
-        where="ExportedProgramImporter._upsample_impl",
-        what=(
+        location="ExportedProgramImporter._upsample_impl",
+        description=(
             "Pixels are chosen by rounding the position of the pixel's centre; PyTorch's mode `nearest` takes the "
             "floor of the position of its corner. Equal for whole factors, wrong otherwise, without an error."
         ),
@@ -91,8 +94,10 @@ DEFECTS = (
     TorchDefect(
         name="antialias_ignored",
         title="antialias of bilinear interpolation is ignored",
-        where="ExportedProgramImporter._upsample_bilinear2d_aa",
-        what="The image is resized without the filter: a wrong result without an error wherever it gets smaller.",
+        location="ExportedProgramImporter._upsample_bilinear2d_aa",
+        description=(
+            "The image is resized without the filter: a wrong result without an error wherever it gets smaller."
+        ),
         reproduction=reproduce_antialias,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values differ by up to 0.9"),
         workaround="A converter that applies the filter's weights along each axis.",

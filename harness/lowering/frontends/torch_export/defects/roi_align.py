@@ -1,4 +1,4 @@
-"""roi_align with aligned=True and a scale."""
+"""Works around roi_align with aligned=True and a scale."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ DEFECTS = (
     TorchDefect(
         name="roi_align_offset",
         title="roi_align with aligned=True and a scale samples at the wrong place",
-        where="ExportedProgramImporter._torchvision_roi_align",
-        what=(
+        location="ExportedProgramImporter._torchvision_roi_align",
+        description=(
             "Half a pixel is subtracted from the boxes before they are scaled instead of after, so that they are "
             "moved by scale / 2. Right only where spatial_scale is 1. (SAM 3 uses aligned=False, which is right, "
             "with the adaptive number of samples too.)"
@@ -35,8 +35,8 @@ DEFECTS = (
     TorchDefect(
         name="roi_align_no_size",
         title="roi_align with aligned=True of a box without size is not 0",
-        where="relax.op.vision.roi_align",
-        what=(
+        location="relax.op.vision.roi_align",
+        description=(
             "With the adaptive number of samples a box without width or height has none, and PyTorch's mean of "
             "them is 0; TVM takes one sample. With aligned=False, as in SAM 3, boxes are at least one pixel wide "
             "and high."

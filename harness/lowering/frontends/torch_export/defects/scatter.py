@@ -1,4 +1,4 @@
-"""scatter_add and scatter_reduce."""
+"""Works around scatter_add and scatter_reduce, which the importer does not know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.lowering.frontends.torch_export.defect import TorchDefect
 from harness.lowering.frontends.torch_export.rewriting import argument, source_line
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-"""What Relax calls PyTorch's reductions."""
+"""PyTorch's reductions → Relax's."""
 
 
 class _Add(torch.nn.Module):
@@ -54,8 +54,8 @@ DEFECTS = (
     TorchDefect(
         name="scatter_add",
         title="scatter_add is not known",
-        where="ExportedProgramImporter.create_convert_map",
-        what="Only scatter without a reduction is in the table of operators.",
+        location="ExportedProgramImporter.create_convert_map",
+        description="Only scatter without a reduction is in the table of operators.",
         reproduction=lambda: (_Add(), _inputs()),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"scatter_add\.default"),
         workaround="A converter.",
@@ -64,8 +64,8 @@ DEFECTS = (
     TorchDefect(
         name="scatter_reduce",
         title="scatter_reduce is not known",
-        where="ExportedProgramImporter.create_convert_map",
-        what="As scatter_add.",
+        location="ExportedProgramImporter.create_convert_map",
+        description="As scatter_add.",
         reproduction=lambda: (_Largest(), _inputs()),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"scatter_reduce\.two"),
         workaround="A converter; of `mean`, and without the tensor's own elements, it says that there is none.",

@@ -1,4 +1,4 @@
-"""slice_scatter with an open start or end."""
+"""Works around slice_scatter with an open start or end."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ DEFECTS = (
     TorchDefect(
         name="slice_scatter_open",
         title="slice_scatter with an open start is rejected",
-        where="BaseFXGraphImporter._slice_scatter",
-        what="The default of the start is only filled in where the argument is missing, not where it is None.",
+        location="BaseFXGraphImporter._slice_scatter",
+        description="The default of the start is only filled in where the argument is missing, not where it is None.",
         reproduction=lambda: (_Overwrite(), (torch.zeros(3), torch.ones(2))),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "Cannot convert None"),
         workaround="A converter that counts both bounds as Python's slices do.",

@@ -1,4 +1,4 @@
-"""sort with `stable` given."""
+"""Works around sort with the argument `stable`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DEFECTS = (
     TorchDefect(
         name="stable_sort",
         title="sort(stable=True) is not known",
-        where="ExportedProgramImporter.create_convert_map",
-        what="The overload is missing from the table of operators, although TVM's sort on the CPU is stable.",
+        location="ExportedProgramImporter.create_convert_map",
+        description="The overload is missing from the table of operators, although TVM's sort on the CPU is stable.",
         reproduction=lambda: (_Sort(), (torch.tensor([[1, 0, 1, 0]]),)),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"sort\.stable"),
         workaround="A converter.",

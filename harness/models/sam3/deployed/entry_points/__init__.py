@@ -1,1 +1,1 @@
-"""The functions of the compiled model: what they take and give, and how to build them."""
+"""Defines the functions of the compiled model: their inputs, their outputs and how they are built."""

@@ -1,4 +1,4 @@
-"""What an entry point is, and the sizes that its inputs have."""
+"""Defines an entry point, and the sizes of its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 VOCABULARY = 49408
-"""Tokens that a text is made of (`vocab_size` of upstream's VETextEncoder)."""
+"""Number of distinct tokens (`vocab_size` of upstream's VETextEncoder)."""
 TEXT_TOKENS = 32
 """Length of a tokenized text (`context_length` of upstream's VETextEncoder)."""
 FEATURE_SIZES = (288, 144, 72)
@@ -21,16 +21,16 @@ FEATURE_SIZES = (288, 144, 72)
 CHANNELS = 256
 TRUNK_CHANNELS = 1024
 QUERIES_AT_ONCE = 16
-"""Queries whose masks are predicted in one call: as many rows as one step of most matrix units takes."""
+"""Queries whose masks one call predicts: the number of rows of one step of most matrix units."""
 CORNERS_AND_PAD = 3
-"""Places of a box's two corners, and of the point that upstream adds to every prompt with points or a box."""
+"""Places of a box's two corners, and of the padding point that upstream adds to every prompt with points or a box."""
 MEMORY_CHANNELS = 64
 MEMORIES = 10
-"""The most memories that upstream's rules give a frame."""
+"""The largest number of memories that upstream's rules give a frame."""
 RANKS = 7
-"""Places in time that a memory can have (`num_maskmem` of upstream's tracker)."""
+"""Number of temporal positions of memories (`num_maskmem` of upstream's tracker)."""
 LABELS = 2
-"""Of points and boxes that say what to look for: negative and positive."""
+"""Number of labels of points and boxes: negative and positive."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class EntryPoint:
     """A function of the compiled model.
 
     Attributes:
-        name: What it is called in the library.
+        name: Name in the library.
         outputs: Names of its results, in order.
-        build: Takes upstream's image model, returns the module: tensors in, tuple of tensors out.
-        inputs: Takes the capacity, returns inputs by name to export the module with; only shapes and dtypes matter.
-        uses_rope: Whether rotary position encoding is inside.
+        build: Takes upstream's image model and returns the module, which maps tensors to a tuple of tensors.
+        inputs: Takes the capacity and returns inputs by name to export the module with; only shapes and dtypes matter.
+        uses_rope: Whether the module has rotary position encoding.
         symbolic: Axes of inputs whose extents are not fixed when the model is compiled.
-        build_composed: As `build`, for targets that would make an upsampled image to convolve it; None if that is the
-            same module.
-        below: By the name of an input that indexes something: what its values are less than; they are at least 0.
+        build_composed: Builds the module for targets that would materialize an upsampled image to convolve it; None for
+            the same module.
+        below: Exclusive upper bound of the values of index inputs, by name; the lower bound is 0.
     """
 
     name: str
@@ -63,8 +63,8 @@ class EntryPoint:
 
         Args:
             model: The model.
-            capacity: Of prompts.
-            upsampling: Whether the target convolves an upsampled image without making it first.
+            capacity: Capacity of prompts.
+            upsampling: Whether the target convolves an upsampled image without materializing it.
         """
         build = self.build if upsampling or self.build_composed is None else self.build_composed
         module = build(model).eval()

@@ -1,7 +1,7 @@
-"""Encode an image and a text, and find everything that a text, boxes and points mean.
+"""Defines the entry points that encode an image and a text, and find all objects of a text, boxes and points.
 
-One image is encoded once and then asked many prompts, so encoding an image, encoding a text and grounding are separate.
-How many points and boxes a prompt has is fixed when the model is compiled; shorter prompts are padded and masked.
+One image is encoded once and then asked many prompts, so image encoding, text encoding and grounding are separate. The
+numbers of points and boxes of a prompt are fixed at compilation; shorter prompts are padded and masked.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def image_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
     return {"pixels": torch.zeros(1, 3, RESOLUTION, RESOLUTION)}
 
 
-def _tokens(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _text_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     tokens = torch.ones(1, TEXT_TOKENS, dtype=torch.int64)
     return {"tokens": tokens, "starts": torch.zeros_like(tokens)}
 
 
-def _prompt(capacity: Capacity) -> dict[str, torch.Tensor]:
+def _grounding_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     return {
@@ -92,7 +92,7 @@ def _mask_predictor(model: Any) -> torch.nn.Module:
     return MaskPredictor(model)
 
 
-def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
+def _pixel_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     largest, middle, smallest = FEATURE_SIZES
@@ -106,7 +106,7 @@ def _grounded(capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
-def _queries(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _mask_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     largest = FEATURE_SIZES[0]
@@ -121,31 +121,31 @@ ENCODE_IMAGE = EntryPoint(
 )
 """pixels fp32 [1, 3, 1008, 1008] to feature maps fp32 [1, 256, S, S], S = 288, 144, 72, and tokens fp32 [5184, 1, 256].
 
-What is the same for every prompt is done here: filtered_0 and filtered_1 are the pixel decoder's convolutions of fpn_0
-and fpn_1, `attended` has the tokens of fpn_2 behind the fusion encoder's first self-attention.
+It computes everything that is the same for every prompt: filtered_0 and filtered_1 are the pixel decoder's convolutions
+of fpn_0 and fpn_1; `attended` has the tokens of fpn_2 after the fusion encoder's first self-attention.
 """
 
 ENCODE_TEXT = EntryPoint(
     "encode_text",
     ("text_features", "text_mask"),
     _text_encoding,
-    _tokens,
+    _text_inputs,
     below={"tokens": VOCABULARY, "starts": TEXT_TOKENS},
 )
 """tokens int64 [1, 32] to features fp32 [32, 1, 256] and mask bool [1, 32], True where padded.
 
-There may be several texts one behind the other; starts int64 [1, 32] has the place where the text of each token begins,
-so zeros for a single text. Features are those that each text has alone.
+There may be several concatenated texts; starts int64 [1, 32] has the place where the text of each token begins, so
+zeros for a single text. The features of each text are those of the text alone.
 """
 
 GROUND = EntryPoint(
     "ground",
     ("logits", "boxes", "presence", "scores", "boxes_xyxy", "memory", "hs", "prompt", "prompt_mask"),
     _grounding,
-    _prompt,
+    _grounding_inputs,
     below={"point_labels": LABELS, "box_labels": LABELS},
 )
-"""Features, text and geometric prompt to what was found; N = capacity.points, M = capacity.boxes.
+"""Features, text and geometric prompt to detections; N = capacity.points, M = capacity.boxes.
 
 Inputs: fpn_2, attended, and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2] (x, y), boxes fp32 [M, 1, 4]
 (cx, cy, w, h), both normalized to [0, 1]; masks bool [1, N] and [1, M], True where padded; labels int64 [N, 1] and
@@ -153,7 +153,7 @@ Inputs: fpn_2, attended, and the outputs of `ENCODE_TEXT`; points fp32 [N, 1, 2]
 
 Outputs: logits [1, 200, 1] (upstream's `pred_logits`), boxes [1, 200, 4] as (cx, cy, w, h), presence logit [1, 1],
 scores [1, 200] as `Sam3Processor` computes them, boxes_xyxy [1, 200, 4] (x0, y0, x1, y1), all fp32, boxes normalized;
-and what `EMBED_PIXELS` and `MASK_PREDICTOR` read: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256],
+and the inputs of `EMBED_PIXELS` and `MASK_PREDICTOR`: memory fp32 [5184, 1, 256], hs fp32 [1, 1, 200, 256],
 prompt fp32 [T, 1, 256], prompt_mask bool [1, T]; T = 33 + N + M.
 """
 
@@ -161,23 +161,23 @@ EMBED_PIXELS = EntryPoint(
     "embed_pixels",
     ("pixel_embed", "semantic"),
     _pixel_embedding,
-    _grounded,
+    _pixel_inputs,
     build_composed=_composed_pixel_embedding,
 )
-"""The image in the light of a prompt to what masks are predicted from, which nobody needs where nothing was found.
+"""Prompted image features to embedded pixels, from which masks are predicted; needed only if a query is kept.
 
 Inputs: filtered_0, filtered_1, and the outputs of `GROUND` without hs. Outputs: pixel_embed fp32 [1, 256, 288, 288],
-as upstream's `pixel_embed`, and logits fp32 [1, 1, 288, 288] of the semantic map.
+equal to upstream's `pixel_embed`, and logits fp32 [1, 1, 288, 288] of the semantic map.
 """
 
-MASK_PREDICTOR = EntryPoint("mask_predictor", ("masks",), _mask_predictor, _queries)
+MASK_PREDICTOR = EntryPoint("mask_predictor", ("masks",), _mask_predictor, _mask_inputs)
 """pixel_embed and hs fp32 [1, 1, 16, 256] of any 16 queries to logits fp32 [1, 16, 288, 288] of their masks.
 
 Few of the 200 queries find something: 16 masks are 8 % of the multiplications of all of them.
 """
 
 GROUNDING = (ENCODE_TEXT, GROUND, EMBED_PIXELS, MASK_PREDICTOR)
-"""Find everything that a text, boxes and points mean."""
+"""The entry points that find all objects of a text, boxes and points."""
 
 ENTRY_POINTS = (ENCODE_IMAGE, *GROUNDING)
 """The entry points that are exported from PyTorch."""

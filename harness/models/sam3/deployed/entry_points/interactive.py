@@ -1,4 +1,4 @@
-"""Answer clicks, boxes and masks: one object at a time, on the same encoding of the image."""
+"""Defines the entry points that answer clicks, boxes and masks about one object, on the same encoding of the image."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def prompt_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
 INTERACTIVE_ENCODE_IMAGE = EntryPoint(
     "encode_image", (*ENCODE_IMAGE.outputs, "trunk"), _interactive_image_encoding, image_inputs, uses_rope=True
 )
-"""As `ENCODE_IMAGE`, with the trunk's features fp32 [1, 1024, 72, 72], which `INTERACTIVE_FEATURES` reads."""
+"""`ENCODE_IMAGE` that also returns the trunk's features fp32 [1, 1024, 72, 72], which `INTERACTIVE_FEATURES` reads."""
 
 INTERACTIVE_FEATURES = EntryPoint(
     "interactive_features", ("image_embedding", "high_res_0", "high_res_1"), _interactive_features, trunk_inputs
@@ -73,13 +73,13 @@ INTERACTIVE_FEATURES = EntryPoint(
 PREDICT_MASKS = EntryPoint("predict_masks", ("masks", "iou", "object_score"), _mask_prediction, prompt_inputs)
 """The outputs of `INTERACTIVE_FEATURES` and one object's prompt to four masks; P = capacity.clicks + 3.
 
-Inputs besides: coordinates fp32 [1, P, 2] (x, y) in pixels of the 1008x1008 image; labels int64 [1, P]: 1 for a
-positive and 0 for a negative point, 2 and 3 for a box's corners, -1 for upstream's padding point, -2 for a place that
-is not used; mask, logits fp32 [1, 1, 288, 288], and has_mask bool [1], whether it counts.
+Further inputs: coordinates fp32 [1, P, 2] (x, y) in pixels of the 1008x1008 image; labels int64 [1, P]: 1 for a
+positive and 0 for a negative point, 2 and 3 for a box's corners, -1 for upstream's padding point, -2 for an absent
+place; mask, logits fp32 [1, 1, 288, 288], and has_mask bool [1], whether the mask is used.
 
 Outputs, all fp32: mask logits [1, 4, 288, 288] (upstream's token for a single mask first, then its three for several),
 predicted IoU [1, 4] of each, and the logit [1, 1] of whether there is an object.
 """
 
 INTERACTIVE_ENTRY_POINTS = (INTERACTIVE_ENCODE_IMAGE, *GROUNDING, INTERACTIVE_FEATURES, PREDICT_MASKS)
-"""What takes the place of `ENTRY_POINTS` where the model answers clicks too."""
+"""The entry points that replace `ENTRY_POINTS` in a model that also answers clicks."""

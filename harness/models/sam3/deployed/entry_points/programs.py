@@ -1,4 +1,4 @@
-"""Which entry points a compiled model has, and their programs."""
+"""Selects the entry points of a compiled model, and builds their programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.targets import TARGETS
 
 
 def entry_points(capacity: Capacity) -> tuple[EntryPoint, ...]:
-    """The entry points of a model of this capacity that are exported from PyTorch."""
+    """Returns the entry points, exported from PyTorch, of a model of the given capacity."""
     if capacity.video:
         return VIDEO_ENTRY_POINTS
     return INTERACTIVE_ENTRY_POINTS if capacity.clicks else ENTRY_POINTS

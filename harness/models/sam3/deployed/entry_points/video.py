@@ -1,12 +1,10 @@
-"""Track objects through a video: pointers, memories and the attention to them."""
+"""Defines the entry points that track objects through a video: pointers, memories and memory attention."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.components.mask_pointer import MASK_POINTER as MASK_POINTER_COMPONENT
-from harness.models.sam3.components.memory_attention import MEMORY_ATTENTION as MEMORY_ATTENTION_COMPONENT
-from harness.models.sam3.components.object_pointers import OBJECT_POINTERS as OBJECT_POINTERS_COMPONENT
+from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.entry_points.entry_point import (
     CHANNELS,
     FEATURE_SIZES,
@@ -24,7 +22,7 @@ from harness.models.sam3.deployed.entry_points.interactive import (
     trunk_inputs,
 )
 from harness.runtime.manifest import Capacity
-from harness.runtime.sam3.video.tracker import GIVEN_MASK, POINTERS, PREDICTED_MASK
+from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, POINTERS, PROMPT_MASK_SIZE
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +40,10 @@ def _pointed_masks(model: Any) -> torch.nn.Module:
     return MaskPrediction(model, with_pointers=True)
 
 
-def _memory_of_frame(model: Any) -> torch.nn.Module:
-    from harness.models.sam3.deployed.video import MemoryOfFrame
+def _frame_memory(model: Any) -> torch.nn.Module:
+    from harness.models.sam3.deployed.video import FrameMemory
 
-    return MemoryOfFrame(model)
+    return FrameMemory(model)
 
 
 def _frame_and_mask(size: int) -> dict[str, torch.Tensor]:
@@ -77,7 +75,7 @@ def _memories(_capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
-def _given_mask(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _mask_prompt(_capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     largest, middle, smallest = FEATURE_SIZES
@@ -85,24 +83,24 @@ def _given_mask(_capacity: Capacity) -> dict[str, torch.Tensor]:
         "features": torch.zeros(1, CHANNELS, smallest, smallest),
         "high_res_0": torch.zeros(1, CHANNELS // 8, largest, largest),
         "high_res_1": torch.zeros(1, CHANNELS // 4, middle, middle),
-        "masks": torch.zeros(1, 1, GIVEN_MASK, GIVEN_MASK),
+        "masks": torch.zeros(1, 1, INPUT_MASK_SIZE, INPUT_MASK_SIZE),
     }
 
 
 VIDEO_FEATURES = EntryPoint(
     INTERACTIVE_FEATURES.name, (*INTERACTIVE_FEATURES.outputs, "features"), _video_features, trunk_inputs
 )
-"""As `INTERACTIVE_FEATURES`, with the features fp32 [1, 256, 72, 72] that attend to memories."""
+"""`INTERACTIVE_FEATURES` that also returns the features fp32 [1, 256, 72, 72] that attend to memories."""
 
 POINTED_MASKS = EntryPoint(PREDICT_MASKS.name, (*PREDICT_MASKS.outputs, "pointers"), _pointed_masks, prompt_inputs)
-"""As `PREDICT_MASKS`, with the object pointer fp32 [1, 4, 256] of each mask."""
+"""`PREDICT_MASKS` that also returns the object pointer fp32 [1, 4, 256] of each mask."""
 
 OBJECT_POINTERS = EntryPoint(
     "object_pointers",
     ("pointer_tokens", "pointer_pos"),
-    OBJECT_POINTERS_COMPONENT.build,
+    COMPONENTS["object_pointers"].build,
     _object_pointers,
-    symbolic=OBJECT_POINTERS_COMPONENT.symbolic,
+    symbolic=COMPONENTS["object_pointers"].symbolic,
 )
 """pointers fp32 [20, B, 256] of any number of objects and times fp32 [20] to four tokens of each, and their positions,
 fp32 [80, B, 64]."""
@@ -110,28 +108,30 @@ fp32 [80, B, 64]."""
 MEMORY_ATTENTION = EntryPoint(
     "memory_attention",
     ("conditioned",),
-    MEMORY_ATTENTION_COMPONENT.build,
+    COMPONENTS["memory_attention"].build,
     _memories,
     uses_rope=True,
-    symbolic=MEMORY_ATTENTION_COMPONENT.symbolic,
+    symbolic=COMPONENTS["memory_attention"].symbolic,
     below={"ranks": RANKS},
 )
-"""A frame in the light of M memories and P pointers of an object; the inputs and the output are the component's."""
+"""Attention of a frame to M memories and P pointers of an object; inputs and output are the component's."""
 
-MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(GIVEN_MASK))
+MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(INPUT_MASK_SIZE))
 """features fp32 [1, 256, 72, 72], mask logits fp32 [1, 1, 1152, 1152], object logits [1, 1] to fp32 [1, 64, 72, 72]."""
 
 PREDICTED_MEMORY_ENCODER = EntryPoint(
-    "encode_predicted_memory", ("memory",), _memory_of_frame, lambda _: _frame_and_mask(PREDICTED_MASK)
+    "encode_predicted_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(PROMPT_MASK_SIZE)
 )
-"""As `MEMORY_ENCODER`, for an object that a prompt was given for, mask logits fp32 [1, 1, 1008, 1008].
+"""`MEMORY_ENCODER` for a prompted object, whose mask logits are fp32 [1, 1, 1008, 1008].
 
-The mask of a prompt itself is decided: its logits are -1024 and 1024. Those of the frames that are tracked again after
-a click are what the mask decoder gives.
+The mask of a prompt itself is binarized: its logits are -1024 and 1024. Frames that are tracked again after a click
+have the mask decoder's logits.
 """
 
-MASK_POINTER = EntryPoint("mask_pointer", MASK_POINTER_COMPONENT.outputs, MASK_POINTER_COMPONENT.build, _given_mask)
-"""A frame and a given mask, fp32 [1, 1, 1152, 1152], to a pointer fp32 [1, 256] and the object logit [1, 1]."""
+MASK_POINTER = EntryPoint(
+    "mask_pointer", COMPONENTS["mask_pointer"].outputs, COMPONENTS["mask_pointer"].build, _mask_prompt
+)
+"""A frame and a mask prompt, fp32 [1, 1, 1152, 1152], to a pointer fp32 [1, 256] and the object logit [1, 1]."""
 
 VIDEO_ENTRY_POINTS = (
     INTERACTIVE_ENCODE_IMAGE,
@@ -144,4 +144,4 @@ VIDEO_ENTRY_POINTS = (
     PREDICTED_MEMORY_ENCODER,
     MASK_POINTER,
 )
-"""What takes the place of `ENTRY_POINTS` where the model tracks objects through videos too."""
+"""The entry points that replace `ENTRY_POINTS` in a model that also tracks objects through videos."""

@@ -1,4 +1,4 @@
-"""Answers of a session as arrays with names, which a cache and a file can hold."""
+"""Names the arrays of a session's answers, for the cache and for files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from harness.core.program import Arrays
 
 
-def numbered(answers: Iterable[tuple[int, Arrays]]) -> Arrays:
-    """The arrays of all frames that a session gave out, in order.
+def number_frames(answers: Iterable[tuple[int, Arrays]]) -> Arrays:
+    """Returns the arrays of all frames that a session returned, in order.
 
     Args:
-        answers: Of each frame the position of the request that it answers, and its arrays by name.
+        answers: For each frame, the position of the request that it answers, and its arrays by name.
 
     Returns:
-        Those of the first frame are `0/request`, int64 [1], `0/ids` and so on.
+        The arrays by name; the first frame has `0/request`, int64 [1], `0/ids` and so on.
     """
     arrays: Arrays = {}
     for number, (position, answer) in enumerate(answers):

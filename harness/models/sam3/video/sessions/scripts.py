@@ -1,4 +1,4 @@
-"""What users ask of a session, request by request, as data in `fixtures/video_sessions.toml`."""
+"""Reads the requests of users to a session from `fixtures/video_sessions.toml`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a session, by the names of upstream's `Sam3VideoPredictor`; places are shares of width and height.
+    """A request to a session, named as in upstream's `Sam3VideoPredictor`; positions are shares of width and height.
 
     Attributes:
-        type: What is asked.
-        frame: The frame of a prompt, or where a propagation starts.
+        type: Kind of the request.
+        frame: The frame of a prompt, or the first frame of a propagation.
         reverse: Whether the propagation goes backwards.
         text: A noun phrase, whose objects are found in every frame.
-        object: The id of the object that is prompted or removed.
-        points: (x, y) each.
-        labels: For each point 1 on the object, 0 beside it; all 1 if there are none.
+        object: The id of the prompted or removed object.
+        points: (x, y) of each point.
+        labels: For each point 1 on the object, 0 outside; all 1 if empty.
         box: (x0, y0, x1, y1) around the object.
         mask: (x0, y0, x1, y1), the rectangle whose pixels are the object.
     """
@@ -52,11 +52,11 @@ class Script:
     """A video and the requests of one session with it.
 
     Attributes:
-        name: What it is called in reports.
+        name: Name in reports.
         video: Path of a file of frames or of the description of a clip; `scene` for the scene of this project.
         length: Number of frames of the video; a longer one is cut.
-        requests: What is asked, in order.
-        full: Whether it is asked at full scale too.
+        requests: The requests, in order.
+        full: Whether the script also runs at full scale.
     """
 
     name: str
@@ -67,26 +67,26 @@ class Script:
 
     @property
     def image(self) -> Path:
-        """The video, as `harness.models.sam3.questions.Asked` calls it."""
+        """Returns the video, under the name that `harness.models.sam3.questions.ImageQuestion` requires."""
         return self.video
 
 
 def load_scripts(scale: str = Scale.SHALLOW.value, path: Path = SCRIPTS) -> tuple[Script, ...]:
-    """Reads the scripts that are asked at a scale; those about one video follow each other.
+    """Reads the scripts of a scale; scripts about one video follow each other.
 
     Args:
-        scale: The case's.
+        scale: Scale of the case.
         path: A TOML file of `[[question]]` tables with a list `requests`; videos are relative to it.
 
     Raises:
-        HarnessError: The file is missing, a script is incomplete or contradicts itself, or there is none.
+        HarnessError: The file is missing or has no scripts, or a script is incomplete or contradicts itself.
     """
     scripts = read_questions(path, _script)
     return tuple(script for script in scripts if script.full or scale != Scale.FULL)
 
 
 def pixels_of(places: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Shares of width and height as whole pixels.
+    """Converts shares of width and height to whole pixels.
 
     Args:
         places: Pairs (x, y) one after another, in any shape.
@@ -99,7 +99,7 @@ def pixels_of(places: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
 
 
 def mask_of(rectangle: Box, size: tuple[int, int]) -> npt.NDArray[np.bool_]:
-    """A mask bool [h, w] that is the rectangle."""
+    """Returns the mask bool [h, w] of a rectangle."""
     (left, top), (right, bottom) = pixels_of(rectangle, size).astype(int)
     mask = np.zeros(size, bool)
     mask[top:bottom, left:right] = True
@@ -122,16 +122,16 @@ def _script(table: dict[str, Any], path: Path) -> Script:
 
 def _request(table: Mapping[str, Any], name: str) -> Request:
     check_keys(table, Request, f"a request of {name!r}")
-    given = {key: _tuples(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Request(**given)
+    fields = {key: _tuples(value) if isinstance(value, list) else value for key, value in table.items()}
+    return Request(**fields)
 
 
 def _check_request(request: Request, script: Script) -> None:
-    said = f"{request.type} in {script.name!r}"
+    description = f"{request.type} in {script.name!r}"
     if request.type not in get_args(Kind):
-        raise ValueError(f"{said} is none of {', '.join(get_args(Kind))}")
+        raise ValueError(f"{description} is none of {', '.join(get_args(Kind))}")
     if not 0 <= request.frame < script.length:
-        raise ValueError(f"{said} is about frame {request.frame} of {script.length}")
+        raise ValueError(f"{description} is about frame {request.frame} of {script.length}")
     prompts = [bool(request.points), request.box is not None, request.mask is not None]
     if request.type != "add_prompt":
         valid = (
@@ -144,9 +144,11 @@ def _check_request(request: Request, script: Script) -> None:
     else:
         valid = request.object is None and not any(prompts)
     if not valid:
-        raise ValueError(f"{said} needs a text, or an object with points, a box or a mask; or an object to remove")
+        raise ValueError(
+            f"{description} needs a text, or an object with points, a box or a mask; or an object to remove"
+        )
     if request.labels and len(request.labels) != len(request.points):
-        raise ValueError(f"{said} has {len(request.labels)} labels of {len(request.points)} points")
+        raise ValueError(f"{description} has {len(request.labels)} labels of {len(request.points)} points")
 
 
 def _tuples(value: Any) -> Any:

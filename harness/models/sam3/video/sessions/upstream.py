@@ -1,4 +1,4 @@
-"""Upstream's side of a session: its own video model, asked as a user asks it, and where it decides about a pixel.
+"""Answers the requests of a session with upstream's own video model, and records the logits that decide pixels.
 
 VB is upstream's model/sam3_video_base.py and VI its model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
@@ -19,30 +19,30 @@ from torch import Tensor
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
-from harness.models.sam3.video.sessions.answers import numbered
+from harness.models.sam3.video.sessions.answers import number_frames
 from harness.models.sam3.video.sessions.scripts import Request, Script, mask_of, pixels_of
 from harness.models.sam3.video.upstream import quick_masks
 
 Pixels = npt.NDArray[np.uint8]
 Points = Sequence[Sequence[float]] | npt.NDArray[np.float64]
-_A_POINT = ((0.0, 0.0),)
-"""Upstream's session takes points alone; its tracker gets a box or a mask in their place."""
+_PLACEHOLDER_POINT = ((0.0, 0.0),)
+"""A placeholder for a box or a mask, which upstream's tracker gets, because upstream's session takes points alone."""
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
-    """What upstream gives out of a frame; the first five as in `harness.runtime.sam3.video.tracked_frame.TrackedFrame`.
+class FrameAnswer:
+    """Upstream's answer for a frame; the first five are as in `harness.runtime.sam3.video.session.TrackedFrame`.
 
     Attributes:
         index: The frame.
-        ids: int64 [n], the objects that are shown.
+        ids: int64 [n], the visible objects.
         scores: fp32 [n].
         boxes: fp32 [n, 4], left, top, width and height, as shares of the video's.
         masks: bool [n, h, w].
-        candidates: The ids of the m objects that may be shown.
-        tracker_scores: Of these, fp32 [m], which decide about pixels that several claim.
-        logits: Of these, the fp32 mask logits before holes are filled: [288, 288] of an object that was found or
-            tracked, [h, w] of one that was prompted.
+        candidates: Ids of the m candidates for visible objects.
+        tracker_scores: fp32 [m], the candidates' scores, which decide the owner of overlapping pixels.
+        logits: The candidates' mask logits before holes are filled, fp32: [288, 288] of a detected or tracked object,
+            [h, w] of a prompted object.
     """
 
     index: int
@@ -58,8 +58,8 @@ class Answered:
 class UpstreamSession:
     """A session of upstream's video model; to be used inside `harness.models.sam3.upstream.upstream()`.
 
-    Frames are prepared as photographs are, since upstream's six ways to read a video differ from each other. Places
-    are in pixels.
+    Frames are preprocessed as photographs, because upstream's six ways to read a video differ from each other.
+    Positions are in pixels.
     """
 
     def __init__(self, model: Any, frames: Sequence[Pixels]) -> None:
@@ -67,70 +67,70 @@ class UpstreamSession:
         self._model = model
         self._size = frames[0].shape[:2]
         self._computed: dict[int, Tensor] = {}
-        """By object: the logits that were computed last."""
+        """By object, the last computed logits."""
         self._logits: dict[int, dict[int, Tensor]] = {}
-        """By frame and object: those that its mask there was decided by."""
+        """By frame and object, the logits that decided the mask."""
         self._candidates: tuple[tuple[int, ...], npt.NDArray[np.float32]] = ((), np.zeros(0, np.float32))
         with self._running():
             pictures = [Image.fromarray(frame) for frame in frames]
             self.state = model.init_state(pictures, offload_video_to_cpu=True)
             self.state["input_batch"].img_batch = torch.cat([preprocess(picture) for picture in pictures])
 
-    def begin_with_nothing(self) -> None:
-        """Keeps empty outputs, without which upstream fails when an object is prompted first (VI:553)."""
+    def start_empty(self) -> None:
+        """Writes empty cached outputs, without which upstream fails when an object is prompted first (VI:553)."""
         self.state["cached_frame_outputs"] = {frame: {} for frame in range(self.state["num_frames"])}
         self.state["tracker_inference_states"].clear()
         self.state["tracker_metadata"].clear()
         self.state["action_history"].clear()
 
-    def text(self, frame: int, text: str) -> Answered:
-        """Finds the objects that a text means."""
+    def text(self, frame: int, text: str) -> FrameAnswer:
+        """Finds the objects of a text."""
         with self._running():
-            return self._answered(*self._model.add_prompt(self.state, frame, text_str=text))
+            return self._answer(*self._model.add_prompt(self.state, frame, text_str=text))
 
-    def points(self, frame: int, object_id: int, points: Points, labels: Sequence[int]) -> Answered:
-        """Clicks on an object: 1 on it, 0 beside it."""
-        return self._prompted(frame, object_id, points, labels, self._model.tracker.add_new_points)
+    def points(self, frame: int, object_id: int, points: Points, labels: Sequence[int]) -> FrameAnswer:
+        """Adds clicks on an object: 1 on it, 0 outside."""
+        return self._prompt(frame, object_id, points, labels, self._model.tracker.add_new_points)
 
-    def box(self, frame: int, object_id: int, box: Sequence[float]) -> Answered:
-        """Gives the box (x0, y0, x1, y1) of an object; upstream's session has no way to its tracker's boxes."""
+    def box(self, frame: int, object_id: int, box: Sequence[float]) -> FrameAnswer:
+        """Adds the box (x0, y0, x1, y1) of an object; upstream's session has no access to its tracker's boxes."""
         height, width = self._size
-        given = torch.tensor(box) / torch.tensor([width, height, width, height])
+        shares = torch.tensor(box) / torch.tensor([width, height, width, height])
         add = self._model.tracker.add_new_points
 
-        def boxed(**arguments: Any) -> Any:
-            return add(**{**arguments, "points": None, "labels": None, "box": given})
+        def add_box(**arguments: Any) -> Any:
+            return add(**{**arguments, "points": None, "labels": None, "box": shares})
 
-        return self._prompted(frame, object_id, _A_POINT, [1], boxed)
+        return self._prompt(frame, object_id, _PLACEHOLDER_POINT, [1], add_box)
 
-    def mask(self, frame: int, object_id: int, mask: npt.NDArray[np.bool_]) -> Answered:
-        """Gives the mask of an object; upstream's session has no way to its tracker's masks, and would clear it."""
+    def mask(self, frame: int, object_id: int, mask: npt.NDArray[np.bool_]) -> FrameAnswer:
+        """Adds the mask of an object; upstream's session has no access to its tracker's masks, and would clear it."""
         tracker = self._model.tracker
 
-        def masked(inference_state: Any, frame_idx: int, obj_id: int, **_: Any) -> Any:
+        def add_mask(inference_state: Any, frame_idx: int, obj_id: int, **_: Any) -> Any:
             return tracker.add_new_mask(inference_state, frame_idx, obj_id, torch.from_numpy(mask))
 
         with replaced(self._model, "clear_detector_added_cond_frame_in_tracker", lambda *_: None):
-            return self._prompted(frame, object_id, _A_POINT, [1], masked)
+            return self._prompt(frame, object_id, _PLACEHOLDER_POINT, [1], add_mask)
 
-    def propagate(self, start: int | None = None, reverse: bool = False) -> list[Answered]:
-        """Goes through the video."""
+    def propagate(self, start: int | None = None, reverse: bool = False) -> list[FrameAnswer]:
+        """Propagates through the video."""
         with self._running():
             answers = self._model.propagate_in_video(self.state, start, None, reverse)
-            return [self._answered(*each) for each in answers]
+            return [self._answer(*answer) for answer in answers]
 
     def remove(self, object_id: int) -> None:
         """Removes an object."""
         self._model.remove_object(self.state, object_id, is_user_action=True)
 
-    def _prompted(
+    def _prompt(
         self, frame: int, object_id: int, points: Points, labels: Sequence[int], add: Callable[..., Any]
-    ) -> Answered:
-        def added(**arguments: Any) -> Any:
-            found = add(**arguments)
-            _, ids, _, masks = found
+    ) -> FrameAnswer:
+        def add_and_record(**arguments: Any) -> Any:
+            result = add(**arguments)
+            _, ids, _, masks = result
             self._computed[object_id] = masks[ids.index(object_id), 0].clone()
-            return found
+            return result
 
         height, width = self._size
         prompt = {
@@ -138,75 +138,75 @@ class UpstreamSession:
             "points": torch.tensor(np.array(points), dtype=torch.float32) / torch.tensor([width, height]),
             "point_labels": torch.tensor(labels),
         }
-        with self._running(), replaced(self._model.tracker, "add_new_points", added):
-            return self._answered(*self._model.add_prompt(self.state, frame, **prompt))
+        with self._running(), replaced(self._model.tracker, "add_new_points", add_and_record):
+            return self._answer(*self._model.add_prompt(self.state, frame, **prompt))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """What upstream runs in on the CPU, while it is seen what masks are decided by."""
+        """Enters the contexts that upstream needs on the CPU, and records the logits that decide masks."""
         model = self._model
         with ExitStack() as stack:
             for context in (
                 quick_masks(),
                 torch.inference_mode(),
                 torch.autocast("cpu", enabled=False),
-                replaced(model.tracker, "propagate_in_video", self._tracking(model.tracker.propagate_in_video)),
-                replaced(model, "build_outputs", self._found(model.build_outputs)),
-                replaced(model, "_build_tracker_output", self._refined(model._build_tracker_output)),
-                replaced(model, "_postprocess_output", self._shown(model._postprocess_output)),
+                replaced(model.tracker, "propagate_in_video", self._record_tracking(model.tracker.propagate_in_video)),
+                replaced(model, "build_outputs", self._record_full_frame(model.build_outputs)),
+                replaced(model, "_build_tracker_output", self._record_partial_frame(model._build_tracker_output)),
+                replaced(model, "_postprocess_output", self._record_candidates(model._postprocess_output)),
             ):
                 stack.enter_context(context)
             yield
 
-    def _tracking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A bucket of objects on a frame."""
+    def _record_tracking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Records the logits of a bucket of objects on a frame."""
 
-        def run(*arguments: Any, **named: Any) -> Iterator[Any]:
-            for found in original(*arguments, **named):
-                _, ids, logits, *_ = found
+        def run(*arguments: Any, **keywords: Any) -> Iterator[Any]:
+            for result in original(*arguments, **keywords):
+                _, ids, logits, *_ = result
                 self._computed |= dict(zip(ids, logits[:, 0].clone(), strict=True))
-                yield found
+                yield result
 
         return run
 
-    def _found(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A frame on which everything is tracked (VB:935): objects of before, and new ones with detections' masks."""
+    def _record_full_frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Records a frame on which all objects are tracked (VB:935): known ones, and new with detections' masks."""
 
         def run(**arguments: Any) -> Any:
             logits = self._logits.setdefault(arguments["frame_idx"], {})
-            for each in arguments["tracker_metadata_prev"]["obj_ids_all_gpu"]:
-                logits[int(each)] = self._computed[int(each)]
+            for object_id in arguments["tracker_metadata_prev"]["obj_ids_all_gpu"]:
+                logits[int(object_id)] = self._computed[int(object_id)]
             plan, detected = arguments["tracker_update_plan"], arguments["det_out"]["mask"]
-            for each, row in zip(plan["new_det_obj_ids"], plan["new_det_fa_inds"], strict=True):
-                logits[int(each)] = detected[int(row)].clone()
+            for object_id, row in zip(plan["new_det_obj_ids"], plan["new_det_fa_inds"], strict=True):
+                logits[int(object_id)] = detected[int(row)].clone()
             return original(**arguments)
 
         return run
 
-    def _refined(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A frame on which some objects were prompted or tracked again (VI:550); the others are as they were."""
+    def _record_partial_frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Records a frame on which some objects were prompted or tracked again (VI:550); the others are unchanged."""
 
         def run(state: Any, frame_idx: int, refined_obj_id_to_mask: Any = None) -> Any:
             logits = self._logits.setdefault(frame_idx, {})
-            logits |= {each: self._computed[each] for each in refined_obj_id_to_mask or ()}
+            logits |= {object_id: self._computed[object_id] for object_id in refined_obj_id_to_mask or ()}
             return original(state, frame_idx, refined_obj_id_to_mask)
 
         return run
 
-    def _shown(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A frame that is given out next."""
+    def _record_candidates(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Records the candidates of the frame that is returned next."""
 
-        def run(state: Any, out: Any, *arguments: Any, **named: Any) -> Any:
-            ids = tuple(int(each) for each in out["obj_id_to_mask"])
-            scores = [float(out["obj_id_to_tracker_score"].get(each, 0)) for each in ids]
+        def run(state: Any, out: Any, *arguments: Any, **keywords: Any) -> Any:
+            ids = tuple(int(object_id) for object_id in out["obj_id_to_mask"])
+            scores = [float(out["obj_id_to_tracker_score"].get(object_id, 0)) for object_id in ids]
             self._candidates = ids, np.array(scores, np.float32)
-            return original(state, out, *arguments, **named)
+            return original(state, out, *arguments, **keywords)
 
         return run
 
-    def _answered(self, index: int, out: dict[str, Any]) -> Answered:
+    def _answer(self, index: int, out: dict[str, Any]) -> FrameAnswer:
         candidates, tracker_scores = self._candidates
-        return Answered(
+        return FrameAnswer(
             index=index,
             ids=out["out_obj_ids"],
             scores=out["out_probs"],
@@ -214,33 +214,33 @@ class UpstreamSession:
             masks=out["out_binary_masks"],
             candidates=candidates,
             tracker_scores=tracker_scores,
-            logits=tuple(self._logits[index][each].float().numpy() for each in candidates),
+            logits=tuple(self._logits[index][object_id].float().numpy() for object_id in candidates),
         )
 
 
 def answers(model: Any, script: Script, frames: Sequence[Pixels]) -> Arrays:
-    """What upstream answers to the requests of a script.
+    """Returns upstream's answers to the requests of a script.
 
     Args:
         model: Upstream's video model.
         script: The requests.
-        frames: uint8 [h, w, 3] each.
+        frames: The frames, uint8 [h, w, 3].
 
     Returns:
-        What `arrays_of` returns of each frame that is given out, numbered.
+        The numbered arrays of `arrays_of` of every returned frame.
     """
     session = UpstreamSession(model, frames)
     if script.requests[0].object is not None:
-        session.begin_with_nothing()
+        session.start_empty()
     size = frames[0].shape[:2]
-    return numbered(
-        (position, arrays_of(answered))
+    return number_frames(
+        (position, arrays_of(answer))
         for position, request in enumerate(script.requests)
-        for answered in _asked(session, request, size)
+        for answer in _send(session, request, size)
     )
 
 
-def _asked(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[Answered]:
+def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[FrameAnswer]:
     if request.type == "propagate_in_video":
         return session.propagate(request.frame, reverse=request.reverse)
     if request.text is not None:
@@ -257,12 +257,12 @@ def _asked(session: UpstreamSession, request: Request, size: tuple[int, int]) ->
     return [session.points(request.frame, request.object, pixels_of(request.points, size), labels)]
 
 
-def arrays_of(answered: Answered) -> Arrays:
-    """An answer as arrays by name, `logits/3` for those of object 3."""
+def arrays_of(answer: FrameAnswer) -> Arrays:
+    """Returns an answer as arrays by name; `logits/3` belongs to object 3."""
     names = ("ids", "scores", "boxes", "masks", "tracker_scores")
     return {
-        "index": np.array([answered.index]),
-        "candidates": np.array(answered.candidates, np.int64),
-        **{name: getattr(answered, name) for name in names},
-        **{f"logits/{each}": array for each, array in zip(answered.candidates, answered.logits, strict=True)},
+        "index": np.array([answer.index]),
+        "candidates": np.array(answer.candidates, np.int64),
+        **{name: getattr(answer, name) for name in names},
+        **{f"logits/{object_id}": array for object_id, array in zip(answer.candidates, answer.logits, strict=True)},
     }

@@ -1,0 +1,173 @@
+"""Commands that work for long leave nothing half-written when a signal ends them, and complete when they are repeated.
+
+They run as a user runs them, with the whole of their start, their workers and an empty cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conformance.cli.test_interrupted import SEED, Files
+from conformance.support import recurrent_segmenter
+from conformance.support.recurrent_segmenter import CLIP
+from harness.core.settings import REPOSITORY
+from harness.models.registry import MODELS_VARIABLE
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs signals"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+MOMENTS, MOMENTS_OF_A_NIGHT = 3, 67
+"""How many are drawn for each command."""
+COMPILE = ("compile", "--model", recurrent_segmenter.NAME, "--strategy", "lowering", "--scale", "shallow")
+COMMANDS = {
+    "compile": (*COMPILE, "--out", "out"),
+    "pack": ("pack", "--into", "out", "--seed", "3"),
+    "verify": ("verify", "--component", CLIP.name, "--strategy", "lowering", "--report", "out"),
+}
+REPLACED = ("compile", "pack")
+"""Those whose folder is there as a whole, the one that was or the new one."""
+OTHERS = ("notes.txt", ".out.txt", "temporary/mine.txt")
+"""Files of the user."""
+CHANGING = ("made", "created", "machine", "seconds", "peak_rss_bytes", "verification_report.html")
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a command in a folder, which has its own cache and temporary files."""
+    variables = {"TMPDIR": str(folder / "temporary"), "SAM3_TVM_CACHE": str(folder / "cache"), "COLUMNS": "200"}
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")  # PyTorch makes it among temporary files otherwise
+    variables |= {MODELS_VARIABLE: recurrent_segmenter.__name__, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | variables,
+    )
+
+
+def completed(folder: Path, *arguments: str) -> None:
+    with started(folder, *arguments) as process:
+        _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+
+
+def files(folder: Path) -> Files:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """What a command wrote, without dates and durations."""
+    found: dict[str, Any] = {}
+    for name, content in files(folder / "out").items():
+        if name.endswith(".json"):
+            found[name] = without(json.loads(content), CHANGING)
+        elif not name.startswith(("verification_report", "VERIFICATION_REPORT")):
+            found[name] = content
+    return found
+
+
+def without(value: Any, names: Iterable[str]) -> Any:
+    """Returns a value of JSON without the fields of these names, at any depth."""
+    if isinstance(value, dict):
+        return {name: without(inner, names) for name, inner in value.items() if name not in names}
+    return [without(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+def begun(folder: Path, existing: Path | None) -> Path:
+    """A folder with files of the user, and what is replaced."""
+    for name in OTHERS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("years of work")
+    if existing is not None:
+        shutil.copytree(existing, folder / "out")
+    return folder
+
+
+class Undisturbed:
+    """A folder that a command found, what it wrote, and the seconds that it took."""
+
+    def __init__(self, command: str, existing: Path | None, folder: Path) -> None:
+        self.existing = existing
+        begun(folder, existing)
+        self.before = results(folder)
+        clock = time.monotonic()
+        completed(folder, *COMMANDS[command])
+        self.seconds = time.monotonic() - clock
+        self.after = results(folder)
+        assert self.after and self.after != self.before
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled model with other weights."""
+    folder = begun(tmp_path_factory.mktemp("compiled"), None)
+    completed(folder, *COMPILE, "--seed", "7", "--out", "out")
+    return folder / "out"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("moments", [MOMENTS, pytest.param(MOMENTS_OF_A_NIGHT, marks=pytest.mark.wide)])
+def test_a_command_that_a_signal_ended_leaves_what_was_there_and_completes_when_repeated(
+    command: str, moments: int, compiled: Path, tmp_path: Path
+) -> None:
+    known = Undisturbed(command, compiled if command in REPLACED else None, begun(tmp_path / "undisturbed", None))
+    draw = random.Random(f"{SEED} {command} {moments}")
+    for number in range(moments):
+        how, after = SIGNALS[number % len(SIGNALS)], draw.uniform(0, 1.1 * known.seconds)
+        print(f"{command} {number}: {how.name} after {after:.2f} of {known.seconds:.2f} s, seed {SEED}")
+        folder = begun(tmp_path / str(number), known.existing)
+        with started(folder, *COMMANDS[command]) as process:
+            try:
+                process.communicate(timeout=after)
+            except subprocess.TimeoutExpired:
+                process.send_signal(how)
+            _, errors = process.communicate(timeout=120)
+        # A signal may come before Python has begun the command, or after its end.
+        assert process.returncode in (0, -how, 128 + how), errors
+        assert "Traceback" not in errors
+        now = files(folder)
+        assert all(now[name] == b"years of work" for name in OTHERS)
+        if how is not signal.SIGKILL:
+            assert results(folder) in (known.before, known.after)
+            assert_nothing_is_left(folder)
+        completed(folder, *COMMANDS[command])
+        assert results(folder) == known.after
+        assert_nothing_is_left(folder)
+        assert not workers(folder)
+        shutil.rmtree(folder)
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    """Asserts that a folder has what the user put there, and what commands write there."""
+    assert {path.name for path in folder.iterdir()} <= {"notes.txt", ".out.txt", "temporary", "out", "cache"}
+    assert [path.name for path in (folder / "temporary").iterdir()] == ["mine.txt"]
+    assert not list(folder.rglob("*.tmp"))
+
+
+def workers(folder: Path) -> list[str]:
+    """Processes that a command has left in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        found += [" ".join(words)] if any(str(folder) in word for word in words) else []
+    return found

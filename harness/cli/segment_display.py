@@ -1,0 +1,127 @@
+"""Runs the job of `sam3-tvm segment`, and displays its progress, results and speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.cli.console import console, progress, warn_if_untrained
+from harness.cli.loading import load_model
+from harness.core.errors import HarnessError
+from harness.core.remote import Remote
+from harness.runtime import Sam3
+from harness.runtime.manifest import read_manifest
+from harness.segment.job import Job, Result, SegmentedImage, run
+
+_MAX_ROWS = 20
+
+
+def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
+    """Loads the model, runs the job, and prints its progress, results and speed.
+
+    Args:
+        folder: Folder of the compiled model.
+        job: The job.
+        remote: Device that runs the model; None for this machine.
+
+    Raises:
+        HarnessError: A file cannot be written, or the device is none of this version.
+        Sam3Error: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
+    """
+    model = _load(folder, remote)
+    warn_if_untrained(model.manifest)
+    start = time.perf_counter()
+    with progress("images") as bar:
+        task = bar.add_task(job.images[0].name, total=len(job.images))
+
+        def on_done(_result: Result) -> None:
+            bar.advance(task)
+            next_index = int(bar.tasks[task].completed)
+            if next_index < len(job.images):
+                bar.update(task, description=job.images[next_index].name)
+
+        results = run(model, job, on_done)
+    _print_results(results, time.perf_counter() - start, job.out)
+    return results
+
+
+def _load(folder: Path, remote: Remote | None) -> Sam3:
+    if remote is None:
+        return load_model(folder)
+    from harness.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
+
+    read_manifest(folder)
+    description = describe_remote(remote)
+    with console.status(Text(f"Loading {folder} on {remote}; what is not there yet is sent")):
+        try:
+            model = Sam3(RemoteArtifact(DeviceSession(remote), folder))
+        except RemoteError as error:
+            raise HarnessError(f"the device {remote} cannot load {folder}: {error}") from error
+    console.print(f"Runs on {description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
+    return model
+
+
+def _print_results(results: Sequence[Result], seconds: float, out: Path) -> None:
+    segmented = [result for result in results if isinstance(result, SegmentedImage)]
+    if len(segmented) == 1:
+        console.print(objects_table(segmented[0]))
+    elif segmented:
+        console.print(images_table(segmented))
+    for note in dict.fromkeys(note for result in segmented for note in result.notes):
+        console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+    if resumed := sum(result.resumed for result in segmented):
+        console.print(f"{_images(resumed)} had been done by an earlier run.", highlight=False, soft_wrap=True)
+    if segmented and resumed == len(segmented):
+        console.print(f"Done; results in {out}", markup=False, highlight=False, soft_wrap=True)
+    elif segmented:
+        count = len(segmented) - resumed
+        speed = f"{count / seconds:.2f} images/s"
+        console.print(
+            f"{_images(count)} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True
+        )
+
+
+def _images(count: int) -> str:
+    return f"{count} image{'' if count == 1 else 's'}"
+
+
+def objects_table(result: SegmentedImage) -> Table:
+    """Returns a table of the objects found in one image, best first."""
+    width, height = result.size
+    entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
+    table = Table("object", "score", "box", "area", title=_title(result), title_justify="left")
+    for entry in entries[:_MAX_ROWS]:
+        x, y, w, h = entry["bbox"]
+        box = f"{x:.0f}, {y:.0f}, {x + w:.0f}, {y + h:.0f}"
+        share = f"{entry['area'] / (width * height):.1%}"
+        table.add_row(Text(str(entry["category"])), f"{entry['score']:.3f}", box, share)
+    if len(entries) > _MAX_ROWS:
+        table.add_row(f"and {len(entries) - _MAX_ROWS} more", "", "", "")
+    return table
+
+
+def _title(result: SegmentedImage) -> Text:
+    width, height = result.size
+    count = len(result.annotations)
+    return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
+
+
+def images_table(results: Sequence[SegmentedImage]) -> Table:
+    """Returns a table of the number of objects found in each image."""
+    table = Table("image", "size", "objects", "best score", "seconds")
+    for result in results[:_MAX_ROWS]:
+        best = max((float(entry["score"]) for entry in result.annotations), default=None)
+        table.add_row(
+            Text(result.image.name),
+            f"{result.size[0]} x {result.size[1]}",
+            str(len(result.annotations)),
+            "" if best is None else f"{best:.3f}",
+            f"{result.seconds:.1f}",
+        )
+    if len(results) > _MAX_ROWS:
+        table.add_row(f"and {len(results) - _MAX_ROWS} more", "", "", "", "")
+    return table
