@@ -34,7 +34,7 @@ from harness.runtime.errors import Sam3Error
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_show_locals=False,  # locals may be secrets
+    pretty_exceptions_show_locals=False,
     help="Prove that SAM 3 compiled by TVM is SAM 3.",
 )
 

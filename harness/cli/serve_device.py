@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import ipaddress
 import platform
 import socket
@@ -37,7 +36,7 @@ def serve_device(
     from harness.processes.threads import configure_threads
     from harness.processes.torch_free import hide_torch
 
-    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{platform.node()}"
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} USER@{platform.node()}"
     if not is_loopback(host):
         raise HarnessError(
             f"--host {host} is no address of loopback, and who connects can run any code as this user: leave it out, "

@@ -98,7 +98,7 @@ class RemoteExecutor:
         self._device: Device | None = None
 
     def run_problem(self, target: str) -> str | None:
-        """Returns what the device lacks.
+        """Returns why the device cannot run it, or None.
 
         Raises:
             DeviceLostError: It is gone.

@@ -102,9 +102,9 @@ class DeviceSession:
             told = json.loads(self.ask("describe"))
         except AttributeError as error:
             raise HarnessError(f"{remote} is TVM's RPC server alone: start sam3-tvm serve-device instead") from error
-        if told["versions"] != own_versions():
+        if (other := told.get("versions", {})) != own_versions():
             self.close()
-            there, here = (", ".join(map(" ".join, of.items())) for of in (told["versions"], own_versions()))
+            there, here = (", ".join(map(" ".join, found.items())) for found in (other, own_versions()))
             raise HarnessError(f"the device {remote} has {there}, and this machine {here}: install the same versions")
         self.description = Description(**told)
 

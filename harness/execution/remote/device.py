@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +36,7 @@ from harness import __version__
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors
 from harness.files import explain_write_errors, make_folder, prune_files, temporary_folder, temporary_name
-from harness.machine import describe_machine
+from harness.machine import describe_machine, versions
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import cpu_features, this_platform
 from harness.runtime.errors import Sam3Error
@@ -104,7 +103,7 @@ class Description:
 
 def own_versions() -> dict[str, str]:
     """Returns the versions of this installation that the other end must have, too."""
-    return {"sam3-tvm": __version__, "apache-tvm": version("apache-tvm")}
+    return {"sam3-tvm": __version__, "apache-tvm": str(versions()["apache-tvm"])}
 
 
 def describe() -> Description:
