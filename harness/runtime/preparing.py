@@ -39,7 +39,7 @@ def prepared(folder: Path, announce: Announce = lambda sentence: None) -> Path:
 
     Args:
         folder: An ordinary folder, one for several CPUs, or a variant of one.
-        announce: Is told in a sentence if weights are packed, before they are.
+        announce: Called with a sentence before weights are packed.
 
     Raises:
         ArtifactError: The folder is incomplete or damaged, or cannot be written.
@@ -58,8 +58,10 @@ def _chosen(folder: Path) -> str:
     problems = {name: _problem(manifest) for name, manifest in manifests.items()}
     running = [name for name, problem in problems.items() if problem is None]
     if not running:
-        told = "; ".join(f"{name} was {problem}" for name, problem in problems.items())
-        raise LoadError(f"{folder} has no code for this {cpu_model()}: {told}. Compile it with --cpu for this one, too")
+        reasons = "; ".join(f"{name} was {problem}" for name, problem in problems.items())
+        raise LoadError(
+            f"{folder} has no code for this {cpu_model()}: {reasons}. Compile it with --cpu for this one, too"
+        )
     return max(running, key=lambda name: len(manifests[name].cpu_features))
 
 

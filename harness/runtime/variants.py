@@ -23,7 +23,7 @@ from harness.runtime.manifest import FORMAT, VARIANT, VARIANTS, File, Manifest, 
 
 @dataclass(frozen=True)
 class Variants:
-    """What is in a folder for several CPUs.
+    """The contents of a folder for several CPUs.
 
     Attributes:
         names: Names of the variants, which are folders.
