@@ -166,3 +166,18 @@ class Called(torch.nn.Module):
 def test_what_no_workaround_makes_names_its_line(function: Callable[..., torch.Tensor], sentence: str) -> None:
     with pytest.raises(NotImplementedError, match=sentence):
         import_program(export_program(Called(function), (torch.arange(3),)))
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[:2].add_(1)
+        return x + self.calls
+
+
+def test_a_buffer_that_changes_is_no_constant() -> None:
+    with pytest.raises(NotImplementedError, match=r"changes the buffer calls at .*: `self\.calls.*: make it an input"):
+        export_program(Counting(), (torch.ones(3),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 
 import numpy as np
@@ -132,3 +133,31 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_registered_with_its_strategies() -> None:
     assert FRONTENDS["onnx"].strategies == ("none", "real")
+
+
+class Called(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (
+            lambda x: torch.cummax(x, 0).values,
+            r"^aten\.cummax\.default is not known to PyTorch's ONNX exporter, called at .*test_onnx_importing\.py:\d+",
+        ),
+        (
+            lambda x: x.scatter_reduce(0, x, x, "mean"),
+            r"^scatter_reduce with 'mean' is not known to PyTorch's ONNX exporter, called at .*: take a sum",
+        ),
+    ],
+    ids=["an operator", "mean"],
+)
+def test_what_cannot_be_exported_names_its_line(function: Callable[..., torch.Tensor], sentence: str) -> None:
+    with pytest.raises(NotImplementedError, match=sentence):
+        export_module(Called(function), (torch.arange(3),))

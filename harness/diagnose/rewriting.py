@@ -12,7 +12,7 @@ import torch
 
 from harness.diagnose.diagnosis import Cause, Rewriting
 from harness.diagnose.reference import Reference, array_of, needed_calls
-from harness.lowering.frontends.torch_export.rewriting import source_line
+from harness.lowering.frontends.rewriting import source_line
 from harness.lowering.rope import STRATEGIES
 from harness.lowering.rope.lowering import remove_traced_attributes
 from harness.lowering.route import Route

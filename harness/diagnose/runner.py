@@ -294,7 +294,7 @@ def _diagnosis(
     expectation: Expectation | None,
 ) -> Diagnosis:
     from harness.diagnose.reference import needed_calls
-    from harness.lowering.frontends.torch_export.rewriting import source_line
+    from harness.lowering.frontends.rewriting import source_line
 
     graph = imported.graph
     results = dict(zip(program.outputs, map(graph.nodes.__getitem__, graph.outputs), strict=True))
@@ -375,7 +375,7 @@ def _is_luck(error: Deviation, shape: Sequence[int]) -> bool:
 def _misshapen(output: str, result: OutputComparison, imported: _ImportedProgram) -> Misshapen:
     """Finds the first node whose value is imported in another shape, among those that the output needs."""
     from harness.diagnose.reference import needed_calls
-    from harness.lowering.frontends.torch_export.rewriting import source_line
+    from harness.lowering.frontends.rewriting import source_line
     from harness.schedules.common.origins import bindings_of
 
     types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.lowered.module["main"])}

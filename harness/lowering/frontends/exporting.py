@@ -22,8 +22,17 @@ def export_program(
         axes: Symbolic axes of each input, by number; none by default.
 
     Raises:
-        torch.export's own errors, unchanged.
+        NotImplementedError: `module` changes a buffer, which would keep its first value; the message names the line.
+        Exception: torch.export's own errors, unchanged.
     """
+    program = _exported(module, args, axes)
+    _refuse_changed_buffers(program)
+    return program
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]]
+) -> torch.export.ExportedProgram:
     import torch
 
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -37,6 +46,27 @@ def export_program(
             return torch.export.export(module, _generalize(args, axes), dynamic_shapes=shapes, strict=False)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _refuse_changed_buffers(program: torch.export.ExportedProgram) -> None:
+    from torch import _ops, fx
+
+    from harness.lowering.frontends.rewriting import source_line
+
+    buffers = program.graph_signature.inputs_to_buffers
+    for node in program.graph.nodes:
+        if not isinstance(node.target, _ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        changed = node
+        while isinstance(changed, fx.Node) and isinstance(changed.target, _ops.OpOverload) and changed.args:
+            if not (changed.target.is_view or changed.target._schema.is_mutable):
+                break
+            changed = changed.args[0]
+        if isinstance(changed, fx.Node) and changed.name in buffers:
+            raise NotImplementedError(
+                f"forward changes the buffer {buffers[changed.name]} at {source_line(node)}: "
+                "make it an input and an output."
+            )
 
 
 def _dimensions(axes: Sequence[Mapping[int, Axis]]) -> Iterator[dict[int, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
 
     Raises:
         HarnessError: A package of this frontend is missing.
-        torch.onnx.OnnxExporterError: PyTorch's exporter cannot translate an operator, which its message names.
+        NotImplementedError: PyTorch's exporter cannot translate an operator; the message names its line.
     """
     check_packages()
     import torch
@@ -72,11 +73,32 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
         for program_pass in defect.program_passes:
             program_pass(program.graph_module)
     with torch.no_grad(), silence_exporter():
-        exported = torch.onnx.export(
-            program, dynamo=True, opset_version=OPSET, custom_translation_table=translations, verbose=False
-        )
+        try:
+            exported = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, custom_translation_table=translations, verbose=False
+            )
+        except torch.onnx.OnnxExporterError as error:
+            if (sentence := _sentence_of(error)) is None:
+                raise
+            raise NotImplementedError(sentence) from error
     assert exported is not None
     return Exported(exported.model, tuple(program.graph_signature.user_inputs))
+
+
+def _sentence_of(error: BaseException) -> str | None:
+    """Returns the sentence about the node that the exporter was at when an error was raised; None if there was none."""
+    from torch.fx import Node
+
+    from harness.lowering.frontends.rewriting import source_line
+
+    node, cause = None, error.__cause__
+    while cause is not None:
+        values = [frame.f_locals.get("node") for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        node = next((value for value in reversed(values) if isinstance(value, Node)), node)
+        cause = cause.__cause__
+    if node is None:
+        return None
+    return f"{node.target} is not known to PyTorch's ONNX exporter, called at {source_line(node)}."
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from harness.lowering.frontends.onnx.defects import (
     booleans,
     clip,
     complex_views,
+    cumprod,
     einsum,
     empty_tensors,
     floor_divide,
@@ -18,7 +19,9 @@ from harness.lowering.frontends.onnx.defects import (
     power,
     resize,
     roi_align,
+    scatter,
     scatter_nd,
+    subtraction,
     tile,
 )
 
@@ -38,5 +41,8 @@ DEFECTS: tuple[OnnxDefect, ...] = (
     *floor_divide.DEFECTS,
     *log_sigmoid.DEFECTS,
     *complex_views.DEFECTS,
+    *cumprod.DEFECTS,
+    *scatter.DEFECTS,
+    *subtraction.DEFECTS,
     *nan.DEFECTS,
 )

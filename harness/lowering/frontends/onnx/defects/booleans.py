@@ -1,4 +1,4 @@
-"""Works around TVM's rejection of comparisons of booleans."""
+"""Works around TVM's rejection of comparisons, sums and products of booleans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.lowering.frontends import booleans
 from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.onnx.defect import OnnxDefect
 
@@ -42,4 +43,5 @@ DEFECTS = (
         workaround="A converter that compares them as int8.",
         converters={"Equal": _convert},
     ),
+    OnnxDefect(**booleans.FACTS, program_passes=(booleans.to_logic,)),
 )

@@ -45,7 +45,7 @@ def _pairs_pass(operator: Callable[..., Any], for_pairs: Callable[..., tuple[Any
     """Returns the pass that applies an operator to pairs of real numbers; `for_pairs` changes its further arguments."""
 
     def rewrite(module: GraphModule) -> None:
-        from harness.lowering.frontends.torch_export.rewriting import calls, insert, value_of
+        from harness.lowering.frontends.rewriting import calls, insert, value_of
 
         for node in calls(module, operator):
             numbers, *further_args = node.args

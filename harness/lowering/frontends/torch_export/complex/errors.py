@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from harness.lowering.frontends.torch_export.rewriting import source_line
+from harness.lowering.frontends.rewriting import source_line
 
 
 class ComplexOperatorError(NotImplementedError):

@@ -14,8 +14,8 @@ import torch
 from torch.fx import Graph, Node
 from tvm import relax
 
+from harness.lowering.frontends.rewriting import argument, value_of
 from harness.lowering.frontends.torch_export.complex_import import pairs
-from harness.lowering.frontends.torch_export.rewriting import argument, value_of
 
 if TYPE_CHECKING:
     from tvm.relax import BlockBuilder, Expr

@@ -6,8 +6,8 @@ import torch
 from torch.fx import GraphModule
 
 from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.rewriting import calls
 from harness.lowering.frontends.torch_export.defect import TorchDefect
-from harness.lowering.frontends.torch_export.rewriting import calls
 
 
 class _Checked(torch.nn.Module):

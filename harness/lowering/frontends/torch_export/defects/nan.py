@@ -10,8 +10,8 @@ from torch.fx import Node
 
 from harness.lowering.frontends import nan
 from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.rewriting import argument
 from harness.lowering.frontends.torch_export.defect import Converter, TorchDefect
-from harness.lowering.frontends.torch_export.rewriting import argument
 
 
 class _Amax(torch.nn.Module):

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from harness.lowering.frontends import booleans
 from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.rewriting import calls, insert, source_line, value_of
 from harness.lowering.frontends.torch_export.defect import TorchDefect
-from harness.lowering.frontends.torch_export.rewriting import calls, insert, source_line, value_of
 
 _aten = torch.ops.aten
 
@@ -55,11 +56,6 @@ class _Half(torch.nn.Module):
 class _CountTrue(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
-
-
-class _EitherAndBoth(torch.nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x + y) * x
 
 
 class _RunningCount(torch.nn.Module):
@@ -135,13 +131,7 @@ def _compare_for_equality(node: Node) -> None:
     node.graph.erase_node(node)
 
 
-_BOOLEAN_OPERATORS = {_aten.add.Tensor: _aten.logical_or.default, _aten.mul.Tensor: _aten.logical_and.default}
-
-
 def _promote(module: GraphModule) -> None:
-    for node in calls(module, *_BOOLEAN_OPERATORS):
-        if value_of(node).dtype == torch.bool and all(isinstance(operand, Node) for operand in node.args):
-            node.target = _BOOLEAN_OPERATORS[node.target]
     for node in calls(module, _aten.pow.Scalar, _aten.pow.Tensor_Tensor):
         if not (value_of(node).is_floating_point() or value_of(node).is_complex()):
             raise NotImplementedError(
@@ -189,7 +179,7 @@ DEFECTS = (
         reproduction=_reproduce(_Half, torch.tensor([1, 2, 3])),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="int64 instead of float32, truncated"),
         workaround="A pass that casts the operands of elementwise operators to the dtype that PyTorch computes in.",
-        passes=(_explicit_alpha, _promote),
+        passes=(_explicit_alpha, booleans.to_logic, _promote),
     ),
     TorchDefect(
         name="boolean_arithmetic",
@@ -203,15 +193,7 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
         workaround="The pass of integer_true_division.",
     ),
-    TorchDefect(
-        name="boolean_sum",
-        title="Adding or multiplying boolean tensors is rejected",
-        location="LLVM code generation of tirx.Add and tirx.Mul",
-        description="There is no sum and no product of booleans. PyTorch's are `or` and `and`.",
-        reproduction=_reproduce(_EitherAndBoth, _mask(), torch.tensor([True, True])),
-        raw=RawOutcome(Symptom.REJECTED, "InternalError", "kDLFloat"),
-        workaround="The pass of integer_true_division makes them `logical_or` and `logical_and`.",
-    ),
+    TorchDefect(**booleans.FACTS),
     TorchDefect(
         name="boolean_comparison",
         title="Comparing boolean tensors does not compile",

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from harness.lowering.frontends.defect import RawOutcome, Symptom
 from harness.lowering.frontends.resize import image, interpolate, reproduce_antialias, triangle_weights
+from harness.lowering.frontends.rewriting import argument
 from harness.lowering.frontends.torch_export.defect import TorchDefect
-from harness.lowering.frontends.torch_export.rewriting import argument
 
 
 class _Nearest(torch.nn.Module):

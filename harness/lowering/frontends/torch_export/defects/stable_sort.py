@@ -8,8 +8,8 @@ import torch
 from torch.fx import Node
 
 from harness.lowering.frontends.defect import RawOutcome, Symptom
+from harness.lowering.frontends.rewriting import argument
 from harness.lowering.frontends.torch_export.defect import TorchDefect
-from harness.lowering.frontends.torch_export.rewriting import argument
 
 
 class _Sort(torch.nn.Module):
