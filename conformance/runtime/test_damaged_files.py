@@ -1,151 +1,64 @@
-"""Whatever is wrong with an image, an animation or a video ends in one sentence, and takes no memory without bound."""
+"""Whatever is wrong with a file ends in one sentence, and takes no memory without bound."""
 
 from __future__ import annotations
 
-import io
-import random
+import json
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from conformance.support.mutations import mutated
+from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
+from conformance.support.fuzz import KINDS, outcomes
+from harness.core.budget import read_budget
+from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
+from harness.runtime.manifest import MANIFEST, read_manifest
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
+from harness.segment.journal import JOURNAL, Journal
 
-MUTATIONS = 40
-"""Of each sample."""
-ENOUGH = 50
-"""Frames of a damaged video that are read: one may state that it has billions."""
-STRANGE_EXIF = bytes.fromhex(
-    "457869660000 4d4d002a00000008 0003 010a00020000000600000032 011200030000000100060000 876900040000000100000038"
-    "00000000 68656c6c6f00 0001 9003000200000005 0000004a 00000000 323032300000"
-)
-"""Of a photograph that is to be turned; Pillow reads it and cannot write it."""
+MUTATIONS = 200
+"""Of each kind of file; `python -m conformance.support.fuzz` reads more."""
 
 
-def photograph() -> Image.Image:
-    """24 x 18 pixels of noise, which no format compresses to nothing."""
-    pixels = np.random.default_rng(5).integers(0, 256, (18, 24, 3), np.uint8)
-    return Image.fromarray(pixels)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mutated_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
+    for name, content in KINDS[kind].samples().items():
+        (tmp_path / "whole").mkdir(exist_ok=True)
+        KINDS[kind].prepare(tmp_path / "whole")
+        (tmp_path / "whole" / name).write_bytes(content)
+        KINDS[kind].read(tmp_path / "whole" / name)
+    (tmp_path / "damaged").mkdir()
+    found = [outcome for _, outcome in outcomes(kind, range(MUTATIONS), 51, tmp_path / "damaged")]
+    assert set(found) == {"read", "refused"}, "mutations are neither harmless nor told at the first byte"
 
 
-def encoded(kind: str, image: Image.Image | None = None, **settings: object) -> bytes:
-    buffer = io.BytesIO()
-    (image or photograph()).save(buffer, kind, **settings)
-    return buffer.getvalue()
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("[" * 100_000)
+    for read in (read_manifest, lambda folder: read_budget(folder / MANIFEST)):
+        with pytest.raises((Sam3Error, HarnessError), match=r"manifest\.json"):
+            read(tmp_path)
 
 
-def images() -> dict[str, bytes]:
-    """A file for each format, and for what else has a decoder of its own."""
-    several = {"save_all": True, "append_images": [photograph(), photograph().rotate(180)]}
-    return {
-        "exif.jpg": encoded("JPEG", exif=STRANGE_EXIF),
-        "progressive.jpg": encoded("JPEG", progressive=True),
-        "two.mpo": encoded("MPO", **several),
-        "rgb.png": encoded("PNG"),
-        "deep.png": encoded("PNG", Image.fromarray(np.arange(432, dtype=np.uint16).reshape(18, 24) * 150)),
-        "palette.png": encoded("PNG", photograph().convert("P"), transparency=3),
-        "lossy.webp": encoded("WEBP"),
-        "lossless.webp": encoded("WEBP", lossless=True, exif=STRANGE_EXIF),
-        "still.gif": encoded("GIF"),
-        "rgb.bmp": encoded("BMP"),
-        "plain.tif": encoded("TIFF"),
-        "lzw.tif": encoded("TIFF", compression="tiff_lzw"),
-        "jpeg.tif": encoded("TIFF", compression="jpeg"),
-        "float.tif": encoded("TIFF", Image.fromarray(np.linspace(0, 1, 432, dtype=np.float32).reshape(18, 24))),
-        "still.avif": encoded("AVIF"),
-        "still.jp2": encoded("JPEG2000"),
-        "rgb.ppm": encoded("PPM"),
-    }
+def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> None:
+    manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
+    for change in ({"target": ["llvm"]}, {"trained": 1}, {"files": {"model.so": {"bytes": "7", "sha256": ""}}}):
+        (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
+        with pytest.raises(Sam3Error, match=r"is damaged .*a value has the wrong type"):
+            read_manifest(tmp_path)
 
 
-def animations() -> dict[str, bytes]:
-    rest = [photograph().rotate(90 * turns) for turns in (2, 0, 2)]
-    several = {"save_all": True, "append_images": rest, "duration": 80}
-    return {
-        "moving.gif": encoded("GIF", **several),
-        "moving.png": encoded("PNG", **several),
-        "moving.webp": encoded("WEBP", **several),
-    }
-
-
-def videos() -> dict[str, bytes]:
-    import av
-
-    made = {}
-    for name, codec, pixel_format in (
-        ("video.mp4", "mpeg4", "yuv420p"),
-        ("video.mkv", "ffv1", "yuv444p"),
-        ("video.avi", "mjpeg", "yuvj420p"),
-        ("video.webm", "libvpx", "yuv420p"),
-        ("h264.mp4", "libx264", "yuv420p"),
-    ):
-        if codec not in av.codec.codecs_available:
-            continue
-        buffer = io.BytesIO()
-        container_format = "matroska" if name.endswith(".mkv") else name.rpartition(".")[2]
-        with av.open(buffer, "w", format=container_format) as container:
-            stream = container.add_stream(codec, 10, width=32, height=16, pix_fmt=pixel_format)
-            for index in range(5):
-                pixels = np.asarray(photograph().rotate(40 * index).resize((32, 16)))
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-            container.mux(stream.encode(None))
-        made[name] = buffer.getvalue()
-    return made
-
-
-def damaged(samples: dict[str, bytes], count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of damaged files, the same for the same seed."""
-    draw = random.Random(seed)
-    for name, content in samples.items():
-        for _ in range(count):
-            yield name, mutated(content, draw)
-
-
-def read_image_file(path: Path) -> bool:
-    """Whether an image can be read; if not, its sentence is one."""
-    return _ends_well(path, lambda: np.asarray(load_image(path)))
-
-
-def read_video_file(path: Path) -> bool:
-    return _ends_well(path, lambda: [frame.sum() for frame, _ in zip(open_frames(path), range(ENOUGH), strict=False)])
-
-
-def _ends_well(path: Path, read: object) -> bool:
-    try:
-        assert callable(read)
-        read()
-    except Sam3Error as error:
-        sentence = str(error)
-        assert "\n" not in sentence and sentence.endswith(".") and path.name in sentence, sentence
-        return False
-    return True
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("samples", "read"),
-    [(images, read_image_file), (animations, read_video_file), (videos, read_video_file)],
-    ids=["images", "animations", "videos"],
-)
-def test_a_mutated_file_is_read_or_ends_in_one_sentence(
-    samples: object, read: object, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    assert callable(samples) and callable(read)
-    outcomes = []
-    for name, content in samples().items():
-        (tmp_path / name).write_bytes(content)
-        assert read(tmp_path / name), name
-    for name, content in damaged(samples(), MUTATIONS, seed=51):
-        (tmp_path / name).write_bytes(content)
-        outcomes.append(read(tmp_path / name))
-    assert 0.1 < np.mean(outcomes) < 0.9, "mutations are neither harmless nor told at the first byte"
+def test_a_damaged_line_of_a_journal_is_left_out(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, {})
+    for seconds in range(3):
+        journal.add({"seconds": seconds})
+    path = tmp_path / JOURNAL
+    path.write_bytes(path.read_bytes().replace(b'"seconds": 1', b'"seconds": 7'))
+    assert [entry["seconds"] for entry in Journal(tmp_path, {})] == [0, 2]
 
 
 def test_an_image_is_turned_although_its_exif_cannot_be_written(tmp_path: Path) -> None:

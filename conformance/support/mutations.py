@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import math
 import random
 import struct
+from typing import Any
 
 _EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
@@ -40,3 +44,48 @@ def _damage(content: bytearray, draw: random.Random) -> None:
             content[place : place + length] = content[other : other + length]
         case 6:
             del content[place:]
+
+
+_STRANGE: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1, 0.5, -0.0, 2**31, 2**63, -(2**64), 10**400, 1e308, math.nan, math.inf, -math.inf),
+    *("", "a", "\ud800", "\0", "../..", "a" * 10_000, [], {}, [[]], [None], {"": None}, {"a": {"a": []}}),
+)
+_DEEP = "[" * 100_000
+
+
+def mutated_json(text: bytes, draw: random.Random) -> bytes:
+    """Returns JSON with one to three values replaced, removed, doubled or moved; one in fifty is nested too deeply."""
+    value = json.loads(text)
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        value = _with_other(value, draw)
+    changed = json.dumps(value, indent=draw.choice((None, 1)))
+    if draw.random() < 0.02:
+        changed = changed[: draw.randrange(len(changed) + 1)] + _DEEP
+    return changed.encode()
+
+
+def _with_other(value: Any, draw: random.Random) -> Any:
+    """Changes a value that is drawn among all inner ones, at any depth."""
+    places = list(_places(value))
+    if not places:
+        return draw.choice(_STRANGE)
+    inside, key = draw.choice(places)
+    match draw.randrange(6):
+        case 0:
+            del inside[key]
+        case 1:
+            other, name = draw.choice(places)
+            inside[key] = copy.deepcopy(other[name])
+        case 2 if isinstance(inside, list):
+            inside.insert(key, copy.deepcopy(inside[key]))
+        case 2:
+            inside[draw.choice(("", "format", f"{key}s"))] = inside.pop(key)
+        case _:
+            inside[key] = copy.deepcopy(draw.choice(_STRANGE))
+    return value
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Returns each container in a value with each of its keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]

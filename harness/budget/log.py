@@ -41,7 +41,7 @@ class Log:
                 if data["conditions"] == self.conditions:
                     measurement = Measurement.from_json(data)
                     self._measurements[frozenset(measurement.half)] = measurement
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise HarnessError(f"{self.file} is damaged in line {number}: delete it to measure again") from error
         self._used: set[Groups] = set()
 

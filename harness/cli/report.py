@@ -58,7 +58,7 @@ def _is_verification(path: Path) -> bool:
     """Returns whether a file looks like a verification report; the reader reports what is wrong with it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return path.name == "verification_report.json"
     return isinstance(data, dict) and "cases" in data and "benchmarks" not in data
 

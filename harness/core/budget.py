@@ -88,7 +88,7 @@ def read_budget(file: Path) -> Budget:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise HarnessError(f"cannot read the budget {file}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HarnessError(f"{file} is no budget ({error}): give a file that `sam3-tvm budget` wrote") from error
     if not isinstance(data, dict) or "float32" not in data or "component" not in data:
         raise HarnessError(f"{file} is no budget: give a file that `sam3-tvm budget` wrote")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from harness.runtime.errors import Sam3Error
 
@@ -192,7 +192,7 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(_absent(path)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         version = data.get("format") if isinstance(data, dict) else None
@@ -201,9 +201,26 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
             "compile the model again, or use the program that compiled it"
         )
     try:
-        return parse(data)
+        description = parse(data)
+        if not _has_type(description, type(description)):
+            raise TypeError("a value has the wrong type")
+        return description
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    """Returns whether a value, and what is in it, has the types of an annotation."""
+    inner = get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return isinstance(value, kind) and all(_has_type(getattr(value, name), hint) for name, hint in hints.items())  # type: ignore[arg-type]
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_has_type(part, inner[0]) for part in value)
+    if get_origin(kind) is Mapping:
+        parts = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(_has_type(key, inner[0]) and _has_type(part, inner[1]) for key, part in parts)
+    return any(_has_type(value, one) for one in inner) if inner else type(value) is kind
 
 
 def _absent(path: Path) -> str:

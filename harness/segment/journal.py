@@ -2,7 +2,8 @@
 
 The journal stays beside complete results; the same job then has nothing to do. Files that it does not list are neither
 replaced nor deleted. The first line is the question: the model and all inputs; entries belong to a question by its
-digest. A new question, or another model, starts a new journal with the list of files. An incomplete line is ignored.
+digest. A new question, or another model, starts a new journal with the list of files. Each line begins
+with its checksum: a line that is incomplete or was damaged since is ignored.
 """
 
 from __future__ import annotations
@@ -147,7 +148,12 @@ def _digest(question: dict[str, Any]) -> str:
 
 
 def _line(value: dict[str, Any]) -> str:
-    return f"{json.dumps(value)}\n"
+    text = json.dumps(value)
+    return f"{_checksum(text)} {text}\n"
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _entries(path: Path, digest: str) -> Iterator[dict[str, Any]]:
@@ -167,8 +173,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_line(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError:
+    checksum, _, text = line.rstrip("\n").partition(" ")
+    if checksum != _checksum(text):
         return None
-    return value if isinstance(value, dict) else None
+    value: dict[str, Any] = json.loads(text)
+    return value

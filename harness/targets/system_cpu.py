@@ -41,7 +41,7 @@ def system_cpu() -> SystemCpu:
     """
     conditions = _conditions()
     path = cache_root() / FILE
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         stored = json.loads(path.read_text(encoding="utf-8"))
         if conditions is not None and stored["made by"] == conditions:
             return SystemCpu(str(stored["name"]), tuple(map(str, stored["features"])))

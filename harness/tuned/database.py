@@ -169,7 +169,7 @@ def open_database(path: Path, target: str | None = None) -> Database:
         version, made_for = int(values["format"]), str(values["target"])
         if version == FORMAT:
             records = tuple(_record(entry) for entry in values["records"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise HarnessError(
             f"{file} is damaged: delete it and tune again, which takes what is known from the trials beside it"
         ) from error

@@ -95,7 +95,7 @@ def read_trials(folder: Path) -> tuple[list[Trial], list[str]]:
     for number, line in enumerate(lines, 1):
         try:
             trials.append(_trial(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise HarnessError(
                 f"{path} is damaged in line {number}: delete the file to begin a new search, what was found is kept"
             ) from error

@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise HarnessError(f"Cannot read the results {path}: {error.strerror or error}; {_AGAIN}.") from error
     try:
         data = json.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
-    except (EOFError, OSError, ValueError, zlib.error) as error:
+    except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
         raise HarnessError(f"{path} is cut off or not JSON ({error}); {_AGAIN}.") from error
     if not isinstance(data, dict) or not isinstance(data.get("benchmarks"), list):
         raise HarnessError(f"{path} is not a JSON file of pytest-benchmark: it has no list `benchmarks`; {_AGAIN}.")

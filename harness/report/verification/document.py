@@ -167,7 +167,7 @@ def read_report(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
         raise HarnessError(f"cannot read the report {path}: {error}; write one with `sam3-tvm verify`") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HarnessError(f"{path} is not JSON ({error}); write the report again") from error
     problem = _schema_problem(data)
     if problem:
