@@ -95,6 +95,45 @@ def test_the_whole_model_loads(tmp_path: Path) -> None:
             assert torch.equal(tensor, source.state_dict()[name]), (file, name)
 
 
+@pytest.mark.parametrize("prefix", ["", "module.", "module.detector."])
+@pytest.mark.parametrize("save", [save_pt, save_wrapped, save_safetensors])
+def test_what_a_trainer_saved_loads_bit_for_bit(
+    prefix: str, save: Callable[[dict[str, Any], Path], None], tmp_path: Path
+) -> None:
+    """Without the prefix that published names have, or with that of `DistributedDataParallel`."""
+    torch.manual_seed(0)
+    source, target = Part(), Part()
+    path = tmp_path / ("sam3.safetensors" if save is save_safetensors else "sam3.pt")
+    save({prefix + name: tensor.clone() for name, tensor in source.state_dict().items()}, path)
+    load_checkpoint(target, path)
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_loaded_as_it_is_rounded(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = {name: tensor.to(dtype) for name, tensor in published(Part()).items() if not tensor.is_complex()}
+    save_safetensors(state, tmp_path / "sam3_half.safetensors")
+    model = Part()
+    load_checkpoint(model, tmp_path / "sam3_half.safetensors")
+    assert torch.equal(model.get_parameter(NAME), state[f"detector.{NAME}"].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("transformer.decoder.lora_A.weight", r"1 unexpected \(transformer\.decoder\.lora_A\.weight\)"),
+        ("detector.transformer.decoder.lora_B.weight", "1 unexpected"),
+        ("tracker.model.interactive_mask_decoder.iou_token.weight", r"is of SAM 3\.1, it has tracker\.model\."),
+        ("detector.backbone.vision_backbone.propagation_convs.0.conv_1x1.bias", r"is of SAM 3\.1"),
+    ],
+)
+def test_tensors_that_the_model_does_not_know_are_never_ignored(name: str, expected: str, tmp_path: Path) -> None:
+    save_pt(published(Part()) | {name: torch.ones(2)}, tmp_path / "sam3.pt")
+    with pytest.raises(HarnessError, match=expected):
+        load_checkpoint(Part(), tmp_path / "sam3.pt")
+
+
 def spoilt(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
     state = published(Part())
     for name, tensor in changes.items():

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 _PREFIXES = {"detector.": "", "tracker.": "inst_interactive_predictor.model."}
 """Prefix in the checkpoint → prefix in the image model (see `sam3.model_builder._load_checkpoint`)."""
 
+_WRAPPER = "module."
+"""Before every name where `DistributedDataParallel` was saved with the model."""
+
+_SAM_3_1 = re.compile(r"tracker\.model\..*|.*\.(interactive_convs|propagation_convs)\..*")
+"""Names of SAM 3.1, whose necks and tracker are others."""
+
 _INTERACTIVE_ONLY = re.compile(r"inst_interactive_predictor\..*|backbone\.vision_backbone\.sam2_convs\..*")
 """Tensors of the video model, which the image model has only if it is built interactive."""
+
+_TRACKER = ("tracker.sam_", "tracker.model.", "tracker_model.", "inst_interactive_predictor.model.sam_")
+"""Beginnings of names of the tracker, in every layout."""
 
 _COMPUTED = re.compile(r"(.*\.)?(freqs_cis|attn_mask)")
 """Buffers that are formulas: they are loaded if the checkpoint has them, and may be absent."""
@@ -57,7 +66,14 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     """
     import torch
 
-    content = {str(name): value for name, value in _read(path).items() if isinstance(value, torch.Tensor)}
+    content = _without_wrapper(
+        {str(name): value for name, value in _read(path).items() if isinstance(value, torch.Tensor)}
+    )
+    if (name := next(filter(_SAM_3_1.fullmatch, content), None)) is not None and not allow_partial:
+        raise HarnessError(
+            f"The checkpoint {path} is of SAM 3.1, it has {name}, and this program knows SAM 3 alone: "
+            "use the published sam3.pt or model.safetensors of SAM 3."
+        )
     transformers_layout = is_hugging_face(content)
     tensors = from_hugging_face(content) if transformers_layout else _with_model_names(content)
     weights = dict(model.state_dict())
@@ -102,7 +118,7 @@ def has_point_prompts(path: Path) -> bool:
 
 def has_tracker(path: Path) -> bool:
     """Returns whether the names of a checkpoint that `load_checkpoint` takes include the tracker's weights."""
-    return any(name.startswith(("tracker.sam_", "tracker_model.")) for name in _names(path))
+    return any(name.startswith(_TRACKER) for name in _names(path))
 
 
 def _names(path: Path) -> list[str]:
@@ -111,10 +127,10 @@ def _names(path: Path) -> list[str]:
 
         try:
             with safe_open(path, framework="numpy") as file:
-                return list(file.keys())
+                return list(_without_wrapper(dict.fromkeys(file.keys())))
         except (SafetensorError, OSError):
             return []  # `load_checkpoint` reports the error
-    return list(map(str, _read(path)))
+    return list(_without_wrapper({str(name): value for name, value in _read(path).items()}))
 
 
 def _list_names(kind: str, names: Collection[str]) -> str:
@@ -187,11 +203,17 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
+def _without_wrapper(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns tensors by their names in the model that was saved."""
+    if all(name.startswith(_WRAPPER) for name in content):
+        return {name.removeprefix(_WRAPPER): value for name, value in content.items()}
+    return content
+
+
 def _with_model_names(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns a checkpoint's tensors under the names of the image model."""
-    return {
-        replacement + name.removeprefix(prefix): tensor
-        for name, tensor in content.items()
-        for prefix, replacement in _PREFIXES.items()
-        if name.startswith(prefix)
-    }
+    """Returns tensors by their names in the image model: published ones have a prefix, a trainer's are the model's."""
+    renamed = {}
+    for name, tensor in content.items():
+        prefix = next(filter(name.startswith, _PREFIXES), "")
+        renamed[_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    return renamed
