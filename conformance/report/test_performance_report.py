@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conformance.support.benchmarked import run_benchmarks
-from conformance.support.tuning import record
 from harness.cli.main import app
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
@@ -34,8 +33,6 @@ from harness.report.performance.formatting import duration
 from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import shortened
 from harness.report.performance.reading import KernelTime, Measurement, read_result, read_results
-from harness.tuned.database import store
-from harness.tuned.trials import Conditions, Kind, Trial, append_trials
 from perf.tables import component_tables
 
 MACHINE = {
@@ -149,9 +146,9 @@ def write(path: Path, *benchmarks: Mapping[str, Any], **others: Any) -> Path:
     return path
 
 
-def page_of(folder: Path, *results: Path, database: Path | None = None) -> str:
+def page_of(folder: Path, *results: Path) -> str:
     """The page, which is written into `docs` of a folder."""
-    return write_performance_report(results, folder / "docs", database).read_text(encoding="utf-8")
+    return write_performance_report(results, folder / "docs").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -341,38 +338,6 @@ def test_of_two_runs_the_newer_one_is_shown(tmp_path: Path) -> None:
     assert [(m.name, m.source.file) for m in section.components] == [("vit", "new.json"), ("box_head", "old.json")]
     assert section.components[0].sides["untuned"].median < 0.3
     assert section.superseded == ("test_component[vit-real-llvm-full] in old.json",)
-
-
-def test_what_tuning_found_is_listed_and_where_it_found_nothing(perf_json: Path, tmp_path: Path) -> None:
-    here, database = Conditions("llvm", "znver5", 2, "0.27.0"), tmp_path / "llvm-znver5-2-threads"
-    schedule = {"vectors": 2, "rows": 12}
-    store(
-        database,
-        "llvm",
-        record(
-            "product 1x2x3x4", schedule, conditions=here, seconds=0.02, default_seconds=0.025, torch_seconds=0.06,
-            trials=64, failed=3, rejected=2, machine="CPU", date="2025-03-04T05:06:07+00:00",
-        ),
-    )  # fmt: skip
-    append_trials(
-        database,
-        [
-            Trial("product 1x2x3x4", schedule, Kind.MEASURED, here, 0.02, 0.025, 1.0),
-            Trial("attention 9x16", schedule, Kind.MEASURED, here, 0.5, 0.4, 1.0, torch_seconds=0.8),
-            Trial("attention 9x16", schedule, Kind.REJECTED, here, reason="wrong"),
-            Trial("attention 9x16", schedule, Kind.FAILED, here, reason="hung"),
-        ],
-    )
-    page = page_of(tmp_path, perf_json, database=database)
-    assert "**CPU (znver5), 2 threads, TVM 0.27.0, 2025-03-04**: something better" in page and "1 of 2 tasks" in page
-    assert "| product 1x2x3x4 | 25.0 ms | 20.0 ms | +25.0 % | 60.0 ms | 64 | 2 | 3 | rows 12, vectors 2 |" in page
-    assert "| attention 9x16 | 400 ms | nothing found over the default | – | 800 ms | 3 | 1 | 1 |  |" in page
-
-
-def test_a_database_that_is_not_there_is_a_sentence(perf_json: Path, tmp_path: Path) -> None:
-    done = run(perf_json, "--out", tmp_path / "docs", "--db", tmp_path / "nowhere")
-    assert done.returncode == 2 and done.stderr.startswith("error: there is no tuning database in")
-    assert not (tmp_path / "docs").exists()
 
 
 # Cases

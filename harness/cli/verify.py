@@ -176,7 +176,7 @@ def verify(
     )
     limits = Limits(time_limit(timeout, cases), None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
-        database.describe_database(chosen, HOST.name, processors)
+        database.chosen_schedules(chosen, HOST.name, processors).origin
         if shipped is None
         else shipped.made.get("schedules", "not told")
     )

@@ -18,7 +18,7 @@ from harness.report.performance.document import (
     ratio,
     shares,
 )
-from harness.report.performance.formatting import NOT_APPLICABLE, decimals, duration, factor, gain, giga, percent
+from harness.report.performance.formatting import NOT_APPLICABLE, decimals, duration, factor, giga, percent
 from harness.report.performance.reading import (
     ENOUGH_FOR_P95,
     ENOUGH_FOR_P99,
@@ -27,7 +27,6 @@ from harness.report.performance.reading import (
     Side,
 )
 from harness.report.performance.sides import LABELS, OURS, PYTORCH, TUNED, UNTUNED
-from harness.report.performance.tuning import Tuning
 from harness.report.template import rendered
 from harness.report.verification.markdown import cell
 from harness.report.verification.wording import size
@@ -39,7 +38,6 @@ def render_page(
     sections: Sequence[Section],
     plots: Sequence[Mapping[str, str]],
     files: Sequence[ResultFile],
-    tuning: Tuning | None = None,
 ) -> str:
     """Renders the Markdown.
 
@@ -47,7 +45,6 @@ def render_page(
         sections: One for each machine.
         plots: For each section, where each plot lies, relative to the page.
         files: All that were read.
-        tuning: What is in the database of tuned schedules.
     """
     filters = {
         "cell": cell,
@@ -55,7 +52,6 @@ def render_page(
         "duration": duration,
         "ratio_cell": cell_of_ratio,
         "gain_cell": cell_of_gain,
-        "gain": gain,
         "factor": factor,
         "percent": percent,
         "giga": giga,
@@ -66,7 +62,6 @@ def render_page(
         filters,
         sections=list(zip(sections, plots, strict=True)),
         files=files,
-        tuning=tuning,
         findings=findings,
         label=lambda name: LABELS.get(name, name),
         best_side=best_side,

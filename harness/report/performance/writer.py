@@ -11,31 +11,26 @@ from harness.report.performance.document import build_sections
 from harness.report.performance.markdown import render_page
 from harness.report.performance.plots import render_plots
 from harness.report.performance.reading import read_results
-from harness.report.performance.tuning import read_tuning
 
 MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 PLOTS_FOLDER = "performance"
 
 
-def write_performance_report(
-    results: Sequence[Path], directory: Path, database: Path | None = None, order: Sequence[str] = ()
-) -> Path:
+def write_performance_report(results: Sequence[Path], directory: Path, order: Sequence[str] = ()) -> Path:
     """Writes page and plots, each complete or not at all, and returns the page's path.
 
     Args:
         results: JSON files of `pytest perf … --benchmark-json=FILE`.
         directory: Is made if it does not exist.
-        database: Folder of tuned schedules, whose findings the page lists.
         order: Names of components and whole models that come first on the page, in this order.
 
     Raises:
-        HarnessError: If the results or the database cannot be read or are not what the suites write, matplotlib is not
+        HarnessError: If the results cannot be read or are not what the suites write, matplotlib is not
             installed, or the folder cannot be written.
     """
     if directory.exists() and not directory.is_dir():
         raise HarnessError(f"{directory} is a file; give --out a folder.")
     files = read_results(results)
-    tuning = None if database is None else read_tuning(database)
     sections = build_sections(files, order)
     pictures: dict[str, bytes] = {}
     places = []
@@ -46,6 +41,6 @@ def write_performance_report(
         }
         pictures |= dict(drawn.values())
         places.append({name: place for name, (place, _) in drawn.items()})
-    page = render_page(sections, places, files, tuning)
+    page = render_page(sections, places, files)
     write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
     return directory / MARKDOWN_NAME
