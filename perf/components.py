@@ -35,7 +35,7 @@ from harness.tuned.database import chosen_schedules
 from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
 from perf.results import NOTHING_FOUND, TUNED, UNTUNED, judged
-from perf.sides import save
+from perf.sides import IMPORTED, save
 
 Judge = Callable[[Sequence[np.ndarray]], dict[str, Any]]
 """Takes the outputs of a side in order and returns the worst verdict with its figures."""
@@ -108,6 +108,7 @@ def prepare(
         check = judge_of(names, reference, workload.oracle(), case, workload.draws_of_few(reference))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
+        (folder / IMPORTED).write_text(tvm.ir.save_json(imported.module), encoding="utf-8")
     del imported, program, workload, reference
     _compile(case, folder, database, processors, importing, prepared)
     return prepared

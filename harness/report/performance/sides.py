@@ -19,6 +19,7 @@ LABELS: Mapping[str, str] = {
     UNTUNED: "TVM untuned",
     TUNED: "TVM tuned",
     TVM_FP32: "TVM fp32",
+    "tvm default": "TVM default",
     "torch.compile": "torch.compile",
     "torch.compile max-autotune": "torch.compile max-autotune",
     "onnxruntime": "ONNX Runtime",
