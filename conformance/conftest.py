@@ -16,13 +16,13 @@ import pytest
 from filelock import FileLock
 
 from conformance.aarch64.environment import CPU, machine_for
-from conformance.support.tuning import record
+from conformance.support.tuning import database_of, record
 from harness.core.errors import HarnessError
 from harness.core.processors import Processors, chosen_processors
 from harness.processes.memory import give_back_freed_memory
 from harness.processes.threads import OPTION_VARIABLE
 from harness.targets import TARGETS
-from harness.tuned.database import current_conditions, store
+from harness.tuned.database import current_conditions
 
 # Ignored where the suite runs in the background of a script or under nohup: what a test interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -153,7 +153,7 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not folder.exists():
             conditions = current_conditions("llvm", chosen_processors())
             schedule = {"rows": 3, "vectors": 1}
-            store(tuned, "llvm", record("product 1x400x256x256 left", schedule, conditions=conditions))
+            database_of(tuned, record("product 1x400x256x256 left", schedule, conditions=conditions))
             command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--video"]
             command += ["--out", str(folder), "--db", str(tuned)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

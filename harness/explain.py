@@ -81,14 +81,14 @@ def explain_request(
     """Explains a component in this process, with the signature that `harness.processes` needs."""
     from harness.models.importing import imported_module
     from harness.schedules.common.provenance import trace
-    from harness.tuned.database import schedules_from
+    from harness.tuned.database import chosen_schedules
 
     case, database, processors, float32 = request
     target = TARGETS[case.target]
     module = imported_module(case, on_stage, float32)
     on_stage(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
-    pipeline = target.pipeline(tvm_target, schedules_from(database, case.target, processors))
+    pipeline = target.pipeline(tvm_target, chosen_schedules(database, case.target, processors).schedules)
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 

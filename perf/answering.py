@@ -34,7 +34,7 @@ from harness.tuned.database import chosen_schedules
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved
-from perf.results import TORCH, TUNED, UNTUNED, circumstances, memory_bytes, ratios, summary
+from perf.results import NOTHING_FOUND, TORCH, TUNED, UNTUNED, circumstances, memory_bytes, ratios, summary
 
 TARGET = "llvm"
 MOST_ROUNDS = 40
@@ -178,7 +178,7 @@ def measure(
         for name, rounds in seconds.items()
     }
     tried = TUNED not in sides and options.database_for(TARGET) is not None
-    note = "tuning found nothing over the defaults" if tried else ""
+    note = NOTHING_FOUND if tried else ""
     result = {"what": question, "case": case.to_json(), "sides": results, "ratios": ratios(results), "note": note}
     result |= circumstances(threads, peaks)
     benchmark.extra_info |= result

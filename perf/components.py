@@ -31,13 +31,11 @@ from harness.parity.verdict import judge
 from harness.schedules import UNTUNED as NO_SCHEDULES
 from harness.targets import TARGETS
 from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.tuned.database import current_conditions, schedules_from
-from harness.tuned.trials import nothing_found, read_trials
-from harness.tuning.tasks import tasks_of
+from harness.tuned.database import chosen_schedules
 from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
-from perf.results import TUNED, UNTUNED, judged
-from perf.sides import save
+from perf.results import NOTHING_FOUND, TUNED, UNTUNED, judged
+from perf.sides import IMPORTED, save
 
 Judge = Callable[[Sequence[np.ndarray]], dict[str, Any]]
 """Takes the outputs of a side in order and returns the worst verdict with its figures."""
@@ -110,6 +108,7 @@ def prepare(
         check = judge_of(names, reference, workload.oracle(), case, workload.draw_small_outputs(reference))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
+        (folder / IMPORTED).write_text(tvm.ir.save_json(imported.module), encoding="utf-8")
     del imported, program, workload, reference
     _compile(case, folder, database, processors, importing, prepared)
     return prepared
@@ -148,14 +147,13 @@ def _compile(
     lowered: tvm.IRModule | None = None
     sides = {UNTUNED: NO_SCHEDULES}
     if database is not None:
-        sides[TUNED] = schedules_from(database, case.target, processors)
+        sides[TUNED] = chosen_schedules(database, case.target, processors).schedules
     for side, chosen in sides.items():
         start = time.perf_counter()
         tvm_target = target.tvm_target(processors)
         before, lowered = lowered, lower_module(prepared.module, target, tvm_target, chosen)
-        if database is not None and side == TUNED and tvm_ffi.structural_equal(before, lowered):
-            tasks = {task.key for task in tasks_of(prepared.module, tvm_target)}
-            prepared.note = nothing_found(read_trials(database)[0], current_conditions(case.target, processors), tasks)
+        if side == TUNED and tvm_ffi.structural_equal(before, lowered):
+            prepared.note = NOTHING_FOUND
             break
         library = folder / f"{side}{LIBRARY_SUFFIX}"
         build_library(lowered, tvm_target, library)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from harness.processes.threads import thread_count
 from perf.peers import ONNX, ROUTE
 from perf.processes import Calls, Load
-from perf.sides import RUN, Request, read, read_module, runner, torch_inputs
+from perf.sides import RUN, Request, read, read_module, runner, torch_inputs, tvm_side
+from perf.tvm_peers import DEFAULT
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,11 @@ COMPILE = "compile"
 """The function of a side that compiles when it is first called."""
 PRECISION = "precision"
 """The function of a side that tells in which type it computes, by the name that the peer gives it."""
+
+
+def default_side(request: Request) -> AbstractContextManager[Load]:
+    """TVM's own pipeline."""
+    return tvm_side(request.with_library(request.folder / DEFAULT))
 
 
 def openvino_side(request: Request) -> AbstractContextManager[Load]:

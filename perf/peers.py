@@ -1,4 +1,4 @@
-"""The peers, which users would pick instead of TVM: OpenVINO, ONNX Runtime, torch.compile, PyTorch on a GPU or in half.
+"""The peers, which users would pick instead of ours: TVM alone, OpenVINO, ONNX Runtime, torch.compile, a GPU.
 
 Each peer is set as its users have it or as its own documentation recommends for latency (`Peer.setting`), and a peer
 with two such settings is two peers. All have the same weights and inputs as the other sides and as many threads; those
@@ -85,6 +85,14 @@ PEERS = {
         _ONNXRUNTIME,
         (2, 12),
         prepare=_EXPORT,
+    ),
+    "tvm default": Peer(
+        "relax.get_default_pipeline: TVM's own legalization and fusion, loops as they come",
+        "perf.peer_sides:default_side",
+        ("apache-tvm",),
+        (2, 2),
+        prepare="perf.tvm_peers:compile_default",
+        precision="fp32",
     ),
     "torch.compile": Peer("default mode", "perf.peer_sides:compiled_side", ("torch",), (2, 2), compiles=True),
     "torch.compile max-autotune": Peer(
@@ -175,7 +183,7 @@ def prepare(peer: Peer, request: Request, run_bytes: int, done: dict[str, float]
         if ended.kind is not WorkerEnd.OK:
             error = ended.error
             reason = error_sentence(error.type, error.message) if error else ended.kind.value
-            raise PeerError(f"the module does not become ONNX: {reason}")
+            raise PeerError(f"the module cannot be converted: {reason}")
         done[peer.prepare] = float(ended.value)
     return done[peer.prepare]
 

@@ -19,6 +19,8 @@ TORCH, UNTUNED, TUNED = "torch", "untuned", "tuned"
 OURS = (UNTUNED, TUNED)
 OURS_IN_FP32 = "tvm fp32"
 """Ours in fp32, beside a case in half precision: what that gains is told by one run."""
+NOTHING_FOUND = "tuning found nothing over the defaults"
+"""The note of a result without a tuned side, where there is a database: untuned and tuned are one program."""
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from perf.processes import Calls, Load
 if TYPE_CHECKING:
     import torch
 
-MODULE = "module.pt"
+MODULE, IMPORTED = "module.pt", "imported.json"
+"""The files of PyTorch's module, and of the Relax module as TVM's JSON."""
 RUN, KERNELS = "run", "kernels"
 """The functions of the sides: the outputs of one run, and the times of its kernels (`perf.profiling.kernel_times`)."""
 

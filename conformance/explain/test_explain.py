@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from conformance.support.operators import module_of
 from conformance.support.shallow import photograph, shallow_model
-from conformance.support.tuning import record
+from conformance.support.tuning import database_of, record
 from harness.cli.main import app
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -36,7 +36,6 @@ from harness.schedules.cpu.schedule import Product, space
 from harness.schedules.cpu.tile import vector_unit
 from harness.targets import TARGETS
 from harness.tuned import database
-from harness.tuned.database import store
 
 op = relax.op
 REAL = ("scoring_head", "transformer_encoder", "segmentation_head", "text_encoder")
@@ -235,7 +234,7 @@ def tiles(document: dict[str, Any]) -> set[str]:
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
-    store(tmp_path / "db", "llvm", record(BOX_HEAD.key, TUNED))
+    database_of(tmp_path / "db", record(BOX_HEAD.key, TUNED))
     done = run("--component", "box_head", "--db", str(tmp_path / "db"), "--json", str(tmp_path / "box_head.json"))
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "box_head.json").read_text())
@@ -251,7 +250,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
 
 def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "TUNED", tmp_path)
-    store(tmp_path / database.current_conditions("llvm").tag, "llvm", record(BOX_HEAD.key, TUNED))
+    database_of(tmp_path / database.current_conditions("llvm").tag, record(BOX_HEAD.key, TUNED))
     assert database.default_database("llvm") is not None
     file = tmp_path / "box_head.json"
     done = CliRunner().invoke(app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tvm
 from torch._inductor import config
 
 from harness.core.precision import PRECISIONS
@@ -16,9 +17,10 @@ from harness.models.registry import models
 from harness.targets import TARGETS
 from perf import peer_sides
 from perf.peer_sides import COMPILE, PRECISION
-from perf.peers import PEERS, export_onnx, peers_of
+from perf.peers import PEERS, ROUTE, export_onnx, peers_of
 from perf.processes import Load
-from perf.sides import RUN, Request, save
+from perf.sides import IMPORTED, RUN, Request, save
+from perf.tvm_peers import compile_default
 
 
 @pytest.fixture
@@ -26,6 +28,17 @@ def request_of_linear(tmp_path: Path) -> Request:
     """A linear layer on a few rows, as the sides read it."""
     torch.manual_seed(0)
     save(torch.nn.Linear(64, 48), [torch.randn(8, 64)], [], tmp_path)
+    return Request(tmp_path, next(iter(models())))
+
+
+@pytest.fixture
+def request_of_imported(tmp_path: Path) -> Request:
+    """A linear layer with its activation, as TVM alone compiles it, too."""
+    torch.manual_seed(0)
+    module, inputs = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU()), torch.randn(8, 64)
+    imported = ROUTE.lower(ROUTE.export(module, (inputs,)), module)
+    save(module, [inputs], list(imported.parameters().values()), tmp_path)
+    (tmp_path / IMPORTED).write_text(tvm.ir.save_json(imported.module), encoding="utf-8")
     return Request(tmp_path, next(iter(models())))
 
 
@@ -56,6 +69,12 @@ def test_pytorch_in_bf16_runs_under_autocast_and_gives_float32(request_of_linear
     assert found.dtype == np.float32
     assert np.array_equal(found, expected(request_of_linear, torch.bfloat16))
     assert not np.allclose(found, expected(request_of_linear), rtol=1e-5, atol=1e-5)
+
+
+def test_tvm_alone_computes_the_same(request_of_imported: Request) -> None:
+    assert compile_default(request_of_imported, lambda _: None) > 0
+    found = outputs_of(peer_sides.default_side(request_of_imported))
+    np.testing.assert_allclose(found, expected(request_of_imported), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("package", ["openvino", "onnxruntime"])

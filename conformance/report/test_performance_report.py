@@ -16,11 +16,8 @@ from typing import Any
 import pytest
 
 from conformance.support.benchmarked import run_benchmarks
-from conformance.support.tuning import record
 from harness.cli.main import main
 from harness.core.settings import REPOSITORY
-from harness.tuned.database import store
-from harness.tuned.trials import Conditions, Kind, Trial, append_trials
 from perf.tables import component_tables
 
 DOCS = REPOSITORY / "docs"
@@ -54,9 +51,9 @@ def command(
 ) -> Callable[..., tuple[int, str]]:
     """Runs `sam3-tvm report`; returns the exit code, and the page or what was said instead of it."""
 
-    def run(*results: Path | Data, options: tuple[str, ...] = ()) -> tuple[int, str]:
+    def run(*results: Path | Data) -> tuple[int, str]:
         paths = [write(tmp_path / f"{n}.json", one) if isinstance(one, dict) else one for n, one in enumerate(results)]
-        words = ["sam3-tvm", "report", *map(str, paths), "--out", str(tmp_path / "docs"), *options]
+        words = ["sam3-tvm", "report", *map(str, paths), "--out", str(tmp_path / "docs")]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as ended:
             main()
@@ -319,37 +316,6 @@ def test_compressed_or_not_gives_the_same_bytes(
     assert "measure nothing of the model: test_the_sides_take_turns in perf.json" in page
 
 
-def test_what_tuning_found_is_listed_and_where_it_found_nothing(
-    command: Callable[..., tuple[int, str]], tmp_path: Path, backbone: Data
-) -> None:
-    here, database = Conditions("llvm", "znver5", 2, "0.27.0"), tmp_path / "llvm-znver5-2-threads"
-    schedule = {"vectors": 2, "rows": 12}
-    store(
-        database,
-        "llvm",
-        record(
-            "product 1x2x3x4", schedule, conditions=here, seconds=0.02, default_seconds=0.025, torch_seconds=0.06,
-            trials=64, failed=3, rejected=2, machine="CPU", date="2025-03-04T05:06:07+00:00",
-        ),
-    )  # fmt: skip
-    append_trials(
-        database,
-        [
-            Trial("product 1x2x3x4", schedule, Kind.MEASURED, here, 0.02, 0.025, 1.0),
-            Trial("attention 9x16", schedule, Kind.MEASURED, here, 0.5, 0.4, 1.0, torch_seconds=0.8),
-            Trial("attention 9x16", schedule, Kind.REJECTED, here, reason="wrong"),
-            Trial("attention 9x16", schedule, Kind.FAILED, here, reason="hung"),
-        ],
-    )
-    page = command(backbone, options=("--db", str(database)))[1]
-    assert "**znver5, 2 threads, TVM 0.27.0**: something better than the default schedule for 1 of 2 tasks." in page
-    found, nothing = tables(page, "task")
-    assert list(found.values())[:9] == [
-        *("product 1x2x3x4", "25.0 ms", "20.0 ms", "+25.0 %", "60.0 ms", "64", "2", "3", "rows 12, vectors 2"),
-    ]
-    assert list(nothing.values())[:8] == ["attention 9x16", "400 ms", "n/a", "n/a", "800 ms", "3", "1", "1"]
-
-
 @pytest.mark.model
 def test_what_the_suite_writes_is_read(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     results = tmp_path / "kernels.json"
@@ -413,12 +379,11 @@ def test_paths_that_cannot_be_used_are_a_sentence(
     command: Callable[..., tuple[int, str]], tmp_path: Path, backbone: Data
 ) -> None:
     path, twin = write(tmp_path / "perf.json", backbone), tmp_path / "twin" / "perf.json"
-    for results, options, words in (
-        ((tmp_path / "no.json",), (), "Cannot read the results"),
-        ((path, twin), (), "Two results are called perf.json"),
-        ((path,), ("--db", str(tmp_path / "nowhere")), "there is no tuning database in"),
+    for results, words in (
+        ((tmp_path / "no.json",), "Cannot read the results"),
+        ((path, twin), "Two results are called perf.json"),
     ):
-        code, said = command(*results, options=options)
+        code, said = command(*results)
         assert code == 2 and said.startswith(f"error: {words}") and said.count("\n") == 1
         assert not (tmp_path / "docs").exists()
     (tmp_path / "docs").touch()

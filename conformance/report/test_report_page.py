@@ -433,7 +433,6 @@ def test_a_summary_has_the_matrix_and_which_kernel_is_wrong(
         (("--compare", "a.json", "b.json", "--summary", "s.md"), "--compare takes two reports"),
         (("--compare", "a.json", "b.json"), "cannot read the report a.json"),
         (("{json}", "{json}"), "rendered by itself"),
-        (("{json}", "--db", "x"), "rendered by itself"),
         (("{folder}/verification_report.html",), "give --out DIR"),
         (("{json}", "--out", "{json}/x"), "choose another folder with --out"),
         (("{json}", "--out", "{folder}", "--summary", "{folder}"), "choose another file with --summary"),

@@ -47,8 +47,6 @@ from harness.segment.journal import JOURNAL
 from harness.track import job as tracking
 from harness.tuned.database import FILE as RECORDS
 from harness.tuned.database import TUNED, open_database
-from harness.tuned.trials import FILE as TRIALS
-from harness.tuned.trials import read_trials
 
 ENOUGH = 50
 """Frames of a damaged video that are read: one may state that it has billions."""
@@ -87,14 +85,6 @@ def header_or_bytes(content: bytes, draw: random.Random) -> bytes:
     end = 8 + int.from_bytes(content[:8], "little")
     header = mutated_json(content[8:end], draw)
     return len(header).to_bytes(8, "little") + header + content[end:]
-
-
-def trial_or_bytes(content: bytes, draw: random.Random) -> bytes:
-    """Damages one of several lines of JSON."""
-    lines = content.splitlines()
-    number = draw.randrange(len(lines))
-    lines[number] = json_or_bytes(lines[number], draw)
-    return b"\n".join(lines) + b"\n"
 
 
 def lines_or_bytes(content: bytes, draw: random.Random) -> bytes:
@@ -239,12 +229,9 @@ def _budgets() -> dict[str, bytes]:
     return {"budget.json": json.dumps(budget.to_json()).encode()}
 
 
-def _tuned(name: str) -> dict[str, bytes]:
-    content = next(TUNED.glob(f"*/{name}")).read_bytes()
-    if name == TRIALS:
-        return {name: b"\n".join(content.splitlines()[:5]) + b"\n"}
-    values = json.loads(content)
-    return {name: json.dumps(values | {"records": values["records"][:3]}).encode()}
+def _tuned() -> dict[str, bytes]:
+    values = json.loads(next(TUNED.glob(f"*/{RECORDS}")).read_bytes())
+    return {RECORDS: json.dumps(values | {"records": values["records"][:3]}).encode()}
 
 
 def _journal_of(run: Callable[[Path], object]) -> Callable[[], dict[str, bytes]]:
@@ -293,8 +280,7 @@ KINDS = {
     "variants": Kind(_variants, _read_variants, json_or_bytes, _described_files),
     "budgets": Kind(_budgets, read_budget, json_or_bytes),
     "journals of segment": Kind(_journal_of(_segment), _resumed(_segment), lines_or_bytes, _segment),
-    "records of tuning": Kind(lambda: _tuned(RECORDS), lambda path: open_database(path.parent), json_or_bytes),
-    "trials of tuning": Kind(lambda: _tuned(TRIALS), lambda path: read_trials(path.parent), trial_or_bytes),
+    "records of tuning": Kind(_tuned, lambda path: open_database(path.parent), json_or_bytes),
     "journals of track": Kind(_journal_of(_track), _resumed(_track), lines_or_bytes, _track),
 }
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-import torch
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +17,13 @@ from conformance.support.examples import examples
 from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms
 from conformance.support.place import executes
+from conformance.support.tuning import torch_result
 from harness.core.errors import HarnessError
 from harness.schedules import Schedule
 from harness.schedules.cpu import cpu_pipeline
 from harness.schedules.cpu.pipeline import to_loops
 from harness.schedules.cpu.product import Extents
+from harness.schedules.cpu.rewrite import workloads
 from harness.schedules.cpu.schedule import (
     RESULT_TILE,
     TILE,
@@ -39,10 +39,8 @@ from harness.schedules.cpu.schedule import (
 from harness.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.schedules.cpu.window import Window
 from harness.targets import TARGETS
-from harness.tuned.database import TUNED
-from harness.tuned.trials import read_trials
-from harness.tuning.measuring import Rounds, run_interleaved
-from harness.tuning.tasks import Task, arrays_of, build, isolated, module_of, tasks_of
+from harness.tuned.database import TUNED, open_database
+from harness.tuning.kernels import arrays_of, build, module_of
 
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
@@ -103,22 +101,12 @@ HALF = {
 
 def computed(workload: Workload, *schedules: Schedule, target: tvm.target.Target = TARGET) -> list[np.ndarray]:
     """What a workload alone computes with each of some schedules."""
-    with TemporaryDirectory() as folder:
-        programs = [
-            build(workload, schedule, target, Path(folder) / f"{number}.so")
-            for number, schedule in enumerate(schedules)
-        ]
-        libraries = [tvm.runtime.load_module(str(program.library)) for program in programs]
-        ran = run_interleaved(libraries, tvm.cpu(), programs, arrays_of(workload), Rounds(1, 0.0))
-    return [entry.result for entry in ran]
+    return [build(workload, schedule, str(target))().numpy() for schedule in schedules]
 
 
 def hold(workload: Workload, *schedules: Schedule) -> None:
     """Holds the schedules to PyTorch: strict gate, and rms error against float64."""
-    tensors = [torch.from_numpy(array) for array in arrays_of(workload)]
-    reference = isolated(workload).torch
-    expected = reference(*tensors).numpy()
-    exact = reference(*(t.double() if t.is_floating_point() else t for t in tensors)).numpy()
+    expected, exact = torch_result(workload), torch_result(workload, exact=True)
     for schedule, actual in zip(schedules, computed(workload, *schedules), strict=True):
         assert np.all(np.abs(actual - expected) <= 1e-5 + 1e-5 * np.abs(expected)), (workload.key, schedule)
         limit = RATIO * max(rms(expected - exact), 4 * EPSILON * rms(exact))
@@ -249,23 +237,19 @@ def test_queries_must_be_a_whole_number_of_result_tiles() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_a_workload_has_the_same_key_alone(workload: Workload) -> None:
-    (task,) = tasks_of(module_of(workload), TARGET)
-    assert (task.key, task.calls) == (workload.key, 1)
-    assert task.workload == workload
+    assert workloads(module_of(workload), TARGET) == [workload]
 
 
 STORED: dict[str, Workload] = {
-    "product 1x32x1024x4096 left": Product(Extents(1, 32, 4096, 1024), "left"),
     "product 1x14400x256x8 left": Product(Extents(1, 14400, 8, 256), "left"),
-    "conv2d 1x256x288x288 256x256x3x3 padding 1x1 to 288x288": Convolution(window(256, 256, 288)),
     "attention 1x16 5184x5184x64": Attention(1, 16, 5184, 5184, 64, 64),
     "attention 1x8 201x5184x32 bias float32": Attention(1, 8, 201, 5184, 32, 32, "float32"),
 }
-"""Workloads by the keys under which `fixtures/tuned` has had trials of them since before keys knew of element types."""
+"""Workloads by the keys that `fixtures/tuned` has had for them since before keys knew of element types."""
 
 
 def test_float32_workloads_have_the_keys_that_are_stored() -> None:
-    stored = {trial.task for folder in TUNED.iterdir() for trial in read_trials(folder)[0]}
+    stored = {record.task for folder in TUNED.iterdir() for record in open_database(folder).records}
     assert STORED.keys() <= stored
     assert {key: workload.key for key, workload in STORED.items()} == {key: key for key in STORED}
 
@@ -274,27 +258,21 @@ def test_float32_workloads_have_the_keys_that_are_stored() -> None:
 def test_what_multiplies_bfloat16_is_another_task_of_the_same_numbers(half: Workload) -> None:
     workload = replace(half, dtype="float32")  # type: ignore[type-var]
     assert half.key == f"{workload.key} bfloat16" and half != workload
-    assert Task(half, 1).dtype == "bfloat16" and Task(workload, 1).dtype == "float32"
     for one, other in zip(arrays_of(workload), arrays_of(half), strict=True):
         np.testing.assert_array_equal(one, other)
-    (task,) = tasks_of(module_of(half), HALF_TARGET)
-    assert task.workload == half and task.key == half.key
+    assert workloads(module_of(half), HALF_TARGET) == [half]
 
 
 @pytest.mark.parametrize("half", HALF.values(), ids=HALF)
 def test_without_the_instruction_nothing_of_it_is_tuned_in_bfloat16(half: Workload) -> None:
-    found = tasks_of(module_of(half), target_for("x86-64-v4"))
-    assert [task.dtype for task in found] == ["float32"]
+    assert [found.dtype for found in workloads(module_of(half), target_for("x86-64-v4"))] == ["float32"]
 
 
 @pytest.mark.skipif(not executes(HALF_TARGET), reason="this machine does not execute code for cooperlake")
 @pytest.mark.parametrize("half", HALF.values(), ids=HALF)
 def test_every_schedule_of_bfloat16_is_as_accurate_as_autocast(half: Workload) -> None:
     schedules = space(half, vector_unit(HALF_TARGET))
-    tensors = [torch.from_numpy(array) for array in arrays_of(half)]
-    reference = isolated(half).torch
-    expected = reference(*tensors).numpy()
-    exact = reference(*(t.double() if t.is_floating_point() else t for t in tensors)).numpy()
+    expected, exact = torch_result(half), torch_result(half, exact=True)
     chosen = ({}, *schedules[:: max(1, len(schedules) // 3)], schedules[-1])
     for schedule, actual in zip(chosen, computed(half, *chosen, target=HALF_TARGET), strict=True):
         filtered = bool(schedule.get("filtering"))
@@ -327,5 +305,5 @@ def test_tasks_are_counted_in_a_module() -> None:
             y = builder.emit(relax.op.nn.gelu(relax.op.add(relax.op.matmul(y, w), b)))
             result = builder.emit_output(builder.emit(relax.op.matmul(y, v)))
         builder.emit_func_output(result)
-    found = {task.key: task.calls for task in tasks_of(builder.get(), TARGET)}
+    found = Counter(workload.key for workload in workloads(builder.get(), TARGET))
     assert found == {"product 1x33x64x64 left": 2, "product 1x33x64x32 left": 1}

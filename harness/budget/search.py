@@ -185,7 +185,7 @@ def conditions_of(case: Case, settings: Settings) -> str:
     from harness.machine import versions
     from harness.parity.closure import closure_digest
     from harness.runtime.weights import file_digest
-    from harness.tuned.database import describe_database
+    from harness.tuned.database import chosen_schedules
 
     checkpoint = None if settings.checkpoint is None else file_digest(settings.checkpoint).sha256
     described = {
@@ -193,7 +193,7 @@ def conditions_of(case: Case, settings: Settings) -> str:
         "checkpoint": checkpoint,
         "code": closure_digest("harness.budget.measurement"),
         "target": str(TARGETS[case.target].tvm_target(settings.processors)),
-        "schedules": describe_database(settings.database, case.target, settings.processors),
+        "schedules": chosen_schedules(settings.database, case.target, settings.processors).origin,
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

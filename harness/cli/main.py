@@ -24,7 +24,7 @@ from harness.cli.report import report
 from harness.cli.segment import segment
 from harness.cli.serve_device import serve_device
 from harness.cli.track import track
-from harness.cli.tune import tune_command
+from harness.cli.tune import tune
 from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
@@ -53,7 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "diagnose": diagnose,
     "budget": budget_command,
     "compile": compile_,
-    "tune": tune_command,
+    "tune": tune,
     "pack": pack,
     "segment": segment,
     "track": track,

@@ -27,9 +27,6 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the pages. Default, if it was verified: that of the (last) file.")
     ] = None,
-    db: Annotated[
-        Path | None, typer.Option(help="Folder of a tuning database, to list what was found; for what was measured.")
-    ] = None,
     summary: Annotated[
         Path | None,
         typer.Option(help="File to append the matrix and what is not as expected to, in Markdown; if it was verified."),
@@ -37,21 +34,19 @@ def report(
 ) -> None:
     """Render the pages of measurements of perf/ or of a verification, or compare two verifications."""
     if compare is not None:
-        if results or db or summary:
+        if results or summary:
             raise HarnessError("--compare takes two reports and goes with --out alone: leave the others out")
         _compare(*compare, out)
     elif not results:
         raise HarnessError("give files of results, or two reports with --compare")
     elif any(map(_is_verification, results)):
-        if len(results) > 1 or db:
-            raise HarnessError(
-                "a verification report is rendered by itself: give one file and no --db, or two with --compare"
-            )
+        if len(results) > 1:
+            raise HarnessError("a verification report is rendered by itself: give one file, or two with --compare")
         _report_verification(results[0], out, summary)
     else:
         if out is None or summary:
             raise HarnessError("what was measured needs a folder for its page: give --out DIR, and no --summary")
-        _report_measurements(results, out, db)
+        _report_measurements(results, out)
 
 
 def _is_verification(path: Path) -> bool:
@@ -63,7 +58,7 @@ def _is_verification(path: Path) -> bool:
     return isinstance(data, dict) and "cases" in data and "benchmarks" not in data
 
 
-def _report_measurements(results: list[Path], out: Path, db: Path | None) -> None:
+def _report_measurements(results: list[Path], out: Path) -> None:
     from harness.models.registry import subjects
 
     try:
@@ -74,7 +69,7 @@ def _report_measurements(results: list[Path], out: Path, db: Path | None) -> Non
         ) from error
 
     with console.status("Drawing"):
-        page = write_performance_report(results, out, db, order=list(subjects()))
+        page = write_performance_report(results, out, order=list(subjects()))
     _print_page(page)
 
 

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+import time
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, progress
 from harness.cli.installation import require_compiler
-from harness.cli.options import (
-    BudgetOption,
-    CpuOption,
-    RemoteOption,
-    ThreadsOption,
-    check_number,
-    chosen_groups,
-)
-from harness.core.budget import read_budgets
-from harness.core.case import Scale
+from harness.cli.options import BudgetOption, CpuOption, ThreadsOption, check_number, chosen_groups
+from harness.core.budget import NO_GROUPS, Groups
+from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
-from harness.core.remote import Remote
-from harness.targets import HOST, TARGETS
-from harness.tuning.request import Request
+from harness.files import make_folder
+from harness.models.registry import subjects
+from harness.models.selection import select
+from harness.targets import HOST
+from harness.tuned import database
+
+if TYPE_CHECKING:
+    from harness.schedules.cpu.schedule import Workload
+
+_DEFAULT_MINUTES = 10.0
+"""Time limit of a search that was given no limit at all."""
 
 
-def tune_command(
+def tune(
     component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
-    target: Annotated[
-        str,
-        typer.Option(help=f"Target: {', '.join(target.name for target in TARGETS.values() if target.tunable)}."),
-    ] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
-    precision: Annotated[
-        str | None, typer.Option(help="Precision of what is tuned. Default: fp32, or that of the budgets.")
-    ] = None,
+    precision: Annotated[str, typer.Option(help="Precision of what is tuned.")] = DEFAULT_PRECISION,
+    budget: BudgetOption = None,
     minutes: Annotated[
         float | None, typer.Option(callback=check_number, help="When to stop. Default: 10, or when --trials says so.")
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Schedules to try at most.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Schedules to try at most.")] = None,
     db: Annotated[
         Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of candidates and inputs.")] = 0,
-    budget: BudgetOption = None,
-    remote: RemoteOption = None,
     threads: ThreadsOption = None,
     cpu: CpuOption = None,
 ) -> None:
@@ -57,31 +53,74 @@ def tune_command(
     """
     require_compiler()
     from harness.processes.threads import configure_threads
-    from harness.tuning.session import tune
+    from harness.tuning.search import search
 
     configure_threads(threads)
-    device = None if remote is None else Remote(remote)
-    request = Request(tuple(component or ()), target, scale, minutes, trials, db, seed, device, Processors(cpu))
-    request = replace(request, precision=precision or request.precision)
-    if budget:
-        request = _add_budgets(request, budget, precision)
-    code = tune(console, request)
-    if code:
-        raise typer.Exit(code)
+    processors = Processors(cpu)
+    if minutes is not None and minutes <= 0:
+        raise HarnessError(f"--minutes {minutes:g} leaves no time to tune: give more than 0")
+    for name in component or ():
+        if name in subjects() and subjects()[name].whole:
+            raise HarnessError(f"{name} is no component: tune the components that it is made of")
+    cases = select(component or (), (DEFAULT_STRATEGY,), (HOST.name,), (scale,), precisions=(precision,))
+    float32 = chosen_groups(budget or (), cases)
+    folder = db or database.TUNED / database.current_conditions(HOST.name, processors).tag
+    make_folder(folder, advice=database.ADVICE)
+    records = database.Database(folder, HOST.name)
+    if (folder / database.FILE).exists():
+        records = database.open_database(folder, HOST.name)
+    for notice in records.notices(processors):
+        _print(f"Note: {notice}")
+    counts: Counter[Workload] = Counter()
+    for case in cases:
+        counts += _workloads(case, processors, float32.get(case.component, NO_GROUPS))
+    if not counts:
+        raise HarnessError(
+            f"{', '.join(case.component for case in cases)}: nothing to tune, no product, convolution or attention has "
+            "a kernel with a choice of schedules; in half precision that takes a CPU with an instruction for it"
+        )
+    keys = {workload.key for workload in counts}
+    if tuned_before := records.found(processors).keys() & keys:
+        _print(f"Going on in {folder}, which knows {len(tuned_before)} of {len(keys)} kernels.")
+    deadline = math.inf if minutes is None and trials else time.monotonic() + 60 * (minutes or _DEFAULT_MINUTES)
+    count = 0
+    with progress("trials") as bar, closing(search(counts, records, processors)) as trials_of_kernels:
+        line = bar.add_task(f"{len(counts)} kernels", total=trials)
+        for trial in trials_of_kernels:
+            count += trial.record is not None
+            bar.update(line, completed=count, description=trial.task)
+            if trial.failure:
+                _print(f"Note: {trial.failure}")
+            elif trial.record is not None and trial.is_better:
+                schedule = ", ".join(f"{name} {value}" for name, value in trial.record.schedule.items())
+                _print(f"{trial.task}: {trial.record.gain:.2f} times as fast as the default, with {schedule}")
+            if count == trials or time.monotonic() > deadline:
+                break
+    better = database.chosen_schedules(folder, HOST.name, processors).schedules.keys() & keys
+    summary = f"{len(better)} of {len(keys)} kernels have a better schedule than the default in {folder}"
+    _print(f"{count} trials; {summary}.")
 
 
-def _add_budgets(request: Request, files: Sequence[Path], precision: str | None) -> Request:
-    """Returns the request with the groups of products that stay float32 in half precision.
+def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[Workload]:
+    """Returns how often each workload occurs in a component, which is imported in a process of its own.
 
     Raises:
-        HarnessError: A file is not a budget, or is for something else than the request.
+        HarnessError: The component cannot be imported.
     """
-    budgets = read_budgets(files).values()
-    precisions = {budget.precision for budget in budgets}
-    if len(precisions) > 1:
-        raise HarnessError(f"the budgets are for {' and '.join(sorted(precisions))}: tune for one of them")
-    if precision is not None and {precision} != precisions:
-        raise HarnessError(f"the budgets are for {precisions.pop()}, and --precision is {precision}")
-    components = request.components or tuple(budget.component for budget in budgets)
-    completed = replace(request, components=components, precision=precisions.pop())
-    return replace(completed, float32=chosen_groups(files, completed.cases()))
+    from harness.processes import WorkerEnd, run_isolated
+
+    with console.status(case.id) as status:
+        result = run_isolated(
+            "harness.tuning.kernels:workloads_of_component",
+            (case, processors, float32),
+            on_stage=lambda stage: status.update(f"{case.id} {stage}"),
+        )
+    if result.kind is not WorkerEnd.OK:
+        reason = result.error.message.partition("\n")[0] if result.error else result.kind.value
+        raise HarnessError(f"cannot tune {case.component}: {result.stage or 'start'}: {reason}")
+    counts: Counter[Workload] = result.value
+    return counts
+
+
+def _print(sentence: str) -> None:
+    console.print(sentence, highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from harness.core.errors import HarnessError
 from harness.processes.child import die_with_parent
 from harness.processes.processes import kill_and_collect, start_python
 from harness.processes.threads import configure_threads, thread_count
@@ -115,10 +116,12 @@ def _serve(connection: Connection[Any, Any], threads: int, torch: bool) -> None:
 
 
 def _answer(request: bytes) -> tuple[Any, str]:
-    """Returns the function's result, and the traceback if it raised an error."""
+    """Returns the function's result, and a sentence or the traceback if it raised an error."""
     try:
         function, arguments = pickle.loads(request)
         return function(*arguments), ""
+    except HarnessError as error:
+        return None, str(error)
     except Exception:
         return None, traceback.format_exc()
 

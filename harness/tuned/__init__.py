@@ -1,1 +1,1 @@
-"""What tuning found, in a folder: the database of the best schedules, and every trial that led there."""
+"""The database of tuned schedules: one JSON file, which tuning writes and every compilation reads."""

@@ -1,1 +1,1 @@
-"""Tuning: the search for better schedules, and the database of what it found."""
+"""Tuning: the search for better schedules of a component's kernels."""

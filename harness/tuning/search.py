@@ -1,320 +1,104 @@
-"""The search: it chooses the next task and its next schedules, measures them, and decides what becomes a record.
+"""The search: one loop over the schedules of a component's kernels, each measured in another process.
 
-All random choices follow from the seed and from the trials in the log. A search that was stopped therefore goes on as
-if it had not been stopped.
+The record of a kernel says how many schedules were tried since its best one was found, in an order that follows from
+that one: so a search that was ended in any way goes on where it was.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
-from harness.files import temporary_folder
-from harness.parity.verdict import judge
+from harness.core.processors import THIS_MACHINE, Processors
+from harness.files import lock_folder
+from harness.machine import describe_machine
+from harness.parity.verdict import judge, judge_by_gate
+from harness.processes.timed_calls import CallError, TimedCalls
 from harness.schedules import Schedule
-from harness.schedules.cpu.schedule import distance, space
-from harness.schedules.cpu.tile import VectorUnit
-from harness.tuned.database import Record, store
-from harness.tuned.trials import Conditions, Kind, Trial, append_trials
-from harness.tuning.local import Builder, BuildError
-from harness.tuning.measuring import Array, Program, Rounds, RunError, Runner, RunResult
-from harness.tuning.tasks import Task, arrays_of
+from harness.schedules.cpu.schedule import Workload, distance, space
+from harness.schedules.cpu.tile import VectorUnit, vector_unit
+from harness.targets import TARGETS
+from harness.tuned.database import Database, Record, current_conditions
+from harness.tuning.kernels import Run, build
 
 BATCH = 8
-"""Number of trials after which the next task is chosen; an interruption loses as many at most."""
+"""Number of trials of a kernel after which the next kernel is chosen."""
 LEAST_GAIN = 0.01
-"""Smaller gains, as a share of the default schedule's time, are taken for noise."""
-_NEIGHBOURS = 6
-"""Number of schedules in a batch that are next to the best one; the rest is drawn from the whole space."""
-_TRYING = Rounds(3, 0.01, give_up=1.1)
-_CONFIRMING = Rounds(11, 0.03)
+"""Smaller gains, as a share of the other schedule's time, are taken for noise."""
+LIMIT_SECONDS = 120.0
+"""Time limit of one measurement, builds included; most take one second."""
+_LEAST_ROUNDS, _ROUNDS = 3, 11
+"""Rounds after which a schedule is given up that has not been the fastest once, and rounds of the others."""
+_TURN_SECONDS = 0.03
 _CONFIRMATIONS = 3
-"""Number of confirmations, each with new memory: its addresses can slow one side down by a third (measured)."""
+"""Number of measurements, each with new memory: its addresses can slow one side down by a third (measured)."""
 _GUESSED_RATE = 5e10
-"""Multiply-adds per second that are assumed of a task before it was measured."""
-_HOPE = 0.15
-"""Gain that is expected of a task without trials."""
+"""Multiply-adds per second that are assumed of a kernel before it was measured."""
 _PATIENCE = 24
-"""Number of trials without progress after which half of that gain is expected."""
-_LEAVING = 2.0
-"""Factor by which another task must be worth more, because to prepare a task takes as long as several trials."""
+"""Number of trials without progress after which half the gain is expected."""
+
+Build = Callable[[Workload, Schedule, str], Run]
+"""Compiles a workload with a schedule for TVM's target, as `harness.tuning.kernels.build` does."""
 
 
-@dataclass
-class Progress:
-    """The state of a task in a search.
+def measure(build: Build, workload: Workload, target: str, schedules: Sequence[Schedule]) -> list[list[float]]:
+    """Times schedules in turns, and holds the last one to the result of the first.
 
-    Attributes:
-        task: The task.
-        schedules: All schedules of the task, the default first.
-        trials: All trials under these conditions, in order.
-        record: The record in the database, if there is one.
-        torch_seconds: PyTorch's time, if it is known.
-        unmeasurable: The reason why the task cannot be measured at all, in a sentence; empty if it can.
-    """
+    Args:
+        build: Compiles a schedule.
+        workload: The workload.
+        target: TVM's target, as text.
+        schedules: The default one first, the candidate last.
 
-    task: Task
-    schedules: Sequence[Mapping[str, int]]
-    trials: list[Trial] = field(default_factory=list)
-    record: Record | None = None
-    torch_seconds: float | None = None
-    unmeasurable: str = ""
-
-    @property
-    def tried(self) -> set[tuple[tuple[str, int], ...]]:
-        """The schedules that need no further trial."""
-        return {_frozen(trial.schedule) for trial in self.trials}
-
-    @property
-    def finished(self) -> bool:
-        """Whether every schedule was tried, or the task cannot be measured."""
-        return bool(self.unmeasurable) or len(self.tried) >= len(self.schedules)
-
-    @property
-    def default_seconds(self) -> float:
-        """Median of the default schedule's times; NaN before the first one."""
-        measured = [trial.default_seconds for trial in self.trials if math.isfinite(trial.default_seconds)]
-        return statistics.median(measured) if measured else math.nan
-
-    @property
-    def best(self) -> Trial | None:
-        """The fastest trial, where the longest measurement of each schedule counts; None before the first trial."""
-        last: dict[tuple[tuple[str, int], ...], Trial] = {}
-        for trial in self.trials:
-            known = last.get(_frozen(trial.schedule))
-            if known is None or trial.confirmed or not known.confirmed:
-                last[_frozen(trial.schedule)] = trial
-        return min(last.values(), key=lambda trial: trial.ratio, default=None)
-
-    @property
-    def best_ratio(self) -> float:
-        """Time of the best schedule in units of the default's time; 1 if no schedule is better."""
-        best = self.best
-        return 1.0 if best is None else min(1.0, best.ratio)
-
-    @property
-    def worth(self) -> float:
-        """An estimate of the seconds that further trials may save in one run of the components."""
-        if self.finished:
-            return 0.0
-        seconds = self.default_seconds
-        if math.isnan(seconds):
-            seconds = self.task.workload.multiplications / _GUESSED_RATE
-        since = len(self.trials) - self._last_progress
-        hope: float = _HOPE * 0.5 ** (since / _PATIENCE)
-        return self.task.calls * seconds * self.best_ratio * hope
-
-    @property
-    def _last_progress(self) -> int:
-        """Number of the last trial that lowered the best ratio by more than the least gain; 0 if there is none."""
-        lowest, at = 1.0, 0
-        for number, trial in enumerate(self.trials, 1):
-            if trial.ratio < lowest * (1 - LEAST_GAIN):
-                lowest, at = trial.ratio, number
-        return at
-
-    def count(self, kind: Kind) -> int:
-        """Returns the number of trials with an outcome."""
-        return sum(trial.kind is kind for trial in self.trials)
-
-
-def _frozen(schedule: Schedule) -> tuple[tuple[str, int], ...]:
-    """Returns a schedule as a hashable value."""
-    return tuple(sorted(schedule.items()))
-
-
-def begin(
-    tasks: Sequence[Task],
-    unit: VectorUnit,
-    conditions: Conditions,
-    trials: Sequence[Trial] = (),
-    records: Sequence[Record] = (),
-) -> list[Progress]:
-    """Returns the state of a search, with the trials and records of earlier searches under these conditions."""
-    states = []
-    for task in tasks:
-        made = [trial for trial in trials if trial.task == task.key and trial.conditions == conditions]
-        known = next(
-            (record for record in records if record.task == task.key and record.conditions == conditions), None
-        )
-        torch_seconds = next((trial.torch_seconds for trial in made if trial.torch_seconds is not None), None)
-        states.append(Progress(task, space(task.workload, unit), made, known, torch_seconds))
-    return states
-
-
-def next_task(states: Sequence[Progress]) -> Progress | None:
-    """Returns the task of which further trials promise to save the most time; None if everything was tried."""
-    best = max(states, key=lambda state: state.worth, default=None)
-    return None if best is None or best.worth <= 0 else best
-
-
-def next_schedules(state: Progress, count: int, seed: int) -> list[Mapping[str, int]]:
-    """Chooses schedules: first the default and its neighbours, then the best one's and some from anywhere."""
-    generator = random.Random(f"{seed} {state.task.key} {len(state.trials)}")
-    tried = state.tried
-    left = [schedule for schedule in state.schedules if _frozen(schedule) not in tried]
-    default = state.schedules[0]
-    chosen = [default] if _frozen(default) not in tried else []
-    best = state.best
-    centre = default if best is None or best.ratio >= 1.0 else best.schedule
-    near = [schedule for schedule in left if distance(schedule, centre) == 1 and schedule is not default]
-    generator.shuffle(near)
-    chosen += near[: _NEIGHBOURS if state.trials else count]
-    rest = [schedule for schedule in left if schedule not in chosen]
-    return [*chosen, *generator.sample(rest, min(len(rest), max(0, count - len(chosen))))][:count]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The tools of a search.
-
-    Attributes:
-        builder: Compiles candidates.
-        runner: Runs candidates.
-        torch: Takes a task and the files of its arrays; returns PyTorch's seconds, None if it runs on another machine
-            than the candidates, and its result in float64.
-        conditions: Conditions of the measurements.
-        folder: Folder of the database.
-        machine: Model of the processor.
-        seed: Seed of candidates and inputs.
-    """
-
-    builder: Builder
-    runner: Runner
-    torch: Callable[[Task, Sequence[Path]], tuple[float | None, Array]]
-    conditions: Conditions
-    folder: Path
-    machine: str
-    seed: int = 0
-
-
-class _UnmeasurableTask(Exception):
-    """The default schedule of a task has no time to compare with; the message is a sentence."""
-
-
-class PreparedTask:
-    """A task that can be measured: its arrays are on disk, the default schedule is compiled, the results are known."""
-
-    def __init__(self, bench: Bench, state: Progress, folder: Path) -> None:
-        """Prepares a task.
-
-        Raises:
-            _UnmeasurableTask: The default schedule cannot be built or run, or PyTorch cannot compute the same.
-            HarnessError: There is no machine to run on, or no space for the arrays.
-        """
-        self._bench, self._state, self._folder = bench, state, folder
-        self._count = 0
-        self._arrays = []
-        for number, array in enumerate(arrays_of(state.task.workload, bench.seed)):
-            path = folder / f"{number}.npy"
-            _save(path, array)
-            self._arrays.append(path)
-        try:
-            self._default = self._build({})
-            self._expected = bench.runner.run([self._default], self._arrays, Rounds(1, 0.0))[0].result
-            seconds, self._exact = bench.torch(state.task, self._arrays)
-        except (BuildError, RunError) as error:
-            raise _UnmeasurableTask(f"{state.task.key} cannot be measured: {error}") from error
-        state.torch_seconds = state.torch_seconds or seconds
-
-    def trial(self, schedule: Schedule, *, rounds: Rounds = _TRYING, against: Record | None = None) -> Trial:
-        """Builds, runs and judges one schedule, which takes turns with the default one.
-
-        Args:
-            schedule: A complete schedule.
-            rounds: The rounds of the measurement.
-            against: A record that the schedule must beat too, or its trial is not `confirmed`.
-        """
-        state, bench = self._state, self._bench
-        torch_seconds = state.torch_seconds if not state.trials else None
-        base = Trial(state.task.key, dict(schedule), Kind.FAILED, bench.conditions, torch_seconds=torch_seconds)
-        programs = [self._default]
-        try:
-            programs.append(self._build(schedule))
-            if against is not None and _frozen(against.schedule) != _frozen(schedule):
-                programs.append(self._build(against.schedule))
-            ran = bench.runner.run(programs, self._arrays, rounds)
-        except (BuildError, RunError) as error:
-            return replace(base, reason=str(error))
-        finally:
-            for program in programs[1:]:
-                program.library.unlink(missing_ok=True)
-        kind, r_rms, reason = Kind.MEASURED, math.nan, ""
-        # A schedule that is slower than the default is never used, and large results take long to judge.
-        default_seconds, seconds = (_time(program, rounds) for program in ran[:2])
-        if seconds <= default_seconds:
-            kind, r_rms, reason = self._judge(ran[1].result)
-        faster = all(is_faster(ran[1].seconds, other.seconds) for other in (ran[0], *ran[2:]))
-        return replace(
-            base,
-            kind=kind,
-            seconds=seconds,
-            default_seconds=default_seconds,
-            r_rms=r_rms,
-            reason=reason,
-            confirmed=rounds is _CONFIRMING and kind is Kind.MEASURED and faster,
-        )
-
-    def confirmation(self, schedule: Schedule, against: Record | None) -> Trial:
-        """Measures one schedule for longer, several times and each time with new memory; the least gain counts.
-
-        Args:
-            schedule: A complete schedule.
-            against: A record that the schedule must beat too.
-        """
-        trials = []
-        for _ in range(_CONFIRMATIONS):
-            trials.append(self.trial(schedule, rounds=_CONFIRMING, against=against))
-            if not trials[-1].confirmed:
-                return trials[-1]
-        return max(trials, key=lambda trial: trial.ratio)
-
-    def _judge(self, result: Array) -> tuple[Kind, float, str]:
-        """Judges a result: outcome, error in units of the default schedule's, and reason of a rejection."""
-        # Rounding of weights in an attention follows from their blocking, so that strict would be too strict.
-        by_oracle = self._state.task.dtype != "float32"
-        verdict = judge({"result": result}, {"result": self._expected}, {"result": self._exact}, by_oracle=by_oracle)[0]
-        if verdict.kind in (VerdictKind.STRICT, VerdictKind.ORACLE):
-            return Kind.MEASURED, verdict.r_rms, ""
-        return Kind.REJECTED, verdict.r_rms, verdict.reason
-
-    def _build(self, schedule: Schedule) -> Program:
-        """Compiles the task with a schedule."""
-        self._count += 1
-        return self._bench.builder.build(self._state.task.workload, schedule, self._folder / f"{self._count}.so")
-
-
-def _time(result: RunResult, rounds: Rounds) -> float:
-    """Returns the median of many rounds, or the fastest of a few, because other processes only add to a time."""
-    return result.median if rounds is _CONFIRMING else min(result.seconds)
-
-
-def _save(path: Path, array: Array) -> None:
-    """Writes an array.
+    Returns:
+        Seconds of one call in each round, for each schedule; few rounds if the candidate is not the fastest.
 
     Raises:
-        HarnessError: The file cannot be written.
+        HarnessError: The candidate is the fastest and its result is wrong.
     """
-    try:
-        np.save(path, array)
-    except OSError as error:
-        raise HarnessError(f"cannot write {path}: {error}; free some space or set TMPDIR to another folder") from error
+    runs = [build(workload, schedule, target) for schedule in schedules]
+    numbers = [max(1, int(_TURN_SECONDS / _seconds(run, 1))) for run in runs]
+    times: list[list[float]] = [[] for _ in runs]
+    for n in range(_ROUNDS):
+        for m in range(len(runs)):
+            at = (n + m) % len(runs)
+            times[at].append(_seconds(runs[at], numbers[at]))
+        if n + 1 == _LEAST_ROUNDS and min(map(min, times)) < min(times[-1]):
+            return times
+    actual, expected = {"result": runs[-1]().numpy()}, {"result": runs[0]().numpy()}
+    if workload.dtype == "float32":
+        verdict = judge_by_gate(actual, expected, expected)[0]
+    else:
+        # Rounding of weights in an attention follows from their blocking: strict would be too strict.
+        exact = build(replace(workload, dtype="float32"), {}, target)().numpy()  # type: ignore[type-var]
+        verdict = judge(actual, expected, {"result": exact.astype(np.float64)}, by_oracle=True)[0]
+    if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE):
+        raise HarnessError(f"its result is wrong: {verdict.reason}")
+    return times
+
+
+def _seconds(run: Run, number: int) -> float:
+    start = time.perf_counter()
+    for _ in range(number):
+        run()
+    return (time.perf_counter() - start) / number
 
 
 def is_faster(candidate: Sequence[float], other: Sequence[float]) -> bool:
     """Returns whether a candidate that took turns with another program is faster than it by more than the noise.
 
-    The ratio of each round with its neighbour must be below 1 in three quarters of the rounds, and both their median
-    and the ratio of the medians below it by `LEAST_GAIN` at least.
+    The ratio of each round must be below 1 in three quarters of the rounds, and both their median and the ratio of the
+    medians below it by `LEAST_GAIN` at least.
     """
     ratios = sorted(a / b for a, b in zip(candidate, other, strict=True))
     upper = ratios[min(len(ratios) - 1, (3 * len(ratios)) // 4)]
@@ -322,114 +106,115 @@ def is_faster(candidate: Sequence[float], other: Sequence[float]) -> bool:
     return max(statistics.median(ratios), medians) < 1 - LEAST_GAIN and upper < 1
 
 
+def candidates(workload: Workload, unit: VectorUnit, best: Schedule) -> list[Schedule]:
+    """Returns all schedules but the default and the best one, those that have most in common with the best one first.
+
+    Args:
+        workload: The workload.
+        unit: The target's vector registers.
+        best: The best schedule so far; empty for the default.
+    """
+    default, *others = space(workload, unit)
+    centre = best or default
+    random.Random(workload.key).shuffle(others)
+    others.sort(key=lambda schedule: distance(schedule, centre))
+    return [schedule for schedule in others if schedule != centre]
+
+
 @dataclass(frozen=True)
-class Batch:
-    """The outcome of a batch of trials.
+class Trial:
+    """A schedule that was tried.
 
     Attributes:
-        state: The state of the task after the batch.
-        trials: The trials.
-        record: The new record, if there is one.
+        task: Key of the kernel's workload.
+        record: The kernel's record after it; None if the default schedule cannot be measured.
+        is_better: Whether the record is of this schedule.
+        failure: A sentence if it crashed, hung or gave a wrong result; empty otherwise.
     """
 
-    state: Progress
-    trials: tuple[Trial, ...]
+    task: str
     record: Record | None
+    is_better: bool = False
+    failure: str = ""
 
 
 def search(
-    states: Sequence[Progress],
-    bench: Bench,
-    go_on: Callable[[int], bool],
-    on_trial: Callable[[Progress, Trial], None] = lambda state, trial: None,
-) -> Iterator[Batch]:
-    """Tries schedules, task by task and batch by batch; each batch is on disk before it is yielded.
+    counts: Mapping[Workload, int],
+    database: Database,
+    processors: Processors = THIS_MACHINE,
+    build: Build = build,
+    limit: float = LIMIT_SECONDS,
+) -> Generator[Trial]:
+    """Tries schedules until all are tried or the caller stops; each trial is on disk before it is yielded.
+
+    The next kernel is the one whose calls take longest, where every `_PATIENCE` trials without progress halve its time.
 
     Args:
-        states: States that `begin` returned; the search updates them.
-        bench: The tools of the search.
-        go_on: Takes the number of trials so far; tells whether there may be another.
-        on_trial: The search calls it after each trial.
+        counts: How often each workload is computed.
+        database: The records so far; its folder is there.
+        processors: The processors to compile for.
+        build: Compiles a schedule.
+        limit: Time limit of one measurement in seconds.
 
     Raises:
-        HarnessError: No task can be measured at all, or the database cannot be written.
+        HarnessError: No kernel can be measured, or the database cannot be written, or another process writes it.
     """
-    made = 0
-    for known in states:
-        _recover(known, bench)
-    while go_on(made) and (state := next_task(states)) is not None:
-        with temporary_folder("tune") as folder:
-            try:
-                prepared = PreparedTask(bench, state, Path(folder))
-            except _UnmeasurableTask as error:
-                state.unmeasurable = str(error)
-                if all(other.unmeasurable for other in states):
-                    raise HarnessError(state.unmeasurable) from error
-                continue
-            # The task stays prepared for as many batches as it is worth.
-            while go_on(made):
-                batch: list[Trial] = []
+    target = TARGETS[database.target].tvm_target(processors)
+    unit, conditions = vector_unit(target), current_conditions(database.target, processors)
+    found, left = database.found(processors), list(counts)
+    machine = str(describe_machine()["cpu"])
+
+    def worth(workload: Workload) -> float:
+        record = found.get(workload.key)
+        seconds = record.seconds if record else workload.multiplications / _GUESSED_RATE
+        hope: float = 0.5 ** ((record.trials if record else 0) / _PATIENCE)
+        return counts[workload] * seconds * hope
+
+    with lock_folder(database.path, database.path / ".lock"), closing(TimedCalls()) as calls:
+        while left:
+            workload = max(left, key=worth)
+            measured = partial(calls.call, measure, build, workload, str(target), seconds=limit)
+            record = found.get(workload.key)
+            if record is None:
                 try:
-                    for schedule in next_schedules(state, BATCH, bench.seed):
-                        if not go_on(made):
-                            break
-                        trial = prepared.trial(schedule)
-                        batch.append(trial)
-                        made += 1
-                        state.trials.append(trial)
-                        on_trial(state, trial)
-                    confirming = _worth_confirming(state)
-                    if confirming is not None:
-                        trial = prepared.confirmation(confirming.schedule, state.record)
-                        batch.append(trial)
-                        state.trials.append(trial)
-                finally:
-                    # Trials that were made before Ctrl-C are kept too.
-                    append_trials(bench.folder, batch)
-                record = _record(state, batch[-1], bench) if batch and batch[-1].confirmed else None
-                if record is not None:
-                    store(bench.folder, bench.conditions.target, record, state.record)
-                    state.record = record
-                yield Batch(state, tuple(batch), record)
-                following = next_task(states)
-                if following is None or following.worth > _LEAVING * state.worth:
+                    seconds = statistics.median(measured(({},))[0])
+                except CallError as error:
+                    left.remove(workload)
+                    failure = f"{workload.key} cannot be measured: {error}"
+                    if not left and not found:
+                        raise HarnessError(failure) from error
+                    yield Trial(workload.key, None, failure=failure)
+                    continue
+                record = Record(workload.key, {}, conditions, seconds, seconds, 0, machine, _now())
+            batch = candidates(workload, unit, record.schedule)[record.trials :][:BATCH]
+            if not batch:
+                left.remove(workload)
+            for schedule in batch:
+                better, failure = None, ""
+                try:
+                    better = _improved(record, schedule, measured)
+                except CallError as error:
+                    failure = f"{workload.key} with {dict(schedule)}: {error}"
+                record = better or replace(record, trials=record.trials + 1)
+                found[workload.key] = record
+                database = database.store(record)
+                yield Trial(workload.key, record, better is not None, failure)
+                if better is not None:
                     break
 
 
-def _worth_confirming(state: Progress) -> Trial | None:
-    """Returns the best trial, if it may become a record and has had no longer measurement yet."""
-    best = state.best
-    if best is None or best.confirmed or best.ratio >= 1 - LEAST_GAIN:
-        return None
-    if state.record is not None and _frozen(best.schedule) == _frozen(state.record.schedule):
-        return None
-    longer = [trial for trial in state.trials if _frozen(trial.schedule) == _frozen(best.schedule)]
-    return best if len(longer) == 1 else None
+def _improved(record: Record, schedule: Schedule, measured: Callable[..., list[list[float]]]) -> Record | None:
+    """Returns the record of a schedule with the least gain of several measurements; None if one of them shows none."""
+    records = []
+    for _ in range(_CONFIRMATIONS):
+        *others, own = measured(({}, record.schedule, schedule) if record.schedule else ({}, schedule))
+        if not all(is_faster(own, other) for other in others):
+            return None
+        seconds, default_seconds = statistics.median(own), statistics.median(others[0])
+        one = replace(record, schedule=dict(schedule), seconds=seconds, default_seconds=default_seconds)
+        records.append(replace(one, trials=0, date=_now()))
+    return min(records, key=lambda one: one.gain)
 
 
-def _record(state: Progress, trial: Trial, bench: Bench) -> Record:
-    """Returns the record of a trial that was confirmed."""
-    return Record(
-        task=state.task.key,
-        schedule=trial.schedule,
-        conditions=bench.conditions,
-        seconds=trial.seconds,
-        default_seconds=trial.default_seconds,
-        torch_seconds=state.torch_seconds,
-        r_rms=trial.r_rms,
-        trials=len(state.trials),
-        failed=state.count(Kind.FAILED),
-        rejected=state.count(Kind.REJECTED),
-        machine=bench.machine,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        seed=bench.seed,
-    )
-
-
-def _recover(state: Progress, bench: Bench) -> None:
-    """Writes the record of a confirmed trial if the process was killed between the log and the database."""
-    confirmed = [trial for trial in state.trials if trial.confirmed]
-    if confirmed and (state.record is None or _frozen(state.record.schedule) != _frozen(confirmed[-1].schedule)):
-        database = store(bench.folder, bench.conditions.target, _record(state, confirmed[-1], bench))
-        known = (record for record in database.records if record.conditions == bench.conditions)
-        state.record = next(record for record in known if record.task == state.task.key)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -23,6 +23,7 @@ LABELS: Mapping[str, str] = {
     PYTORCH: "PyTorch",
     UNTUNED: "TVM untuned",
     TUNED: "TVM tuned",
+    "tvm default": "TVM default",
     "tvm fp32": "TVM fp32",
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from scipy.stats import binom
 
 from harness.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED
 from harness.report.verification.wording import size
-from harness.tuned.database import Record, open_database
-from harness.tuned.trials import Kind, Trial, read_trials
 
 CONFIDENCE = 0.95
 """Probability that an interval holds the median of the rounds' ratios."""
@@ -51,15 +48,15 @@ gain = _or_na(lambda ratio: f"{100 * (ratio - 1):+.1f} %".replace("-", "−"))
 text = _or_na(str)
 WRITERS: Mapping[str, Write] = {
     **dict.fromkeys(("median", "mean", "p95", "p99", "first call", "compile", "load", "time"), duration),
-    **dict.fromkeys(("PyTorch", "TVM", "TVM untuned", "TVM tuned", "ours", "default", "tuned"), duration),
+    **dict.fromkeys(("PyTorch", "TVM", "TVM untuned", "TVM tuned", "ours"), duration),
     **dict.fromkeys(("memory: weights", "run above them", "together"), _or_na(size)),
     **dict.fromkeys(("calls/s", "worst r_rms"), decimals),
     **dict.fromkeys(("share", "of peak", "PyTorch's, of peak"), percent),
     **dict.fromkeys(("GFLOP/s", "GB/s"), giga),
-    **dict.fromkeys(("rounds", "calls", "kernels", "trials", "wrong", "failed"), "{:.0f}".format),
+    **dict.fromkeys(("rounds", "calls", "kernels"), "{:.0f}".format),
     **dict.fromkeys(("middle half", "min–max", "PyTorch / untuned", "PyTorch / tuned", "gain of tuning"), text),
     **dict.fromkeys(("at least", "aim", "aim reached", "GFLOP/s (of peak)", "its time / ours", "rate"), text),
-    **{"PyTorch / TVM": factor, "gain": gain},
+    "PyTorch / TVM": factor,
 }
 """How numbers are written, by column; other columns are text."""
 
@@ -247,32 +244,3 @@ def facts(section: Section) -> pd.DataFrame:
     commits = section.benchmarks.drop_duplicates("file").set_index("file")["commit"]
     rows |= {f"commit of {file}": commit for file, commit in commits.items() if commit}
     return pd.DataFrame({"": rows}).rename_axis("")
-
-
-def tuning(folder: Path) -> dict[str, pd.DataFrame]:
-    """Reads a database of tuned schedules, with the trials that lie beside it.
-
-    Returns:
-        By processor, number of threads and version of TVM the tasks, the largest gain first, then those for which
-        nothing was found.
-
-    Raises:
-        HarnessError: There is none, or it is damaged.
-    """
-    records, (trials, _) = open_database(folder).records, read_trials(folder)
-    found = pd.DataFrame(map(vars, records), columns=[field.name for field in fields(Record)])
-    tried = pd.DataFrame(map(vars, trials), columns=[field.name for field in fields(Trial)])
-    tried = tried.assign(rejected=tried["kind"] == Kind.REJECTED, failed=tried["kind"] == Kind.FAILED, trials=1)
-    how = {"default_seconds": "median", "torch_seconds": "first", "trials": "sum", "rejected": "sum", "failed": "sum"}
-    summed = tried.groupby(["conditions", "task"], sort=False, as_index=False).agg(how)
-    every = pd.concat([found, summed]).drop_duplicates(["conditions", "task"])
-    every["gain"] = every["default_seconds"] / every["seconds"]
-    every["place"] = [f"{c.cpu}, {c.threads} threads, TVM {c.tvm}" for c in every["conditions"]]
-    every["schedule"] = every["schedule"].map(_schedule, na_action="ignore")
-    names = {"default_seconds": "default", "seconds": "tuned", "torch_seconds": "PyTorch", "rejected": "wrong"}
-    every = every.rename(columns=names).sort_values(["gain", "task"], ascending=[False, True]).set_index("task")
-    return dict(iter(every.fillna({"schedule": "", "machine": "", "date": ""}).groupby("place", sort=False)))
-
-
-def _schedule(decisions: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(decisions.items()))

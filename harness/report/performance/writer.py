@@ -20,20 +20,17 @@ MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 _TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
 
 
-def write_performance_report(
-    results: Sequence[Path], directory: Path, database: Path | None = None, order: Sequence[str] = ()
-) -> Path:
+def write_performance_report(results: Sequence[Path], directory: Path, order: Sequence[str] = ()) -> Path:
     """Writes page and plots, each complete or not at all, and returns the page's path.
 
     Args:
         results: JSON files of `pytest perf … --benchmark-json=FILE`, or these compressed by gzip.
         directory: Is made if it does not exist.
-        database: Folder of tuned schedules, whose findings the page lists.
         order: Names of components that come first on the page, in this order.
 
     Raises:
-        HarnessError: If the results or the database cannot be read or are not what the suites write, or the folder
-            cannot be written.
+        HarnessError: If the results cannot be read or are not what the suites write, or the folder cannot be
+            written.
     """
     if directory.exists() and not directory.is_dir():
         raise HarnessError(f"{directory} is a file; give --out a folder.")
@@ -51,8 +48,6 @@ def write_performance_report(
         pictures=pictures,
         t=tables,
         percentiles=PERCENTILES,
-        database=database,
-        tuning=database and tables.tuning(database),
         half=not found["precision"].isin({"", DEFAULT_PRECISION}).all(),
         others=found[found["kind"] == "other"],
     )

@@ -1,0 +1,207 @@
+"""The kernels of a component that can be tuned, and each as a program of its own.
+
+A kernel is rebuilt from its workload alone: a Relax module with one operator, and inputs from a seed. Measuring it
+needs neither SAM 3 nor its weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import relax
+
+from harness.core.budget import Groups
+from harness.core.case import Case
+from harness.core.processors import Processors
+from harness.files import temporary_folder
+from harness.runtime.executable import TRANSFORM_PARAMETERS
+from harness.runtime.loading import load_library
+from harness.schedules import Schedule
+from harness.schedules.cpu.bf16 import BF16, with_half_products
+from harness.schedules.cpu.rewrite import workloads
+from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
+from harness.schedules.cpu.widening import widen
+from harness.targets import HOST, TARGETS
+from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+
+Array = npt.NDArray[Any]
+Run = Callable[[], Any]
+"""Computes a kernel once; returns the result as a tensor of TVM."""
+
+
+def workloads_of_component(
+    request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]
+) -> Counter[Workload]:
+    """Returns how often each workload occurs in a component; `harness.processes` calls this function.
+
+    In a half precision, products that stay float32 are workloads of that type, and the others of the half type where a
+    kernel has an instruction for it.
+    """
+    from harness.models.importing import imported_module
+
+    case, processors, float32 = request
+    module = widen()(imported_module(case, on_stage, float32))
+    return Counter(workloads(module, TARGETS[case.target].tvm_target(processors)))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A workload as an operator of its own.
+
+    Attributes:
+        inputs: Shape and dtype of each tensor that changes with every call.
+        weights: Shape and dtype of each tensor that is known when the model is loaded.
+        apply: Makes a Relax expression of the tensors.
+        terms: Number of products that an element of the result is the sum of; 1 if it is a mean.
+    """
+
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    weights: tuple[tuple[tuple[int, ...], str], ...]
+    apply: Callable[..., relax.Expr]
+    terms: int = 1
+
+
+def _with_weight(
+    image: tuple[int, ...], weight: tuple[int, ...], at_load: bool, apply: Callable[..., relax.Expr], terms: int
+) -> Operator:
+    """Returns an operator of two float32 tensors, of which the second one may be known when the model is loaded."""
+    one, two = (image, "float32"), (weight, "float32")
+    return Operator((one,) if at_load else (one, two), (two,) if at_load else (), apply, terms)
+
+
+def _product(workload: Product) -> Operator:
+    extents, matrices = workload.extents, workload.matrices
+    shared = 1 < matrices < extents.batch
+    batch = (extents.batch // matrices, matrices) if shared else (extents.batch,)
+    own = (1, matrices) if shared else (matrices,)
+    streams_left = workload.streaming == "left"
+    operands = (extents.rows, extents.depth), (extents.depth, extents.columns)
+    streaming, resident = operands if streams_left else operands[::-1]
+    # As PyTorch stores the weights of a linear layer.
+    resident = resident[::-1] if streams_left else resident
+    streaming = streaming[::-1] if workload.transposed else streaming
+    axes = [*range(len(batch)), len(batch) + 1, len(batch)]
+
+    def apply(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        x = relax.op.permute_dims(x, axes) if workload.transposed else x
+        return relax.op.matmul(x, relax.op.permute_dims(w, axes)) if streams_left else relax.op.matmul(w, x)
+
+    return _with_weight((*batch, *streaming), (*own, *resident), workload.at_load, apply, extents.depth)
+
+
+def _convolution(workload: Convolution) -> Operator:
+    window = workload.window
+    # Padding after the image, as much as the result needs.
+    after = [
+        max(0, (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - before)
+        for out, stride, kernel, dilation, extent, before in zip(
+            window.result[2:], window.strides, window.kernel, window.dilation, window.image[2:], window.padding,
+            strict=True,
+        )
+    ]  # fmt: skip
+
+    def apply(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        padding = (*window.padding, *after)
+        options = {"strides": window.strides, "dilation": window.dilation, "groups": window.groups}
+        return relax.op.nn.conv2d(x, w, padding=padding, **options)
+
+    weight = (window.result[1], window.channels, *window.kernel)
+    return _with_weight(window.image, weight, workload.at_load, apply, window.depth)
+
+
+def _transposed_convolution(workload: TransposedConvolution) -> Operator:
+    def apply(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return relax.op.nn.conv2d_transpose(x, w, strides=workload.weight[2:])
+
+    return _with_weight(workload.image, workload.weight, workload.at_load, apply, workload.weight[0])
+
+
+def _attention(workload: Attention) -> Operator:
+    sizes = ((workload.queries, workload.channels), (workload.keys, workload.channels), (workload.keys, workload.width))
+    inputs = [((workload.batch, length, workload.heads, channels), "float32") for length, channels in sizes]
+    bias = [] if workload.bias is None else [(workload.bias_shape, workload.bias)]
+
+    def apply(*tensors: relax.Expr) -> relax.Expr:
+        return relax.op.nn.attention(*tensors, causal_mask="BottomRight" if workload.causal else None)
+
+    return Operator((*inputs, *bias), (), apply)
+
+
+_OPERATORS: dict[type, Callable[[Any], Operator]] = {
+    Product: _product,
+    Convolution: _convolution,
+    TransposedConvolution: _transposed_convolution,
+    Attention: _attention,
+}
+
+
+def operator_of(workload: Workload) -> Operator:
+    """Returns a workload as an operator of its own."""
+    return _OPERATORS[type(workload)](workload)
+
+
+def module_of(workload: Workload) -> tvm.IRModule:
+    """Returns a workload as a Relax module with the function `main`."""
+    operator = operator_of(workload)
+    tensors = [
+        relax.Var(f"x{number}", relax.TensorType(list(shape), dtype))
+        for number, (shape, dtype) in enumerate((*operator.inputs, *operator.weights))
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", tensors, attrs={"num_input": len(operator.inputs)}):
+        with builder.dataflow():
+            applied = operator.apply(*tensors)
+            # The note that its kernel may round operands.
+            applied = with_half_products(applied) if workload.dtype == BF16 else applied
+            result = builder.emit_output(builder.emit(applied))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@lru_cache(maxsize=1)
+def arrays_of(workload: Workload) -> tuple[Array, ...]:
+    """Returns inputs and weights of a workload, always the same ones, such that results are about 1."""
+    operator, generator = operator_of(workload), np.random.default_rng(0)
+    arrays: list[Array] = []
+    for number, (shape, dtype) in enumerate((*operator.inputs, *operator.weights)):
+        if dtype == "bool":
+            arrays.append(generator.random(shape) < 0.9)
+        else:
+            scale = np.float32(operator.terms**-0.5 if number == 1 else 1.0)
+            arrays.append(generator.standard_normal(shape, np.float32) * scale)
+    return tuple(arrays)
+
+
+def build(workload: Workload, schedule: Schedule, target: str) -> Run:
+    """Compiles a workload as a program of its own, and loads it with `arrays_of` in memory of its own.
+
+    Args:
+        workload: The workload.
+        schedule: Decisions about its kernel; what it does not name keeps its default.
+        target: TVM's target, as text.
+
+    Raises:
+        HarnessError: The schedule cannot be used.
+        RuntimeError: There is no linker, or the compiler fails.
+    """
+    tvm_target = tvm.target.Target(target)
+    lowered = lower_module(module_of(workload), HOST, tvm_target, {workload.key: schedule})
+    with temporary_folder("tune") as folder:
+        library = Path(folder) / f"kernel{LIBRARY_SUFFIX}"
+        build_library(lowered, tvm_target, library)
+        machine = load_library(library, tvm.cpu())
+    tensors = [tvm.runtime.tensor(array) for array in arrays_of(workload)]
+    count = len(operator_of(workload).inputs)
+    inputs, weights = tensors[:count], tensors[count:]
+    if TRANSFORM_PARAMETERS in machine:
+        weights = list(machine[TRANSFORM_PARAMETERS](weights))
+    main = machine["main"]
+    return lambda: main(*inputs, *weights)
