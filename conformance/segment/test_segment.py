@@ -28,7 +28,7 @@ from harness.runtime.sam3.segmentation import MaskBatch, SegmentationHead
 from harness.segment import SegmentedImage, find_images, unique_names
 from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.segment.images import write_png
-from harness.segment.journal import JOURNAL, Journal
+from harness.segment.journal import JOURNAL, Journal, entries_of
 from harness.segment.objects import Objects, concatenate_objects, encode_objects, run_lengths
 from harness.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 
@@ -205,6 +205,15 @@ def test_the_box_of_an_annotation_is_that_of_its_mask_inside_the_image(mask: np.
     assert mask[y : y + height, x : x + width].sum() == mask.sum() == entry["area"]
     assert (width, height) > (0, 0) if mask.any() else (x, y, width, height) == (0, 0, 0, 0)
     assert entry["predicted_bbox"] == [-3.5, -2, 53.5, 62]
+
+
+def test_a_journal_of_an_earlier_version_without_checksums_goes_on(tmp_path: Path) -> None:
+    question = {"asked": "a cat"}
+    Journal(tmp_path, question).add({"key": "first"})
+    file = tmp_path / JOURNAL
+    file.write_text("".join(line.partition(" ")[2] for line in file.read_text().splitlines(keepends=True)))
+    assert file.read_text().startswith("{")
+    assert [entry["key"] for entry in entries_of(tmp_path, question) if "key" in entry] == ["first"]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 10_000])

@@ -174,7 +174,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _parse_line(line: str) -> dict[str, Any] | None:
     checksum, _, text = line.rstrip("\n").partition(" ")
-    if checksum != _checksum(text):
+    if line.startswith("{"):  # earlier versions wrote no checksum
+        text = line
+    elif checksum != _checksum(text):
         return None
-    value: dict[str, Any] = json.loads(text)
-    return value
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
