@@ -24,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -149,8 +150,7 @@ def serve(host: str, port: int, store: Path, tell: Callable[[str], None]) -> NoR
     for name in TARGETS:
         tell(f"  {name}: {description.hardware.get(name) or f'no, {description.problems[name]}'}")
     prepare = partial(_prepare, store.resolve(), json.dumps(asdict(description)))
-    with temporary_folder("device") as folder:
-        os.environ["TMPDIR"] = str(folder)  # the server is killed in the end, and clears up nothing
+    with temporary_folder("device") as folder, _temporary_files_in(folder):
         while True:
             try:
                 server = rpc.Server(host, port, port + 1, server_init_callback=prepare)
@@ -163,6 +163,20 @@ def serve(host: str, port: int, store: Path, tell: Callable[[str], None]) -> NoR
             finally:
                 server.terminate()
             tell("A session ended badly, and TVM's server with it: it is started again.")
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Gives the processes that are started in the context a folder for temporary files; they are killed in the end."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _prepare(store: Path, description: str) -> None:
