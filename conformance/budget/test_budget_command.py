@@ -187,7 +187,7 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], message: str, t
     [
         (("verify", "--component", "box_head"), "a budget for perceptron, not for box_head"),
         (("tune", "--component", "box_head", "--trials", "1"), "a budget for perceptron, not for box_head"),
-        (("tune", "--precision", "fp16", "--trials", "1"), "the budgets are for bf16, and --precision is fp16"),
+        (("tune", "--precision", "fp16", "--trials", "1"), "llvm compiles in fp32, bf16 only, not in fp16"),
         (("explain", "--component", "box_head"), "a budget for perceptron, not for box_head"),
         (("compile", "--out", "x", "--precision", "bf16", "--scale", "shallow"), "the model small_network, not sam3"),
     ],
