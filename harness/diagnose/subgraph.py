@@ -57,11 +57,6 @@ class Subgraph:
         """Number of parameters that are not weights."""
         return int(self.module["main"].attrs["num_input"])
 
-    @property
-    def num_operators(self) -> int:
-        """Number of Relax operators."""
-        return sum(not isinstance(binding.value, relax.Tuple) for binding in bindings_of(self.module["main"]))
-
     def deviation(self, output: Array) -> Deviation:
         """Returns the error of a result."""
         return deviation(output.reshape(self.torch_value.shape), self.torch_value, self.exact)
