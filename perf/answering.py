@@ -18,19 +18,19 @@ from typing import Any
 
 import pytest
 
+from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.schedules import DEFAULT_SCHEDULES
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import chosen_schedules
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.threads import configure_threads
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.deployment.compiling import compile_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.selection import select
-from harness.processes import WorkerEnd, run_isolated
-from harness.processes.threads import configure_threads
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
-from harness.schedules import DEFAULT_SCHEDULES
-from harness.targets import TARGETS
-from harness.tuned.database import chosen_schedules
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved
@@ -193,7 +193,7 @@ def _unchecked(artifact: Path) -> float:
 
 
 def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
-    """Returns how long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
+    """Returns how long loading takes without checksums; to be called by `harness.core.processes.run_isolated`."""
     from harness.runtime import Sam3
     from harness.runtime.loading import load_runtime
 

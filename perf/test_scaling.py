@@ -24,16 +24,16 @@ from typing import Any
 
 import pytest
 
+from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import Case
+from harness.core.processes.threads import configure_threads, thread_count
 from harness.core.settings import Settings
-from harness.deployment.compiling import compile_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.end_to_end.subject import END_TO_END
-from harness.processes.threads import configure_threads, thread_count
 from harness.runtime.executable import Executable
 from harness.runtime.manifest import DEFAULT_CAPACITY, LIBRARY
 from harness.runtime.threads import usable_cpus
-from harness.targets import HOST, TARGETS
 from perf.components import prepare
 from perf.entry_points import calls_of
 from perf.launching import launched_by, on_threads

@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.settings import SEEDED
 from harness.models.sam3.upstream import upstream
@@ -17,7 +18,6 @@ from harness.models.sam3.video.questions import load_questions
 from harness.models.sam3.video.source import VideoSource
 from harness.models.sam3.video.subject import VIDEO
 from harness.parity.saved_outputs import load_outputs, saved_folder
-from harness.targets import HOST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

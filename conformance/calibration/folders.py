@@ -14,14 +14,14 @@ import torch
 from conformance.calibration.faults import picked
 from conformance.support import recurrent_segmenter
 from conformance.support.recurrent_segmenter import Step
+from harness.compiler.deployment.compiling import compile_into
+from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.targets import HOST
 from harness.core.case import Case
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.deployment.compiling import compile_into
-from harness.deployment.deployable import Deployable
 from harness.runtime.artifact import Artifact
 from harness.runtime.manifest import DEFAULT_CAPACITY, LIBRARY, MANIFEST, Capacity, weights_file
-from harness.targets import HOST
 
 _CHANGING = (LIBRARY, weights_file("step"), MANIFEST)
 """Files that differ between two compiles; the others are copies of TVM's libraries."""

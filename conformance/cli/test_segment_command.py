@@ -16,11 +16,11 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from harness.app.segment.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import Sam3Error
 from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
-from harness.segment.journal import JOURNAL
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
 

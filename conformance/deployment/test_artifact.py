@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 
 from conformance.support.folders import change_manifest, rewrite
 from conformance.support.shallow import interactive_model, photograph, shallow_model
+from harness.compiler.deployment.packing import pack_model
 from harness.core.errors import HarnessError
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.core.settings import REPOSITORY, Settings
-from harness.deployment.packing import pack_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.upstream import upstream
-from harness.processes import WorkerEnd, run_isolated
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import Sam3Error

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from harness.compiler.targets.linking import COMPILERS
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.tokenizer import Tokenizer
-from harness.targets.linking import COMPILERS
 
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "fixtures/images/cat.png"

@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from conformance.support.half import lowered, run
+from harness.compiler.execution.executors import LocalExecutor
+from harness.compiler.execution.run import Run
+from harness.compiler.schedules import DEFAULT_SCHEDULES
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
 from harness.core.progress import Progress
 from harness.core.settings import SEEDED
-from harness.execution.executors import LocalExecutor
-from harness.execution.run import Run
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.autocast import half_reference
@@ -38,7 +39,6 @@ from harness.parity.monte_carlo import (
 from harness.parity.oracle import oracle, reference
 from harness.parity.trace import independent_calls, run_trace
 from harness.parity.verdict import judge
-from harness.schedules import DEFAULT_SCHEDULES
 
 HALVES = ("fp16", "bf16")
 half = pytest.mark.parametrize("precision", HALVES)

@@ -13,13 +13,13 @@ from PIL import Image
 
 from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
 from conformance.support.fuzz import KINDS, outcomes
+from harness.app.segment.journal import JOURNAL, Journal
 from harness.core.budget import read_budget
 from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import MANIFEST, read_manifest
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
-from harness.segment.journal import JOURNAL, Journal
 
 MUTATIONS = 200
 """Of each kind of file; `python -m conformance.support.fuzz` reads more."""

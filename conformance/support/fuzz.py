@@ -31,6 +31,11 @@ import numpy as np
 from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
 from conformance.support.mutations import mutated, mutated_json
+from harness.app.segment import job as segmenting
+from harness.app.segment.journal import JOURNAL
+from harness.app.track import job as tracking
+from harness.compiler.tuned.database import FILE as RECORDS
+from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.budget import Budget, read_budget
 from harness.core.case import Scale
 from harness.core.errors import HarnessError
@@ -42,11 +47,6 @@ from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.variants import Variants, read_variants
 from harness.runtime.weights import MappedWeights, write_weights
-from harness.segment import job as segmenting
-from harness.segment.journal import JOURNAL
-from harness.track import job as tracking
-from harness.tuned.database import FILE as RECORDS
-from harness.tuned.database import TUNED, open_database
 
 ENOUGH = 50
 """Frames of a damaged video that are read: one may state that it has billions."""

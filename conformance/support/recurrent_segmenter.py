@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from harness.compiler.deployment.deployable import Deployable
 from harness.core.case import Case
 from harness.core.program import Call, Output, Program
 from harness.core.settings import Settings
-from harness.deployment.deployable import Deployable
 from harness.models.model import Model
 from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.lowering.groups import note_paths
 from harness.core.case import Case
 from harness.core.program import Call, Program
 from harness.core.settings import Settings
-from harness.deployment.deployable import Deployable
-from harness.lowering.groups import note_paths
 from harness.models.model import Model
 from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace

@@ -24,6 +24,12 @@ from harness.cli.options import (
     chosen_deployable,
     chosen_weights,
 )
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
+from harness.compiler.schedules import ChosenSchedules
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, read_budgets
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
@@ -31,14 +37,8 @@ from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.settings import Settings
-from harness.lowering.frontends import FRONTENDS
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import DEFAULT_MODEL
 from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
-from harness.schedules import ChosenSchedules
-from harness.targets import HOST, TARGETS
-from harness.tuned import database
 
 
 def compile_(
@@ -73,9 +73,9 @@ def compile_(
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
-    from harness.deployment.compiling import compile_model
-    from harness.deployment.variants import check_variants
-    from harness.processes.threads import configure_threads
+    from harness.compiler.deployment.compiling import compile_model
+    from harness.compiler.deployment.variants import check_variants
+    from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
     for kind, name, known_names in (

@@ -28,7 +28,7 @@ from harness.cli.tune import tune
 from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
-from harness.files import full_disk
+from harness.core.files import full_disk
 from harness.runtime.errors import Sam3Error
 
 app = typer.Typer(

@@ -10,18 +10,18 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console
+from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups, read_budgets
 from harness.core.case import Case
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
+from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
-from harness.deployment.deployable import Deployable
 from harness.models.registry import models, subjects
-from harness.processes.threads import OPTION_VARIABLE
-from harness.targets import TARGETS
-from harness.tuned import database
 
 
 def check_number(value: float | None) -> float | None:

@@ -32,8 +32,8 @@ def pack(
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
     require_compiler()
-    from harness.deployment.packing import pack_model
-    from harness.processes.threads import configure_threads
+    from harness.compiler.deployment.packing import pack_model
+    from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
     deployable = chosen_deployable(described(into).model)

@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from harness.app.segment.job import Job, Result, SegmentedImage, run
 from harness.cli.console import console, progress, warn_if_untrained
 from harness.cli.loading import load_model
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
-from harness.segment.job import Job, Result, SegmentedImage, run
 
 _MAX_ROWS = 20
 
@@ -52,7 +52,7 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
 def _load(folder: Path, remote: Remote | None) -> Sam3:
     if remote is None:
         return load_model(folder)
-    from harness.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
+    from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
 
     read_manifest(folder)
     description = describe_remote(remote)

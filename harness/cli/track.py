@@ -40,10 +40,10 @@ def track(
         raise HarnessError("Clicks mean one object, and a text or a box means all of a kind; give one of both.")
     if not text and box is None and object_prompt is None:
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
+    from harness.app.track.job import Job, run
     from harness.cli.loading import load_model
-    from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import hide_torch
-    from harness.track.job import Job, run
+    from harness.core.processes.threads import configure_threads
+    from harness.core.processes.torch_free import hide_torch
 
     corners = None if box is None else parse_numbers("--box", "x0,y0,x1,y1", box)
     job = Job(video, text or [], corners, object_prompt, frame, out, not no_overlay)

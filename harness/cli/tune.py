@@ -14,19 +14,19 @@ import typer
 from harness.cli.console import console, progress
 from harness.cli.installation import require_compiler
 from harness.cli.options import BudgetOption, CpuOption, ThreadsOption, check_number, chosen_groups
+from harness.compiler.targets import HOST
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.files import make_folder
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
-from harness.files import make_folder
 from harness.models.registry import subjects
 from harness.models.selection import select
-from harness.targets import HOST
-from harness.tuned import database
 
 if TYPE_CHECKING:
-    from harness.schedules.cpu.schedule import Workload
+    from harness.compiler.schedules.cpu.schedule import Workload
 
 _DEFAULT_MINUTES = 10.0
 """Time limit of a search that was given no limit at all."""
@@ -52,7 +52,7 @@ def tune(
     Ctrl-C stops the search; the same command continues it.
     """
     require_compiler()
-    from harness.processes.threads import configure_threads
+    from harness.core.processes.threads import configure_threads
     from harness.tuning.search import search
 
     configure_threads(threads)
@@ -107,7 +107,7 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     Raises:
         HarnessError: The component cannot be imported.
     """
-    from harness.processes import WorkerEnd, run_isolated
+    from harness.core.processes import WorkerEnd, run_isolated
 
     with console.status(case.id) as status:
         result = run_isolated(

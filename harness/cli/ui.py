@@ -13,7 +13,7 @@ from harness.cli.console import console, untrained_warning, warn_if_untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
-from harness.files import temporary_folder
+from harness.core.files import temporary_folder
 
 SERVES = ("fastapi", "uvicorn")
 """Modules that the page needs, from the extra `ui`."""
@@ -37,15 +37,15 @@ def ui(
     Nothing leaves this machine, and no other machine reaches the page unless --host allows it.
     """
     require_server()
+    from harness.app.ui.app import make_app
+    from harness.app.ui.folder import ImageFolder
+    from harness.app.ui.guard import TOKEN, hosts_of
+    from harness.app.ui.page import make_page
+    from harness.app.ui.serving import listen, serve, url_of
     from harness.cli.loading import load_model
-    from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import hide_torch
+    from harness.core.processes.threads import configure_threads
+    from harness.core.processes.torch_free import hide_torch
     from harness.runtime.variants import described
-    from harness.ui.app import make_app
-    from harness.ui.folder import ImageFolder
-    from harness.ui.guard import TOKEN, hosts_of
-    from harness.ui.page import make_page
-    from harness.ui.serving import listen, serve, url_of
 
     folder = choose_model(model)
     manifest = described(folder)

@@ -27,21 +27,21 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.files import make_folder
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.remote import Remote
-from harness.files import make_folder
-from harness.lowering.frontends import FRONTENDS
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.runtime.manifest import Manifest
 from harness.runtime.variants import described
-from harness.targets import HOST, TARGETS
-from harness.tuned import database
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
 """Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of `video` takes above an hour on two
@@ -109,17 +109,17 @@ def verify(
     expected, a required target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
     require_compiler()
+    from harness.compiler.deployment.describing import seed_of
+    from harness.compiler.execution.remote.client import describe_remote
+    from harness.core.machine import describe_machine, versions
+    from harness.core.processes.memory import keep_freed_memory
+    from harness.core.processes.threads import configure_threads, share_cpus
     from harness.core.settings import Settings
-    from harness.deployment.describing import seed_of
-    from harness.diagnose.runner import add_diagnosis
-    from harness.execution.remote.client import describe_remote
-    from harness.machine import describe_machine, versions
-    from harness.processes.memory import keep_freed_memory
-    from harness.processes.threads import configure_threads, share_cpus
-    from harness.report import ADVICE, Result, write_report
-    from harness.report.verification.writer import PAGE_NAME
     from harness.runtime.sam3.images import load_image
+    from harness.verify.diagnose.runner import add_diagnosis
     from harness.verify.progress import diagnosis_sentence, show_progress
+    from harness.verify.report import ADVICE, Result, write_report
+    from harness.verify.report.verification.writer import PAGE_NAME
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
     if model is not None and judge_saved:

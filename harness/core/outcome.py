@@ -117,7 +117,7 @@ class Device:
     """The machine that ran a case, if another machine compiled and judged it.
 
     Attributes:
-        name, cpu, system, architecture, threads: The machine, as in `harness.execution.remote.device.Description`.
+        name, cpu, system, architecture, threads: The machine, as in `compiler.execution.remote.device.Description`.
         target: The compilation target.
         hardware: Name of the processor or GPU that runs the target.
         address: Address at which the machine was reached.

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import Deployable
 from harness.models.subject import Subject
 
 

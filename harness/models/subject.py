@@ -16,7 +16,7 @@ from harness.core.weights import Weights
 from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 
 class Workload(Protocol):

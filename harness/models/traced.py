@@ -28,7 +28,7 @@ from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folde
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
-    from harness.execution.run import Compiled, Run
+    from harness.compiler.execution.run import Compiled, Run
 
 _PYTORCH_ERRORS, _COMPILED_ERRORS = "errors of PyTorch: ", "errors of compiled code: "
 """Prefixes of the names of errors of further runs, among the saved outputs."""

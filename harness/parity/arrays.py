@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.files import explain_write_errors, write_file
+from harness.core.files import explain_write_errors, write_file
 
 Array = npt.NDArray[Any]
 

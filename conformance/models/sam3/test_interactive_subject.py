@@ -12,6 +12,7 @@ from conformance.support.whole import verified
 from harness.core.case import Case
 from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
+from harness.core.processes import Template
 from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions
@@ -19,7 +20,6 @@ from harness.models.sam3.interactive.source import Answer, InteractiveSource
 from harness.models.sam3.interactive.workload import judge_round, judge_rounds_by_oracle
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
-from harness.processes import Template
 from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 SUBJECT = "interactive"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.budget.measurement import Bench
+from harness.compiler.deployment.imported import Contents
+from harness.compiler.lowering.groups import always_float32
+from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.lowering.route import lower as lowered
 from harness.core.case import Case, Scale
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.deployment.imported import Contents
-from harness.lowering.groups import always_float32
-from harness.lowering.route import Lowered, Route
-from harness.lowering.route import lower as lowered
 from harness.models.registry import models, subjects
 from harness.models.sam3.build import build_architecture
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
@@ -19,6 +18,7 @@ from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.groups import FLOAT32, note_groups
 from harness.models.sam3.upstream import upstream
 from harness.runtime.manifest import DEFAULT_CAPACITY
+from harness.verify.budget.measurement import Bench
 
 PRESENCE = {f"transformer.decoder.presence_token_head.layers.{layer}" for layer in range(3)}
 SCORING = {"dot_prod_scoring", "dot_prod_scoring.prompt_proj"}

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
-from harness.files import write_text
-from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Call, calls_of, dump_calls
+from harness.compiler.lowering.frontends.torch_export.operators import OPERATORS_FILE, Call, calls_of, dump_calls
+from harness.core.files import write_text
 
 
 def collect(scale: str = "shallow") -> set[Call]:
     """Exports every component for each of its samples at a scale, and returns the operator calls of all of them."""
+    from harness.compiler.lowering.frontends.exporting import export_program
+    from harness.compiler.lowering.rope import STRATEGIES
     from harness.core.case import Case
     from harness.core.settings import SEEDED
-    from harness.lowering.frontends.exporting import export_program
-    from harness.lowering.rope import STRATEGIES
     from harness.models.sam3.build import build_model
     from harness.models.sam3.components import COMPONENTS
     from harness.models.sam3.source import captured_activations

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.compiler.lowering.symbolic import takes_symbolic_axes
 from harness.core.case import Case
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.groups import note_groups
 from harness.parity.references import reference_of, run_twice, split_runs
@@ -51,7 +51,7 @@ class Source:
         Raises:
             HarnessError: The checkpoint, photograph or cache cannot be used.
         """
-        from harness.files import cache_root
+        from harness.core.files import cache_root
         from harness.models.sam3.build import build_architecture, give_weights
         from harness.parity.cache import ArrayCache
 
@@ -168,7 +168,7 @@ def captured_activations(capture: Capture, case: Case, settings: Settings, model
     """
     import torch
 
-    from harness.files import cache_root
+    from harness.core.files import cache_root
     from harness.parity.cache import ArrayCache
 
     cache, inputs = ArrayCache(cache_root()), capture.load_inputs(settings.image)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from harness.compiler.deployment.deployable import Deployable
 from harness.core.weights import WEIGHTS
-from harness.deployment.deployable import Deployable
 from harness.models.sam3.deployed.entry_points.grounding import GROUNDING
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.image_functions import IMAGE_FUNCTIONS

@@ -15,9 +15,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
+from harness.compiler.schedules.common.variables import array, constant
 from harness.models.sam3.deployed.preprocessing import Fma
-from harness.schedules.common.kernel import Argument, fp32, prim_func
-from harness.schedules.common.variables import array, constant
 
 SIZE = 288
 """Height and width of the model's masks."""
@@ -33,7 +33,7 @@ _GATHERED = 16
 
 
 def resize_masks_module() -> tvm.IRModule:
-    """Builds the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+    """Builds the function `resize_masks` and its kernels, ready for `harness.compiler.schedules.common.vm.lower_to_vm`.
 
     The function returns masks bool [k, h, w]. It takes `masks`, logits fp32 [1, q, 288, 288], `kept`, int64 [k], the
     indices of the kept masks, and `like`, uint8 [h, w, 3], of which only the shape is read. k may be zero. An index

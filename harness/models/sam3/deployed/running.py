@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.compiler.deployment.describing import check_described
+from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
-from harness.deployment.describing import check_described
-from harness.files import scratch_folder
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.variants import described
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
         HarnessError: The settings name a folder of another case.
         Sam3Error: The folder of the settings is damaged.
     """
-    from harness.deployment.compiling import compile_into
+    from harness.compiler.deployment.compiling import compile_into
     from harness.models.registry import subjects
     from harness.models.sam3.deployed.deployable import DEPLOYABLE
 

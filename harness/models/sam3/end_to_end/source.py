@@ -82,7 +82,7 @@ class EndToEndSource:
         Raises:
             HarnessError: Questions or cache cannot be used.
         """
-        from harness.files import cache_root
+        from harness.core.files import cache_root
         from harness.parity.cache import ArrayCache
 
         precision = PRECISIONS[case.precision]

@@ -30,7 +30,7 @@ from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import Found as Segmented
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 
 class EndToEndWorkload:

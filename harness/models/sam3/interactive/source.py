@@ -71,7 +71,7 @@ class InteractiveSource:
         Raises:
             HarnessError: Questions or cache cannot be used.
         """
-        from harness.files import cache_root
+        from harness.core.files import cache_root
         from harness.parity.cache import ArrayCache
 
         self._half = PRECISIONS[case.precision].is_half

@@ -29,7 +29,7 @@ from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 RefinedMasks = Mapping[str, npt.NDArray[np.float32] | None]
 """Name of an answer → the logits that its round refines, or None."""

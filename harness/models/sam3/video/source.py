@@ -80,7 +80,7 @@ class VideoSource:
         Raises:
             HarnessError: The cache cannot be used.
         """
-        from harness.files import cache_root
+        from harness.core.files import cache_root
         from harness.parity.cache import ArrayCache
 
         self._case = case

@@ -22,7 +22,7 @@ from harness.models.sam3.video.source import Answer, RecordedStep, VideoSource
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 
 class VideoWorkload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import Settings
@@ -13,7 +14,6 @@ from harness.models.sam3.deployed.entry_points.interactive import INTERACTIVE_EN
 from harness.models.sam3.deployed.entry_points.video import VIDEO_ENTRY_POINTS
 from harness.models.sam3.groups import note_groups
 from harness.runtime.manifest import Capacity
-from harness.targets import TARGETS
 
 
 def entry_points(capacity: Capacity) -> tuple[EntryPoint, ...]:

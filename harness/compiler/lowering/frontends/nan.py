@@ -1,0 +1,159 @@
+"""Lists the operators whose NaN becomes a number in TVM's backend, as data for the defects of both frontends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
+
+if TYPE_CHECKING:
+    from harness.compiler.lowering.frontends.defect import Reproduction
+
+WORKAROUND = (
+    "`harness.compiler.schedules.common.nan`: in what TVM's legalization makes, both pipelines replace maxima and "
+    "minima by comparisons that let NaN through; on GPUs not in reductions."
+)
+LOCATION = "code generation of tirx.Max and tirx.Min"
+_NAN = math.nan
+
+
+class _Relu(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+
+class _Elu(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.elu(x)
+
+
+class _Maximum(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(x, y)
+
+
+class _Minimum(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(x, y)
+
+
+class _Hardtanh(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.hardtanh(x)
+
+
+class _Relu6(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.relu6(x)
+
+
+class _Hardsigmoid(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.hardsigmoid(x)
+
+
+class _MaxPool(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.max_pool2d(x, (1, 2))
+
+
+class _Max(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.max()
+
+
+class _Amax(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.amax(-1)
+
+
+class _Amin(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.amin(-1)
+
+
+class _Argmax(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.argmax(-1)
+
+
+class _Argmin(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.argmin(-1)
+
+
+@dataclass(frozen=True)
+class LostNan:
+    """An operator that loses NaN.
+
+    Attributes:
+        name: Name of the defect.
+        operator: The operator's usual name.
+        module: A module with the operator.
+        args: The module's inputs.
+        wrong: The result of unmodified TVM, as text.
+    """
+
+    name: str
+    operator: str
+    module: torch.nn.Module
+    args: tuple[torch.Tensor, ...]
+    wrong: str
+
+    @property
+    def reproduction(self) -> Reproduction:
+        """Returns the smallest module that shows the defect."""
+        return lambda: (self.module, self.args)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Returns the fields of a defect that both frontends share, except the kind of the index."""
+        return {
+            "name": self.name,
+            "title": f"{self.operator} turns NaN into a number",
+            "location": LOCATION,
+            "description": (
+                "A maximum is compiled to `a > b ? a : b`, which is b where one of the two is NaN, and on GPUs to an "
+                "instruction that returns the number. PyTorch's result is NaN."
+            ),
+            "reproduction": self.reproduction,
+            "raw": RawOutcome(Symptom.WRONG_RESULT, wrong=self.wrong),
+            "workaround": WORKAROUND,
+        }
+
+
+_ROW = (torch.tensor([[_NAN, -1.0, 2.0]]),)
+_ROWS = (torch.tensor([_NAN, 1.0]), torch.tensor([1.0, _NAN]))
+RELU = LostNan("relu_nan", "relu", _Relu(), _ROW, "0 instead of NaN")
+ELU = LostNan("elu_nan", "elu", _Elu(), _ROW, "0 instead of NaN")
+MAXIMUM = LostNan("maximum_nan", "maximum", _Maximum(), _ROWS, "1 instead of NaN, once")
+MINIMUM = LostNan("minimum_nan", "minimum", _Minimum(), _ROWS, "1 instead of NaN, once")
+HARDTANH = LostNan("hardtanh_nan", "hardtanh", _Hardtanh(), _ROW, "1 instead of NaN")
+RELU6 = LostNan("relu6_nan", "relu6", _Relu6(), _ROW, "6 instead of NaN")
+HARDSIGMOID = LostNan("hardsigmoid_nan", "hardsigmoid", _Hardsigmoid(), _ROW, "1 instead of NaN")
+MAX_POOL = LostNan(
+    "max_pool_nan", "max_pool2d", _MaxPool(), (torch.tensor([[[[_NAN, 1.0, 1.0, _NAN]]]]),), "1 instead of NaN, once"
+)
+MAX = LostNan("max_nan", "max over everything", _Max(), _ROW, "2 instead of NaN")
+AMAX = LostNan("amax_nan", "amax", _Amax(), _ROW, "2 instead of NaN")
+AMIN = LostNan("amin_nan", "amin", _Amin(), _ROW, "-1 instead of NaN")
+
+
+def index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the fields of the defect of argmax or argmin."""
+    lost = LostNan(f"{name}_nan", name, module, _ROW, "the place of a number instead of 0")
+    return lost.facts | {
+        "title": f"{name} overlooks NaN",
+        "location": f"tvm.topi.{name}",
+        "description": (
+            "A comparison with NaN is false: the index is that of a number. PyTorch's is that of the first NaN."
+        ),
+        "workaround": "A legalization in `harness.compiler.schedules.common.nan`, on the CPU.",
+    }
+
+
+INDICES = (index_facts("argmax", _Argmax()), index_facts("argmin", _Argmin()))
