@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
@@ -99,5 +99,5 @@ def budget_command(
     write_json(file, result.to_json(), advice=ADVICE)
     console.print(groups_table(result))
     console.print(front_table(result))
-    console.print(summary(result), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Budget: {file}; measurements: {log}", markup=False, highlight=False, soft_wrap=True)
+    print_sentence(summary(result))
+    print_sentence(f"Budget: {file}; measurements: {log}")

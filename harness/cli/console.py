@@ -18,6 +18,11 @@ console = Console(markup=False)
 """Prints text without markup, because names of files may have brackets."""
 
 
+def print_sentence(sentence: str) -> None:
+    """Prints a sentence without colours, in lines that only the terminal wraps."""
+    console.print(sentence, highlight=False, soft_wrap=True)
+
+
 def print_error(sentence: str) -> None:
     """Prints a sentence on stderr, without markup."""
     Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
@@ -88,11 +93,9 @@ def print_artifact(folder: Path, manifest: Manifest) -> None:
     size = sum(path.stat().st_size for path in files)
     cpus = ", ".join(read_variants(folder).names) if is_for_several(folder) else manifest.cpu
     clicks = f", {manifest.capacity.clicks} clicks on an object" if manifest.capacity.clicks else ""
-    console.print(
+    print_sentence(
         f"{folder}: {manifest.scale} scale, {manifest.target} ({cpus}), {manifest.precision}, "
         f"weights from {manifest.weights}, "
         f"{size / 1e6:.0f} MB in {len(files)} files; up to {manifest.capacity.points} points "
-        f"and {manifest.capacity.boxes} boxes a prompt{clicks}.",
-        highlight=False,
-        soft_wrap=True,
+        f"and {manifest.capacity.boxes} boxes a prompt{clicks}."
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
@@ -90,12 +90,12 @@ def diagnose(
     for case in cases:
         diagnoses.append(_diagnose(case, settings, output, reproduce is not None, float32))
         console.print(render(diagnoses[-1], show_all))
-        console.print(summary(diagnoses[-1]), markup=False, highlight=False, soft_wrap=True)
+        print_sentence(summary(diagnoses[-1]))
     if json_file is not None:
         write_json(diagnoses, json_file)
     if reproduce is not None:
         (diagnosis,) = diagnoses
-        console.print(write_folder(diagnosis, reproduce), markup=False, highlight=False, soft_wrap=True)
+        print_sentence(write_folder(diagnosis, reproduce))
         if diagnosis.reproduction is not None and not diagnosis.reproduction.files:
             raise typer.Exit(NOT_REPRODUCED)
     if any(diagnosis.faulty for diagnosis in diagnoses):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
@@ -81,7 +81,7 @@ def explain(
     for case in cases:
         explanations.append(_explain(case, database, processors, float32.get(case.component, NO_GROUPS)))
         console.print(render(explanations[-1]))
-        console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
+        print_sentence(summary(explanations[-1]))
     if json_file is not None:
         write_json(explanations, json_file)
 

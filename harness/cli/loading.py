@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.runtime import Sam3
 from harness.runtime.preparing import prepared
 
@@ -17,9 +17,5 @@ def load_model(folder: Path) -> Sam3:
     Raises:
         Sam3Error: The model cannot be loaded.
     """
-
-    def print_sentence(sentence: str) -> None:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
     with console.status(Text(f"Loading {folder}")):
         return Sam3.load(prepared(folder, print_sentence))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import print_sentence
 from harness.compiler.deployment.deployable import Deployable
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned import database
@@ -128,7 +128,7 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
         return None
     chosen = db or database.default_database(tunable[0], processors)
     for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices(processors):
-        console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(f"Note: {notice}")
     return chosen
 
 
@@ -154,7 +154,7 @@ def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Gro
     if unused and not groups:
         raise HarnessError(f"{unused[0]}: give another --component or file")
     for sentence in unused:
-        console.print(f"Note: {sentence}.", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(f"Note: {sentence}.")
     return groups
 
 

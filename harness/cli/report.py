@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.core.errors import HarnessError
 
 
@@ -87,12 +87,12 @@ def _compare(before: Path, after: Path, out: Path | None) -> None:
     from harness.verify.report.verification.writer import write_comparison
 
     page, comparison = write_comparison(before, after, out or after.parent)
-    console.print(summary_sentence(comparison), highlight=False, soft_wrap=True)
+    print_sentence(summary_sentence(comparison))
     for case in comparison.outcomes:
         line = f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_sentence(line)
     _print_page(page)
 
 
 def _print_page(page: Path) -> None:
-    console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    print_sentence(f"Report: {page}")

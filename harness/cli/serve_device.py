@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import print_sentence
 from harness.cli.options import ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root
@@ -66,8 +66,3 @@ def is_loopback(host: str) -> bool:
     except OSError as error:
         raise HarnessError(f"--host {host} is no address of this machine ({error.strerror}): leave it out") from error
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in infos)
-
-
-def print_sentence(sentence: str) -> None:
-    """Prints a sentence without markup."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, progress, warn_if_untrained
+from harness.cli.console import print_sentence, progress, warn_if_untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
 from harness.core.errors import HarnessError
@@ -59,10 +59,7 @@ def track(
     seconds = time.perf_counter() - start
     count = len(summary.objects)
     speed = f"{seconds:.1f} s, {summary.processed / seconds:.2f} frames/s"
-    console.print(
+    print_sentence(
         f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, "
-        f"{speed if summary.processed else 'done by an earlier run'}; results in {out}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{speed if summary.processed else 'done by an earlier run'}; results in {out}"
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, untrained_warning, warn_if_untrained
+from harness.cli.console import print_sentence, untrained_warning, warn_if_untrained
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
@@ -64,11 +64,6 @@ def ui(
         serve(make_app(page, hosts_of(host), token), listener)
         page.queue.close()
     print_sentence("Stopped; nothing is served any more.")
-
-
-def print_sentence(sentence: str) -> None:
-    """Prints a sentence without markup."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_server() -> None:

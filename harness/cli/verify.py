@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     WEIGHTS_HELP,
@@ -217,7 +217,7 @@ def verify(
     )
     for result in results:
         if sentence := diagnosis_sentence(result):
-            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            print_sentence(sentence)
     console.print(f"Report: {report / PAGE_NAME}, and VERIFICATION_REPORT.md beside it", soft_wrap=True)
     if compiled_count := sum(result.compiled_only for result in results):
         console.print(
