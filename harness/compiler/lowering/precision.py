@@ -132,10 +132,11 @@ def parameters_for(module: tvm.IRModule, parameters: Sequence[Array]) -> list[Ar
     """
     function = module["main"]
     weights = list(function.params)[int(function.attrs["num_input"]) :]
-    return [_rounded(array, parameter) for array, parameter in zip(parameters, weights, strict=True)]
+    return [_round(array, parameter) for array, parameter in zip(parameters, weights, strict=True)]
 
 
-def _rounded(array: Array, parameter: relax.Var) -> Array:
+def _round(array: Array, parameter: relax.Var) -> Array:
+    """Rounds the value of a parameter to the parameter's type."""
     import ml_dtypes
     import numpy as np
 
@@ -249,6 +250,7 @@ class _Lowering:
         return half | {parameter for parameter in self._function.params if needs.get(parameter) == _Need.HALF}
 
     def _rewrite(self, binding: relax.VarBinding) -> relax.Expr:
+        """Emits the value of a binding on converted operands, and returns its new variable."""
         from tvm import relax
 
         value, name = binding.value, _operator(binding.value)
@@ -283,13 +285,14 @@ class _Lowering:
         return is_product(binding.value) and binding.var.name not in self._float32
 
     def _replacement(self, operand: relax.Expr) -> relax.Expr:
+        """Returns the new variable of an operand; a constant or a shape is its own."""
         return self._replacements.get(operand, operand)
 
     def _as_half(self, operand: relax.Expr) -> relax.Expr:
         """Returns the operand in the half type; an operand is rounded once for all its readers."""
         from tvm import relax
 
-        replacement = self._replacements.get(operand, operand)
+        replacement = self._replacement(operand)
         if not _is_floating(replacement, "float32"):
             return replacement
         if operand not in self._casts:
@@ -300,7 +303,7 @@ class _Lowering:
         """Returns the operand in float32, widened for each call so that the call's kernel includes the widening."""
         from tvm import relax
 
-        replacement = self._replacements.get(operand, operand)
+        replacement = self._replacement(operand)
         wide = relax.op.astype(replacement, "float32")
         return self._builder.emit(wide, "wide") if _is_floating(replacement, self._dtype) else replacement
 
@@ -405,6 +408,7 @@ def _operator(value: relax.Expr) -> str:
 
 
 def _arguments(value: relax.Expr) -> list[relax.Expr]:
+    """Returns the operands of a call, the tuple of one of its elements, or any other value itself."""
     from tvm import relax
 
     if isinstance(value, relax.Call):

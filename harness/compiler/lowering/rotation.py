@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -72,17 +72,13 @@ def register_rotary_attention(*kinds: RotaryAttention) -> None:
     _REGISTERED.extend(kind for kind in kinds if kind not in _REGISTERED)
 
 
-def use_rotation(module: torch.nn.Module, rotation: Rotation) -> AbstractContextManager[None]:
+@contextmanager
+def use_rotation(module: torch.nn.Module, rotation: Rotation) -> Iterator[None]:
     """Lets every RoPE attention in `module` use a rotation for the duration of the context.
 
     No complex table remains among the buffers, and torch.export sees the rotation's tables instead. Only instances
     change, and they are restored afterwards, also after an exception.
     """
-    return _use_rotation(module, rotation)
-
-
-@contextmanager
-def _use_rotation(module: torch.nn.Module, rotation: Rotation) -> Iterator[None]:
     with ExitStack() as stack:
         for part in module.modules():
             kind = next((kind for kind in _REGISTERED if kind.describes(part)), None)

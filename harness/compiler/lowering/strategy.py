@@ -12,18 +12,6 @@ if TYPE_CHECKING:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 
-def _unchanged_module(_module: torch.nn.Module) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def _unchanged_program(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    return program
-
-
-def _default_importer() -> ExportedProgramImporter | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Strategy:
     """One way to bring complex RoPE through the compiler.
@@ -42,8 +30,8 @@ class Strategy:
 
     name: str
     summary: str
-    apply: Callable[[torch.nn.Module], AbstractContextManager[None]] = _unchanged_module
-    transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = _unchanged_program
+    apply: Callable[[torch.nn.Module], AbstractContextManager[None]] = lambda module: nullcontext()
+    transform: Callable[[torch.export.ExportedProgram], torch.export.ExportedProgram] = lambda program: program
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
-    importer: Callable[[], ExportedProgramImporter | None] = _default_importer
+    importer: Callable[[], ExportedProgramImporter | None] = lambda: None
     symbolic: bool = False

@@ -30,8 +30,7 @@ def linker(platform: Platform | None = None) -> list[str] | None:
     """Returns the command that links a shared library, without files; None if there is no linker.
 
     The command is CXX or CC if set, otherwise the system's compiler, otherwise Zig's. Zig's compiler is a Python
-    package
-    and the only linker for other platforms.
+    package and the only linker for other platforms.
 
     Args:
         platform: Platform of the objects; None for this machine.

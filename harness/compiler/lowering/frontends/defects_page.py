@@ -31,6 +31,7 @@ def render_page(introduction: str, instructions: str, defects: Sequence[Defect],
 
 
 def _section(defect: Defect, unmodified: str) -> str:
+    """Returns the section on a defect, with the inputs of its reproduction and the source of `forward`."""
     module, args = defect.reproduction()
     forward = type(module).forward
     names = list(inspect.signature(forward).parameters)[1:]

@@ -25,12 +25,12 @@ def export_program(
         NotImplementedError: `module` changes a buffer, which would keep its first value; the message names the line.
         Exception: torch.export's own errors, unchanged.
     """
-    program = _exported(module, args, axes)
+    program = _export(module, args, axes)
     _refuse_changed_buffers(program)
     return program
 
 
-def _exported(
+def _export(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]]
 ) -> torch.export.ExportedProgram:
     import torch
@@ -49,6 +49,7 @@ def _exported(
 
 
 def _refuse_changed_buffers(program: torch.export.ExportedProgram) -> None:
+    """Raises NotImplementedError if an operator writes into a buffer, or into a view of one."""
     from torch import _ops, fx
 
     from harness.compiler.lowering.frontends.rewriting import source_line

@@ -1,23 +1,23 @@
-"""Lists the operators whose NaN becomes a number in TVM's backend, as data for the defects of both frontends."""
+"""Lists the operators whose NaN becomes a number in TVM's backend, as data for the defects of both frontends.
+
+The pages on defects print the `forward` of a reproduction, so that each operator has a module.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
 
-if TYPE_CHECKING:
-    from harness.compiler.lowering.frontends.defect import Reproduction
-
-WORKAROUND = (
+_WORKAROUND = (
     "`harness.compiler.schedules.common.nan`: in what TVM's legalization makes, both pipelines replace maxima and "
     "minima by comparisons that let NaN through; on GPUs not in reductions."
 )
-LOCATION = "code generation of tirx.Max and tirx.Min"
+_LOCATION = "code generation of tirx.Max and tirx.Min"
 _NAN = math.nan
 
 
@@ -105,24 +105,19 @@ class LostNan:
     wrong: str
 
     @property
-    def reproduction(self) -> Reproduction:
-        """Returns the smallest module that shows the defect."""
-        return lambda: (self.module, self.args)
-
-    @property
     def facts(self) -> dict[str, Any]:
-        """Returns the fields of a defect that both frontends share, except the kind of the index."""
+        """Returns the fields of the defect, which both frontends share."""
         return {
             "name": self.name,
             "title": f"{self.operator} turns NaN into a number",
-            "location": LOCATION,
+            "location": _LOCATION,
             "description": (
                 "A maximum is compiled to `a > b ? a : b`, which is b where one of the two is NaN, and on GPUs to an "
                 "instruction that returns the number. PyTorch's result is NaN."
             ),
-            "reproduction": self.reproduction,
+            "reproduction": lambda: (self.module, self.args),
             "raw": RawOutcome(Symptom.WRONG_RESULT, wrong=self.wrong),
-            "workaround": WORKAROUND,
+            "workaround": _WORKAROUND,
         }
 
 
@@ -143,8 +138,8 @@ AMAX = LostNan("amax_nan", "amax", _Amax(), _ROW, "2 instead of NaN")
 AMIN = LostNan("amin_nan", "amin", _Amin(), _ROW, "-1 instead of NaN")
 
 
-def index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
-    """Returns the fields of the defect of argmax or argmin."""
+def _index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the fields of the defect of argmax or argmin, which has a cause and a workaround of its own."""
     lost = LostNan(f"{name}_nan", name, module, _ROW, "the place of a number instead of 0")
     return lost.facts | {
         "title": f"{name} overlooks NaN",
@@ -156,4 +151,5 @@ def index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-INDICES = (index_facts("argmax", _Argmax()), index_facts("argmin", _Argmin()))
+INDICES = (_index_facts("argmax", _Argmax()), _index_facts("argmin", _Argmin()))
+"""The fields of the defects of argmax and argmin."""

@@ -62,8 +62,7 @@ def interpolate(data: relax.Expr, weights: NDArray[Any], axis: int, emit: Callab
     """Interpolates images [n, c, h, w] along axis 2 or 3.
 
     An enlarged image has two source pixels for each target pixel, which are read by index; a matrix of all weights
-    would
-    take megabytes.
+    would take megabytes.
 
     Args:
         data: The images.

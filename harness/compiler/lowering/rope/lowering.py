@@ -7,7 +7,7 @@ Upstream stays unchanged. The pass has no knowledge of RoPE or SAM 3:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from harness.compiler.lowering.strategy import Strategy
@@ -24,17 +24,13 @@ def lower(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
     return lower_complex(program, keep=UNDECOMPOSED)
 
 
-def remove_traced_attributes(module: torch.nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def remove_traced_attributes(module: torch.nn.Module) -> Iterator[None]:
     """Removes attributes that modules set during a trace, at the end of the context.
 
     torch.export restores attributes that a forward assigns to, but leaves new attributes with the trace's fake tensors:
     SAM 3's tracker stores its table for another size in such an attribute.
     """
-    return _remove_traced_attributes(module)
-
-
-@contextmanager
-def _remove_traced_attributes(module: torch.nn.Module) -> Iterator[None]:
     attribute_names = {part: set(vars(part)) for part in module.modules()}
     try:
         yield

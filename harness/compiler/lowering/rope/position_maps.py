@@ -8,6 +8,7 @@ has the reasons.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,9 +92,7 @@ def convert(node: Node, importer: Any) -> Expr:
     x, positions, table = (importer.env[operand] for operand in node.args)
     shape = [int(size) for size in x.ty.shape]
     tokens, features = int(positions.ty.shape[0]), shape[-1]
-    rows = shape[-2] // tokens
-    for size in shape[:-2]:
-        rows *= size
+    rows = math.prod(shape[:-1]) // tokens
     halves = emit(relax.op.reshape(x, [rows, tokens, 2, features // 2]))
     rotated = importer.block_builder.emit_te(_compute, halves, positions, table, primfunc_name_hint="axial_rope")
     return emit(relax.op.reshape(rotated, shape))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from harness.compiler.lowering.frontends.defect import TESTED_VERSION
 from harness.compiler.lowering.frontends.defects_page import render_page
 from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
@@ -42,11 +40,6 @@ def render() -> str:
     return render_page(_INTRODUCTION, _INSTRUCTIONS, DEFECTS, "Unmodified TVM")
 
 
-def write_page(path: Path = PAGE) -> None:
-    """Writes the page atomically."""
-    make_folder(path.parent)
-    write_text(path, render())
-
-
 if __name__ == "__main__":
-    write_page()
+    make_folder(PAGE.parent)
+    write_text(PAGE, render())

@@ -9,6 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.defects.attention import UNDECOMPOSED
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
             bound[spec.target] = value
         else:
             specs.append(replace(spec, kind=InputKind.PARAMETER, persistent=None))
-            values[spec.target] = _parameter(value)
+            values[spec.target] = torch.nn.Parameter(value.detach(), requires_grad=False)
     return ExportedProgram(
         root=program.graph_module,
         graph=program.graph_module.graph,
@@ -55,9 +56,10 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
 
 
 def drop_unread(program: ExportedProgram) -> None:
-    """Removes the parameters and constants of a lifted program that are not read, or no longer read after passes.
+    """Removes the parameters and constants that no node of a lifted program reads.
 
-    The neck's position encodings, 113 MB that are no output of the image encoder, are read by checks of their dtype.
+    Passes make some of them unread: the neck's position encodings, 113 MB that are no output of the image encoder, are
+    read only by assertions on their dtype, which a pass removes.
     """
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     specs = program.graph_signature.input_specs
@@ -76,12 +78,4 @@ def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
 
     Complex values are pairs of real and imaginary parts, [..., 2].
     """
-    return {name: _as_pairs(value.detach()).contiguous().numpy() for name, value in program.named_parameters()}
-
-
-def _as_pairs(value: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-
-
-def _parameter(value: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(value.detach(), requires_grad=False)
+    return {name: as_real(value.detach()).contiguous().numpy() for name, value in program.named_parameters()}

@@ -71,6 +71,7 @@ def _name(node: Node) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Returns an argument of a call as JSON-able data, without the device and layout of new tensors; see `Call`."""
     if isinstance(value, Node):
         fake = value.meta["val"]
         if isinstance(fake, torch.Tensor):

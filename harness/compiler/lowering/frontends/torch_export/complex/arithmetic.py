@@ -101,6 +101,7 @@ def _sum(writer: Writer, combine: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _product(writer: Writer, a: _Parts, b: _Parts, multiply: Any = _aten.mul.Tensor) -> _Parts:
+    """Multiplies a by b, element by element or with another product of real tensors, such as aten.mm."""
     return _Parts(
         _minus(writer, _times(writer, a.re, b.re, multiply), _times(writer, a.im, b.im, multiply)),
         _plus(writer, _times(writer, a.re, b.im, multiply), _times(writer, a.im, b.re, multiply)),
@@ -141,6 +142,7 @@ def _reciprocal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[
 
 
 def _quotient(writer: Writer, a: _Parts, b: _Parts) -> Pair:
+    """Divides a by b; which part of b is larger is decided for each element at run time."""
     if b.im is None:
         re, im = (None if part is None else _divide(writer, part, b.re) for part in (a.re, a.im))
         return _make_pair(writer, re, im)

@@ -35,14 +35,11 @@ def complex_outputs(program: ExportedProgram) -> tuple[bool, ...]:
 
 
 def complex_call(program: ExportedProgram, lowered: ExportedProgram) -> Callable[..., Any]:
-    """Runs a lowered program in PyTorch like the original program.
+    """Returns a function that runs a lowered program in PyTorch, with the arguments and results of the original one.
 
     Args:
         program: The program with complex tensors.
         lowered: The result of `lower_complex`.
-
-    Returns:
-        A function with the arguments and results of the exported module, including complex tensors.
     """
     module, is_complex = lowered.module(), complex_outputs(program)
 

@@ -101,6 +101,7 @@ class _Lowering:
         return self._assemble()
 
     def _take_input(self, node: Node, spec: InputSpec) -> None:
+        """Adds the placeholder of an input; a complex one is [..., 2] if the user passes it, otherwise two parts."""
         graph, value = self.writer.graph, node.meta.get("val")
         if not is_complex(node):
             copy = graph.node_copy(node)
@@ -125,6 +126,7 @@ class _Lowering:
         self._take_parts(node, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
 
     def _take_parts(self, node: Node, spec: InputSpec) -> None:
+        """Adds two placeholders for the parts of a complex parameter, buffer or constant."""
         assert spec.target is not None
         value = torch.view_as_real(node.meta["val"])[..., 0].contiguous()
         parts = []
@@ -150,13 +152,13 @@ class _Lowering:
         return self.parts[target]
 
     def _lower_node(self, node: Node) -> Value:
+        """Returns the value of a node in the lowered graph: a copy of a real call, or the result of a rule."""
         self.writer.source = node
         if node.op == "get_attr":
             self._refuse_control_flow(node)
             return self.writer.graph.node_copy(node)
         arguments = [self.values[argument] for argument in node.all_input_nodes]
-        complex_operands = any(not isinstance(value, Node) or isinstance(value, Interleaved) for value in arguments)
-        if not complex_operands and not is_complex(node):
+        if all(isinstance(value, Node) for value in arguments) and not is_complex(node):
             return self._copy(node)
         if is_complex(node):
             _check_dtype(node)
@@ -194,6 +196,7 @@ class _Lowering:
         return writer.graph.node_copy(node, lambda argument: writer.real(self.values[argument]))
 
     def _refuse_control_flow(self, node: Node) -> None:
+        """Raises ComplexOperatorError if a node is the body of a loop or branch with calls on complex tensors."""
         body = getattr(self.program.graph_module, str(node.target), None)
         if isinstance(body, GraphModule):
             for inner in _all_nodes(body):
@@ -201,6 +204,7 @@ class _Lowering:
                     raise unsupported(inner, "on complex tensors inside control flow has no real form here")
 
     def _return(self, node: Node) -> None:
+        """Adds the outputs; a complex one is a tensor [..., 2] for the user, or two parts of a changed buffer."""
         writer = self.writer
         writer.source = None
         results: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -60,10 +61,10 @@ def _part_by_part(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dic
 
 
 def _pairs(writer: Writer, re: Node, im: Node | None) -> Value:
+    """Returns the pair of the results of two calls; a list of pairs if the operator returns several tensors."""
     results = re.meta["val"]
     if isinstance(results, torch.Tensor):
         return Pair(re, im)
-    import operator
 
     def item(part: Node | None, position: int) -> Any:
         return None if part is None else writer.call(operator.getitem, part, position)
@@ -80,7 +81,8 @@ def _two_operands(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dic
     return Pair(re, writer.call(node.target, writer.imaginary(a), writer.imaginary(b), *args[2:], **kwargs))
 
 
-def _join(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+def _operand_list(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    """Applies the operator to both parts of the tensors in its first argument, a list."""
     pairs = [writer.pair(value, writer.part_dtype) for value in args[0]]
     re = writer.call(node.target, [pair.re for pair in pairs], *args[1:], **kwargs)
     if all(pair.im is None for pair in pairs):
@@ -159,7 +161,7 @@ def _filled_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict
 
 
 def _equal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    """Lowers eq and ne of tensors and numbers."""
+    """Lowers eq, for which both parts must be equal, and ne; the second operand may be a number."""
     is_equality = node.target in (_aten.eq.Tensor, _aten.eq.Scalar)
     combine = _aten.logical_and.default if is_equality else _aten.logical_or.default
     dtypes = [real_dtype(value.meta["val"].dtype) for value in node.args if isinstance(value, Node)]
@@ -187,7 +189,7 @@ def _metadata_only(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: di
 RULES: dict[Callable[..., Any], Callable[..., Value]] = {
     **dict.fromkeys(_ONE_OPERAND, _part_by_part),
     **dict.fromkeys(_TWO_OPERANDS, _two_operands),
-    **dict.fromkeys(_OPERAND_LIST, _join),
+    **dict.fromkeys(_OPERAND_LIST, _operand_list),
     _aten.where.self: _where,
     _aten.index_put.default: _index_put,
     _aten.constant_pad_nd.default: _pad,

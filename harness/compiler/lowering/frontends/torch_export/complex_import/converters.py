@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from tvm import relax
 
 from harness.compiler.lowering.frontends.rewriting import argument, value_of
+from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.complex_import import pairs
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def _addmm(node: Node, importer: Importer) -> Expr:
 
 
 def _reduction(function: Callable[..., Expr]) -> ComplexConverter:
+    """Returns the converter of a sum or mean over dimensions of the complex tensor, all of them by default."""
+
     def convert(node: Node, importer: Importer) -> Expr:
         source = node.args[0]
         rank = value_of(source).ndim
@@ -168,7 +171,7 @@ def _concatenate(node: Node, importer: Importer) -> Expr:
     return importer.block_builder.emit(relax.op.concat(operands, axis=dim))
 
 
-def _filled(position: int) -> ComplexConverter:
+def _full(position: int) -> ComplexConverter:
     """Returns the converter of an operator whose argument at `position` is the value of every element."""
 
     def convert(node: Node, importer: Importer) -> Expr:
@@ -189,15 +192,12 @@ def _cast(node: Node, importer: Importer) -> Expr:
 
 
 def _identity(node: Node, importer: Importer) -> Expr:
+    """Returns the operand itself: a complex tensor and its real view are one Relax tensor."""
     return importer.env[node.args[0]]
 
 
 Arguments = Callable[[Sequence[Any], int], Sequence[Any]]
 """Takes a structural operator's arguments after the first and its operand's rank; returns the arguments for pairs."""
-
-
-def _unchanged(arguments: Sequence[Any], _rank: int) -> Sequence[Any]:
-    return arguments
 
 
 def _leading_dims(count: int, extra: int = 0) -> Arguments:
@@ -209,22 +209,27 @@ def _leading_dims(count: int, extra: int = 0) -> Arguments:
 
 
 def _dim_list(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
+    """Counts a list of dimensions from the front."""
     return [[dim % max(rank, 1) for dim in arguments[0]]]
 
 
 def _all_dims(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
+    """Counts a list of all dimensions from the front, and appends the dimension of the pairs, which stays the last."""
     return [[*(dim % max(rank, 1) for dim in arguments[0]), rank]]
 
 
 def _shape(last: int) -> Arguments:
+    """Appends `last`, the size or the repetitions of the pairs' dimension, to a list with a number per dimension."""
     return lambda arguments, _rank: [[*arguments[0], last]]
 
 
 def _slice(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
+    """Counts the dimension of `slice` from the front; the bounds and the step follow it."""
     return [arguments[0] % rank if arguments else 0, *arguments[1:]]
 
 
 def _split(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
+    """Counts the dimension of `split_with_sizes` from the front, which comes after the sizes."""
     return [arguments[0], arguments[1] % rank if len(arguments) > 1 else 0]
 
 
@@ -235,16 +240,16 @@ def _structural(arguments: Arguments) -> ComplexConverter:
         source, *further_args = node.args
         graph = Graph()
 
-        def operand(original: Node) -> Node:
+        def add_placeholder(original: Node) -> Node:
+            """Adds an input with the Relax value of a node, for PyTorch a real tensor [..., 2] if it is complex."""
             placeholder = graph.placeholder(original.name)
-            fake = value_of(original)
-            placeholder.meta["val"] = torch.view_as_real(fake.resolve_conj()) if fake.is_complex() else fake
+            placeholder.meta["val"] = as_real(value_of(original))
             importer.env[placeholder] = importer.env[original]
             return placeholder
 
         real_arguments = arguments(further_args, value_of(source).ndim)
         return importer.convert_real(
-            graph.call_function(node.target, torch.fx.node.map_arg((source, *real_arguments), operand))
+            graph.call_function(node.target, torch.fx.node.map_arg((source, *real_arguments), add_placeholder))
         )
 
     return convert
@@ -260,9 +265,9 @@ CONVERTERS: Mapping[str, ComplexConverter] = {
     "_to_copy.default": _cast,
     "complex.default": _from_parts(pairs.join),
     "polar.default": _from_parts(pairs.polar),
-    "full.default": _filled(1),
-    "full_like.default": _filled(1),
-    "scalar_tensor.default": _filled(0),
+    "full.default": _full(1),
+    "full_like.default": _full(1),
+    "scalar_tensor.default": _full(0),
     "_conj.default": _unary(pairs.conjugate),
     "_conj_physical.default": _unary(pairs.conjugate),
     "abs.default": _unary(pairs.absolute),
@@ -293,7 +298,7 @@ CONVERTERS: Mapping[str, ComplexConverter] = {
     "select.int": _structural(_leading_dims(1)),
     "slice.Tensor": _structural(_slice),
     "index_select.default": _structural(_leading_dims(1)),
-    "index.Tensor": _structural(_unchanged),
+    "index.Tensor": _structural(lambda arguments, _rank: arguments),
     "split_with_sizes.default": _structural(_split),
     "getitem": lambda node, importer: importer.convert_real(node),
 }

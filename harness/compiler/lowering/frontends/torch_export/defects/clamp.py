@@ -18,10 +18,6 @@ class _Clamp(torch.nn.Module):
         return x.clamp(min=0)
 
 
-def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return _Clamp(), (torch.tensor([-1, 1, 5]),)
-
-
 def _clamp(node: Node, importer: Any, lowest: Any, highest: Any) -> Any:
     """Puts the bound first, because TVM's maximum and minimum return their second operand if one is NaN."""
     from tvm import relax
@@ -57,7 +53,7 @@ DEFECTS = (
         title="clamp of an integer tensor with one bound is rejected",
         location="BaseFXGraphImporter._clamp",
         description="The missing bound becomes an infinity, which has no integer value.",
-        reproduction=_reproduction,
+        reproduction=lambda: (_Clamp(), (torch.tensor([-1, 1, 5]),)),
         raw=RawOutcome(Symptom.REJECTED, "RuntimeError", "infinity"),
         workaround=(
             "Converters that emit a maximum for the lower and a minimum for the upper bound, in the result's dtype."

@@ -17,10 +17,6 @@ class _FloorDivide(torch.nn.Module):
         return x // 2
 
 
-def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return _FloorDivide(), (torch.arange(4, dtype=torch.float32),)
-
-
 def _convert(node: Node, importer: Any) -> Any:
     """Divides as PyTorch does; `div_floor_floating` in c10/util/generic_math.h defines the result for floats."""
     from tvm import relax
@@ -90,7 +86,7 @@ DEFECTS = (
             "tensor as divisor, floor(a / b) is also one too large where a / b rounds up to a whole number, as in "
             "1.0 // 0.1.)"
         ),
-        reproduction=_reproduction,
+        reproduction=lambda: (_FloorDivide(), (torch.arange(4, dtype=torch.float32),)),
         raw=RawOutcome(Symptom.REJECTED, "TypeError", "must have the same datatype"),
         workaround="A converter that casts both sides to the result's dtype and divides as PyTorch does.",
         converters={"div.Tensor_mode": _convert},

@@ -37,6 +37,11 @@ def _nonnegative_index(index: Any, size: int, emit: Any) -> Any:
 
 
 def _indexed_axes(node: Node, indices: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Returns the axes that have an index tensor, each with the tensor's node.
+
+    Raises:
+        NotImplementedError: An index is boolean.
+    """
     axes = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if any(index.meta["val"].dtype is torch.bool for _, index in axes):
         raise NotImplementedError(f"{node.target}: an index of booleans, whose number of elements depends on the data")
@@ -67,7 +72,11 @@ def _convert_index(node: Node, importer: Any) -> Any:
 
 
 def _convert_index_put(node: Node, importer: Any) -> Any:
-    """Scatters into flattened rows: the indexed axes are moved to the front and merged."""
+    """Scatters rows by the index tensors of the first axes, stacked as `relax.op.scatter_nd` takes them.
+
+    Raises:
+        NotImplementedError: An index is boolean, or an axis without index comes before one with an index.
+    """
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -90,18 +99,6 @@ def _convert_index_put(node: Node, importer: Any) -> Any:
     return emit(relax.op.scatter_nd(data, stacked, values, reduction))
 
 
-def _reproduce_take() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return _Take(), (torch.arange(4.0) + 1, torch.tensor([-1, 0]))
-
-
-def _reproduce_zip() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return _Zip(), (torch.arange(18.0).reshape(2, 3, 3), torch.tensor([0, 2]))
-
-
-def _reproduce_put() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return _Put(), (torch.ones(3, 2), torch.tensor([0, 2]))
-
-
 DEFECTS = (
     TorchDefect(
         name="index_negative",
@@ -110,7 +107,7 @@ DEFECTS = (
         description=(
             "x[index] becomes relax.op.take in the mode `fast`, which neither counts from the end nor checks bounds."
         ),
-        reproduction=_reproduce_take,
+        reproduction=lambda: (_Take(), (torch.arange(4.0) + 1, torch.tensor([-1, 0]))),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values from outside the tensor"),
         workaround="A converter that adds the size to negative entries.",
         converters={"index.Tensor": _convert_index},
@@ -123,7 +120,7 @@ DEFECTS = (
             "x[:, i, j] takes along each axis in turn, which pairs every entry of i with every entry of j; "
             "PyTorch zips them. The shape of the result is wrong."
         ),
-        reproduction=_reproduce_zip,
+        reproduction=lambda: (_Zip(), (torch.arange(18.0).reshape(2, 3, 3), torch.tensor([0, 2]))),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="shape [2, 2, 2] instead of [2, 2]"),
         workaround="The converter of index_negative zips them.",
     ),
@@ -132,7 +129,7 @@ DEFECTS = (
         title="index_put with fewer index tensors than dimensions is rejected",
         location="BaseFXGraphImporter._index_put",
         description="relax.op.index_put wants one index tensor for each dimension; PyTorch leaves the last ones out.",
-        reproduction=_reproduce_put,
+        reproduction=lambda: (_Put(), (torch.ones(3, 2), torch.tensor([0, 2]))),
         raw=RawOutcome(Symptom.REJECTED, "ValueError", "to match the data tensor dimensions"),
         workaround="A converter that scatters rows.",
         converters={"index_put.default": _convert_index_put},

@@ -15,10 +15,6 @@ class _Last(torch.nn.Module):
         return x[-1]
 
 
-def _reproduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    return _Last(), (torch.arange(12, dtype=torch.float32).reshape(3, 4) + 1,)
-
-
 def _make_index_nonnegative(module: GraphModule) -> None:
     for node in calls(module, torch.ops.aten.select.int):
         source, dim, index = node.args
@@ -37,7 +33,7 @@ DEFECTS = (
             "obj_queries[-1] picks the last decoder layer that way, so pred_masks were wrong by 4.2 while the "
             "semantic map was right."
         ),
-        reproduction=_reproduction,
+        reproduction=lambda: (_Last(), (torch.arange(12, dtype=torch.float32).reshape(3, 4) + 1,)),
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values from outside the tensor"),
         workaround="A pass that counts the index from the front.",
         passes=(_make_index_nonnegative,),
