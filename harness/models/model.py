@@ -11,10 +11,6 @@ from harness.compiler.deployment.deployable import Deployable
 from harness.models.subject import Subject
 
 
-def _prepare_nothing() -> None:
-    """Prepares nothing, for a model whose libraries need no preparation."""
-
-
 @dataclass(frozen=True)
 class Model:
     """A model that the harness verifies.
@@ -32,5 +28,5 @@ class Model:
     subjects: Mapping[str, Subject]
     deployable: Deployable | None = None
     context: Callable[[], AbstractContextManager[None]] = nullcontext
-    prepare: Callable[[], None] = _prepare_nothing
+    prepare: Callable[[], None] = lambda: None
     expectations: Path | None = None

@@ -123,6 +123,7 @@ def _exceeds(limit: float) -> Criterion:
 def _judge(
     name: str, a: Array, r: Array, second: Array, outside: Criterion, problem: str, exact: Array | None
 ) -> Verdict:
+    """Judges one field of the detections by its criterion; `exact` is the field in float64, None if there is none."""
     if a.shape != r.shape:
         return unmeasured_verdict(name, a, f"shape {list(a.shape)} instead of {list(r.shape)}")
     if a.dtype != r.dtype:
@@ -141,6 +142,7 @@ def _judge(
 
 
 def _add_metrics(verdict: Verdict, a: Array, r: Array, exact: Array | None) -> Verdict:
+    """Returns the verdict with the error of `a` against `r`, and relative to the float64 values if there are any."""
     difference = metrics.difference(a, r)
     not_measured = metrics.OracleRatio(math.nan, math.nan)
     ratio = not_measured if exact is None else metrics.oracle_ratio(a, r, exact)

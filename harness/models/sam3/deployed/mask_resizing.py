@@ -30,6 +30,7 @@ _BLOCKS = 16
 _LANES = 64
 """Pixels of a line that are decided in one vector: one 64-byte store."""
 _GATHERED = 16
+"""Pixels of a line that are interpolated in one vector, whose operands are gathered."""
 
 
 def resize_masks_module() -> tvm.IRModule:
@@ -123,7 +124,11 @@ def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIn
 
 
 def _kernel() -> tirx.PrimFunc:
-    """Builds the kernel from logits and the tables of both axes to masks bool [k, h, w]."""
+    """Builds the kernel from logits, kept queries and the tables of both axes to masks bool [k, h, w].
+
+    A task computes up to ⌈h / 16⌉ successive rows of one mask. Each row lies between two neighbouring rows of the small
+    mask, which the task interpolates along x once and keeps as long as they are neighbours of the next row.
+    """
     queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
 
     def body(

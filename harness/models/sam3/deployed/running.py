@@ -69,6 +69,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
 
 @contextmanager
 def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
+    """Loads a folder and yields the model within the stage `run`; yields None if its code cannot be run here."""
     if run.executor.run_problem(run.case.target) is not None:
         yield None
         return
