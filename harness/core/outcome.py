@@ -32,12 +32,17 @@ class Status(StrEnum):
 
 
 class VerdictKind(StrEnum):
-    """The kind of a verdict on one output; only `strict` and `oracle` are passes."""
+    """The kind of a verdict on one output."""
 
     STRICT = "strict"
     ORACLE = "oracle"
     FAILED = "failed"
     NOT_JUDGEABLE = "not_judgeable"
+
+    @property
+    def passes(self) -> bool:
+        """Returns whether the output is right: strictly, or by the oracle."""
+        return self in (VerdictKind.STRICT, VerdictKind.ORACLE)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ class Bench:
         return Measurement(tuple(sorted(half)), errors, f"{failed[0].name}: {failed[0].reason}" if failed else "")
 
     def _lower(self, name: str, half: Groups) -> Lowered:
+        """Returns a program with these groups in half precision and all others in float32."""
         from harness.compiler.lowering.precision import lower_precision
 
         imported = self._imported[name]
@@ -133,6 +134,7 @@ class Bench:
         return Lowered(lower_precision(imported.module, self._precision, products), imported.values)
 
     def _judge(self, actual: Arrays) -> tuple[Verdict, ...]:
+        """Judges outputs by the oracle; PyTorch runs once, when the first outputs are judged."""
         from harness.parity.monte_carlo import judge_by_draws
         from harness.parity.verdict import judge
 
@@ -175,4 +177,5 @@ class Bench:
 
 
 def _has_half_weights(module: tvm.IRModule, dtype: str) -> bool:
+    """Returns whether an input or a weight of `main` has this half type."""
     return any(str(getattr(parameter.ty, "dtype", "")) == dtype for parameter in module["main"].params)

@@ -276,12 +276,14 @@ class Search:
             refused += 1
 
     def _front(self) -> tuple[Point, ...]:
+        """Measures the curve: float32 throughout, choices for `STEPS` - 2 limits between, half precision throughout."""
         low, high = self._base.worst, self._worst(frozenset(self._bench.groups))
         aims = [low + (high - low) * n / (STEPS - 1) for n in range(1, STEPS - 1)]
         choices = dict.fromkeys([NO_GROUPS, *map(self._choose, aims), frozenset(self._bench.groups)])
         return tuple(self._point(self._measure(half, f"point {n} of the curve")) for n, half in enumerate(choices, 1))
 
     def _choose(self, limit: float) -> Groups:
+        """Returns the groups to compute in half precision so that the predicted errors hold a limit."""
         capacities = {output: limit**2 - error**2 for output, error in self._base.r_rms.items()}
         return choose(self._contributions, capacities)
 
@@ -291,6 +293,7 @@ class Search:
         return self._log.get_or_measure(half, self._bench.measure)
 
     def _contribution(self, group: str, measurement: Measurement) -> Contribution:
+        """Returns the effects of a group from the measurement of it alone in half precision."""
         operations = self._bench.operations(group)
         saved_seconds = self._rates.seconds(operations, half=False) - self._rates.seconds(operations, half=True)
         squares = {
@@ -299,6 +302,7 @@ class Search:
         return Contribution(group, saved_seconds, squares)
 
     def _worst(self, half: Groups) -> float:
+        """Returns the largest predicted r_rms of an output if these groups are half precision."""
         contributions: Sequence[Contribution] = [
             contribution for contribution in self._contributions if contribution.group in half
         ]

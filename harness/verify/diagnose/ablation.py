@@ -62,13 +62,13 @@ class Compiler:
         """Returns a compiler that builds the same modules, without LLVM's optimizations."""
         return replace(self, tvm_target=tvm.target.Target({**self.tvm_target.export(), "opt-level": 0}))
 
-    def result(self, subgraph: Subgraph, way: Cause) -> list[Array]:
-        """Compiles a subgraph as the experiment on a cause does, and returns its one result in a list."""
-        if way is Cause.IMPORTER:
+    def run_experiment(self, subgraph: Subgraph, cause: Cause) -> list[Array]:
+        """Compiles and runs a subgraph as `WAYS` says for a cause, and returns its one result in a list."""
+        if cause is Cause.IMPORTER:
             return self.run_with_defaults(subgraph.module, subgraph.arguments)
-        if way is Cause.LEGALIZATION:
+        if cause is Cause.LEGALIZATION:
             return self._run(self.legalize(subgraph.module), lower_to_vm(), subgraph.arguments, len(subgraph.arguments))
-        if way is Cause.SCHEDULE:
+        if cause is Cause.SCHEDULE:
             return _run_separately(subgraph, self.run)
         return self.run(subgraph.module, subgraph.arguments)
 
@@ -116,11 +116,9 @@ class Compiler:
         for next_pass in loop_passes(module, self.tvm_target, self.schedules):
             with self.tvm_target, tvm.transform.PassContext(opt_level=3):
                 module = next_pass(module)
-            yield str(next_pass.info.name), partial(self._run_after, remaining, module, subgraph)
+            run = partial(self._run, module, remaining, subgraph.arguments, subgraph.num_inputs)
+            yield str(next_pass.info.name), run
         yield "PlanMemory", lambda: self.run(subgraph.module, subgraph.arguments)
-
-    def _run_after(self, remaining: tvm.transform.Pass, module: tvm.IRModule, subgraph: Subgraph) -> list[Array]:
-        return self._run(module, remaining, subgraph.arguments, subgraph.num_inputs)
 
 
 def _run_separately(subgraph: Subgraph, run: Run) -> list[Array]:
@@ -186,7 +184,7 @@ def ablate(
     differently_wrong: tuple[list[Experiment], SubgraphExtractor, Subgraph] | None = None
     for cause, chosen in ways:
         subgraph = subgraph if chosen is extractor else chosen.extract()
-        result, problem, fault_found = _try(subgraph, partial(compiler.result, subgraph, cause))
+        result, problem, fault_found = _try(subgraph, partial(compiler.run_experiment, subgraph, cause))
         experiment = Experiment(cause, result, problem, with_before=chosen is not extractor)
         if fault_found is not None and (fault is None or fault.same(fault_found)):
             return _examine([*experiments, experiment], chosen, subgraph, compiler)
@@ -212,11 +210,11 @@ def _examine(
     return replace(ablation, passes=_wrong_passes(subgraph, compiler)) if cause is Cause.FUSION else ablation
 
 
-def _rerun(subgraph: Subgraph, way: Cause, compiler: Compiler) -> Iterator[Retrial]:
-    """Repeats a wrong experiment in other ways, until it is right."""
+def _rerun(subgraph: Subgraph, cause: Cause, compiler: Compiler) -> Iterator[Retrial]:
+    """Repeats a wrong experiment in each way of `Rerun`, until it is right."""
     runs = {
-        Rerun.ONE_THREAD: lambda: run_on_tvm_threads(1, partial(compiler.result, subgraph, way)),
-        Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().result(subgraph, way),
+        Rerun.ONE_THREAD: lambda: run_on_tvm_threads(1, partial(compiler.run_experiment, subgraph, cause)),
+        Rerun.UNOPTIMIZED: lambda: compiler.unoptimized().run_experiment(subgraph, cause),
     }
     for rerun, run in runs.items():
         result, problem, _ = _try(subgraph, run)
@@ -235,6 +233,7 @@ def _try(subgraph: Subgraph, run: Callable[[], Arrays]) -> tuple[Deviation | Non
 
 
 def _import_again(extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Compiler) -> Iterator[Retrial]:
+    """Imports the nodes of a subgraph in each way of `ImportWay`, and runs them with TVM's default pipeline."""
     from harness.compiler.lowering.frontends import onnx
     from harness.compiler.lowering.frontends.torch_export.running import import_raw
 

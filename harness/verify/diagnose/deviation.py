@@ -129,6 +129,7 @@ class Fault:
 
 
 def _wrong_elements(deviation: Deviation, actual: Array, torch_value: Array, exact: Array) -> tuple[Kind, Array]:
+    """Returns how elements of a value beyond the limits are wrong, and which of them, bool in the value's shape."""
     if metrics.is_exact(torch_value.dtype):
         return Kind.UNEQUAL, (actual != torch_value) & (actual != exact)
     if deviation.wrong:

@@ -144,6 +144,8 @@ def read_flow(
 
 
 class _Reader:
+    """Reads a module binding by binding, and numbers the values that calls read and write."""
+
     def __init__(
         self,
         module: tvm.IRModule,
@@ -197,12 +199,13 @@ class _Reader:
     def _read(self, function: relax.Function, *, at_load: bool) -> None:
         for binding in bindings_of(function):
             if isinstance(binding.value, ir.Call):
-                self._call(binding.var, binding.value, self.sites[self.position], at_load=at_load)
+                self._read_call(binding.var, binding.value, self.sites[self.position], at_load=at_load)
                 self.position += 1
             else:
                 self.values[binding.var] = self._indices(binding.value)
 
-    def _call(self, variable: relax.Var, call: ir.Call, site: Site, *, at_load: bool) -> None:
+    def _read_call(self, variable: relax.Var, call: ir.Call, site: Site, *, at_load: bool) -> None:
+        """Reads a call of a compiled function, or a view; the last call of an operator may have a node's value."""
         if is_call(call, *CALLS):
             types = variable.ty.fields if isinstance(variable.ty, relax.TupleType) else [variable.ty]
             outputs = tuple(map(self._new_value, types))

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_map
 
 from harness.core.case import Case
 from harness.core.expectations import Expectation
-from harness.core.outcome import VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.program import Arrays, Program
 from harness.core.weights import Weights
@@ -102,6 +101,7 @@ class Reference:
         return _Evaluator(self._module, inputs, Counter([node]), _FLOAT64).value(node)
 
     def _demands(self, names: Iterable[str]) -> Counter[Node]:
+        """Returns how often the value of each node is requested."""
         return Counter(self.nodes[name] for name in names)
 
 
@@ -143,6 +143,7 @@ class _Arithmetic:
     rounded: Collection[str] = ()
 
     def compute(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Calls a node's operator, and returns its result with half types widened to float32."""
         if self.half is None:
             return node.target(*args, **kwargs)
         if has_float32_sums(node.target):
@@ -191,6 +192,7 @@ class _Evaluator:
                 self._uses.update(node.all_input_nodes)
 
     def value(self, node: Node) -> Any:
+        """Returns a node's value, after computing those that it depends on; without recursion, for graphs are deep."""
         stack = [node]
         while stack:
             top = stack[-1]
@@ -240,9 +242,6 @@ def array_of(value: torch.Tensor) -> Array:
     return array
 
 
-_WRONG = (VerdictKind.FAILED, VerdictKind.NOT_JUDGEABLE)
-
-
 @dataclass(frozen=True)
 class Upstream:
     """The outputs of a model, including complex ones, as a verification computes them.
@@ -279,7 +278,7 @@ class Upstream:
             by_oracle=by_oracle,
             ill_conditioned=Weights(self.case.weights).ill_conditioned and not by_oracle,
         )
-        return {verdict.name: verdict.reason for verdict in verdicts if verdict.kind in _WRONG}
+        return {verdict.name: verdict.reason for verdict in verdicts if not verdict.kind.passes}
 
     def deviations(self, outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Deviation]:
         """Returns the errors of outputs, in any shape."""

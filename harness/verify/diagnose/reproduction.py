@@ -81,15 +81,15 @@ def reproduce(
     """
     assert diagnosis.ablation is not None
     wrong = diagnosis.ablation.wrong
-    way = wrong if wrong in (Cause.IMPORTER, Cause.LEGALIZATION) else Cause.FUSION
+    cause = wrong if wrong in (Cause.IMPORTER, Cause.LEGALIZATION) else Cause.FUSION
     reduced = reduce_subgraph(
         extractor,
         fault,
-        lambda subgraph: compiler.result(subgraph, way)[0],
-        None if way is Cause.IMPORTER else lambda subgraph: compiler.result(subgraph, Cause.IMPORTER)[0],
+        lambda subgraph: compiler.run_experiment(subgraph, cause)[0],
+        None if cause is Cause.IMPORTER else lambda subgraph: compiler.run_experiment(subgraph, Cause.IMPORTER)[0],
     )
     problems = [] if reduced else ["it could not be cut out: its operators are not wrong in the same way by themselves"]
-    forms = [] if reduced is None else [(reduced, *form) for form in _forms(reduced, way, compiler)]
+    forms = [] if reduced is None else [(reduced, *form) for form in _forms(reduced, cause, compiler)]
     if calls is not None:
         forms.append((ReducedSubgraph(calls, fault), "calls", weights_to_inputs(calls.module)))
     for candidate, form, module in forms:
@@ -101,15 +101,15 @@ def reproduce(
     return Reproduction({}, "; ".join(problems))
 
 
-def _forms(reduced: ReducedSubgraph, way: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
-    """Yields the module in forms that TVM alone can compile, most readable first."""
+def _forms(reduced: ReducedSubgraph, cause: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
+    """Yields names (keys of `_CONTENT`) and modules that TVM alone can compile, the most readable first."""
     from harness.compiler.schedules.cpu.pipeline import to_loops
     from harness.compiler.targets.compiling import lower_module
 
     module = relax.transform.DeadCodeElimination(["main"])(reduced.subgraph.module)
-    if way is Cause.IMPORTER:
+    if cause is Cause.IMPORTER:
         yield "relax", weights_to_inputs(module)
-    elif way is Cause.LEGALIZATION:
+    elif cause is Cause.LEGALIZATION:
         yield "loops", compiler.legalize(module)
     else:
         yield "loops", to_loops(module, compiler.tvm_target, compiler.schedules)
@@ -124,6 +124,7 @@ def _files(
     module: tvm.IRModule,
     compiler: Compiler,
 ) -> dict[str, bytes]:
+    """Returns the files of a reproduction by name: the module in a form, its tensors, the script and a description."""
     assert diagnosis.first is not None
     assert diagnosis.ablation is not None
     subgraph, boundary = reduced.subgraph, diagnosis.first.boundary

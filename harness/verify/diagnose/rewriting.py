@@ -96,6 +96,7 @@ def _first_lost_line(graph: Graph, moments: dict[str, Array], other_moments: dic
 
 
 def _occurs(value: Array | None, values: Array) -> bool:
+    """Returns whether the moments of a value are among those [n, 7] of another program's values."""
     return value is not None and bool(np.any(np.all(np.abs(values - value) <= _TOLERANCE * value[1], axis=1)))
 
 

@@ -15,7 +15,7 @@ from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
-from harness.core.outcome import Stage, Status, VerdictKind
+from harness.core.outcome import Stage, Status
 from harness.core.precision import PRECISIONS, Precision
 from harness.core.settings import Settings
 from harness.models.registry import models, subjects
@@ -215,6 +215,7 @@ class _ImportedProgram:
 def _run(
     imported: _ImportedProgram, precision: Precision, on_stage: Callable[[str], None], on_compiled: OnCompiled
 ) -> tuple[tvm.IRModule, Flow, RunComparison]:
+    """Compiles and runs the program; returns the lowered module, its calls, and their comparisons."""
     from harness.compiler.schedules.common.origins import tagged
     from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
     from harness.verify.diagnose.comparison import compare
@@ -260,6 +261,7 @@ def _add_cause(
 
 
 def _fault(comparison: RunComparison, position: int) -> Fault | None:
+    """Returns the fault of the call at a position."""
     (fault,) = (call.fault for call in comparison.comparisons if call.position == position)
     return fault
 
@@ -272,6 +274,7 @@ def _reproduction(
     code: tvm.IRModule,
     compiler: Compiler,
 ) -> Reproduction:
+    """Builds the reproduction of the first divergence, whose cause is known."""
     from harness.verify.diagnose.reproduction import reproduce
 
     assert diagnosis.first is not None
@@ -293,6 +296,7 @@ def _diagnosis(
     upstream: Upstream,
     expectation: Expectation | None,
 ) -> Diagnosis:
+    """Returns the diagnosis without a cause: boundaries, coverage and outputs, of one output alone if it is named."""
     from harness.compiler.lowering.frontends.rewriting import source_line
     from harness.verify.diagnose.reference import needed_calls
 
@@ -409,9 +413,6 @@ def _operator(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).removesuffix(".default")
 
 
-_WRONG = (VerdictKind.FAILED, VerdictKind.NOT_JUDGEABLE)
-
-
 def add_diagnosis(
     result: Result,
     settings: Settings,
@@ -452,7 +453,7 @@ def add_diagnosis(
 
 def _problem(result: Result) -> str:
     """Returns why a case cannot be diagnosed; empty if it can."""
-    wrong = [verdict.name for verdict in result.outcome.verdicts if verdict.kind in _WRONG]
+    wrong = [verdict.name for verdict in result.outcome.verdicts if not verdict.kind.passes]
     if not wrong:
         return f"it ended at {result.outcome.stage.value} with no output that could be followed"
     if result.outcome.device is not None:
