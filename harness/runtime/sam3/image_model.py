@@ -377,6 +377,7 @@ class EncodedImage:
         return [self._predict_encoded(prompt, multimask) for prompt in encoded]
 
     def _predict_encoded(self, prompt: EncodedObjectPrompt, multimask: bool) -> Prediction:
+        """Predicts masks for an encoded prompt; holes are filled in the masks, and not in the logits."""
         tensors = self._model.predict_masks(self._interactive or {}, prompt)
         outputs = {name: self._model.fetch(tensor) for name, tensor in tensors.items()}
         logits, iou = select_masks(outputs["masks"][0], outputs["iou"][0], multimask)
@@ -391,6 +392,7 @@ class EncodedImage:
         )
 
     def _ground_prompt(self, prompt: EncodedPrompt, text: Tensors, threshold: float) -> Found:
+        """Finds the objects of an encoded prompt; their masks are predicted at the first use."""
         tensors = self._model.ground(self.features, text, prompt)
         head = self._model.segmentation_head(self.features, tensors)
         outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)

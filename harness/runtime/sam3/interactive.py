@@ -116,7 +116,7 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
     box = None if prompt.box is None else np.asarray(prompt.box, object).reshape(1, -1).tolist()
     boxes, notes = clip_boxes(parse_boxes(box), size)
     check_points(points, size)
-    mask = _check_mask(prompt.mask)
+    mask = _parse_mask(prompt.mask)
     if len(points) > capacity.clicks:
         raise Sam3Error(f"The prompt has {len(points)} points, this model takes at most {capacity.clicks}; give fewer.")
     if not len(points) and not len(boxes) and mask is None:
@@ -143,7 +143,12 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
     )
 
 
-def _check_mask(mask: Any) -> Floats | None:
+def _parse_mask(mask: Any) -> Floats | None:
+    """Returns the user's mask as logits fp32 [288, 288]; None if there is none.
+
+    Raises:
+        Sam3Error: The value is no array of finite logits of this size.
+    """
     if mask is None:
         return None
     shapes = ((MASK_SIZE, MASK_SIZE), (1, MASK_SIZE, MASK_SIZE))

@@ -184,7 +184,7 @@ class MemoryBank:
         """
         if frame in self.conditioning:
             raise Sam3Error(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
-        return self._updated(frame, tracked={**self.tracked, frame: entry})
+        return self._update(frame, tracked={**self.tracked, frame: entry})
 
     def condition(self, frame: int, entry: MemoryEntry, objects: Sequence[int]) -> MemoryBank:
         """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:724).
@@ -203,7 +203,7 @@ class MemoryBank:
         unknown = [object_id for object_id in objects if object_id not in self.objects]
         if unknown:
             raise Sam3Error(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
-        return self._updated(
+        return self._update(
             frame,
             conditioning={**self.conditioning, frame: entry},
             tracked={index: tracked for index, tracked in self.tracked.items() if index != frame},
@@ -244,7 +244,7 @@ class MemoryBank:
                 f"The clicks on frame {frame} cannot be taken back, because this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
-        return self._cleared(frame, object_id)
+        return self._clear(frame, object_id)
 
     def remove(self, object_id: int) -> MemoryBank:
         """Returns the bank without an object (`remove_object`, TP:1183); without objects it is empty.
@@ -262,7 +262,7 @@ class MemoryBank:
             return MemoryBank((), self.retention, self.rules)
         bank = self
         for frame in [frame for frame, ids in self.inputs.items() if object_id in ids]:
-            bank = bank._cleared(frame, object_id)
+            bank = bank._clear(frame, object_id)
         rows = [row for row, member in enumerate(self.objects) if member != object_id]
         return replace(
             bank,
@@ -271,7 +271,8 @@ class MemoryBank:
             tracked={frame: entry.select(rows) for frame, entry in bank.tracked.items()},
         )._drop_unreachable()
 
-    def _cleared(self, frame: int, object_id: int) -> MemoryBank:
+    def _clear(self, frame: int, object_id: int) -> MemoryBank:
+        """Removes the clicks and the mask of an object from a frame, in a bank of any retention; see `clear`."""
         remaining = self.inputs.get(frame, frozenset()) - {object_id}
         if remaining:
             return replace(self, inputs={**self.inputs, frame: remaining})
@@ -288,6 +289,7 @@ class MemoryBank:
         return ", ".join(map(str, self.objects)) or "none"
 
     def _drop_missing(self, plan: AttentionPlan) -> AttentionPlan:
+        """Returns a plan without the memories and pointers that were dropped."""
         entries = {**self.tracked, **self.conditioning}
         # A memory that the latest frame lacks was not dropped, but is not encoded yet.
         missing = {frame for frame, entry in entries.items() if entry.memory is None and frame != self.latest}
@@ -296,14 +298,19 @@ class MemoryBank:
             pointers=tuple((frame, time) for frame, time in plan.pointers if entries[frame].pointer is not None),
         )
 
-    def _updated(self, frame: int, **changed: Any) -> MemoryBank:
+    def _update(self, frame: int, **changes: Any) -> MemoryBank:
+        """Returns the bank with changed fields, which have a new entry of a frame, without what can no longer be read.
+
+        Raises:
+            Sam3Error: The frame is earlier than another one of a bank that only goes forward.
+        """
         if self.retention is Retention.FORWARD and self.latest is not None and frame < self.latest:
             raise Sam3Error(
                 f"Frame {frame} is before frame {self.latest}, and this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
         return replace(
-            self, first_frame=frame if self.first_frame is None else min(self.first_frame, frame), **changed
+            self, first_frame=frame if self.first_frame is None else min(self.first_frame, frame), **changes
         )._drop_unreachable()
 
     def _drop_unreachable(self) -> MemoryBank:
@@ -324,16 +331,23 @@ class MemoryBank:
 
 
 def _require(array: Array | None, frame: int) -> Array:
+    """Returns an array of a frame's entry.
+
+    Raises:
+        Sam3Error: It is not encoded yet.
+    """
     if array is None:
         raise Sam3Error(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
     return array
 
 
 def _reachable(entries: Mapping[int, MemoryEntry], reach: Reach) -> dict[int, MemoryEntry]:
-    return {frame: _part(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
+    """Returns the entries that can still be read, without arrays that cannot."""
+    return {frame: _reachable_arrays(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
 
 
-def _part(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
+def _reachable_arrays(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
+    """Returns a frame's entry without its memory if it cannot be read any more, and likewise without its pointer."""
     if frame in reach.memories:
         return entry
     return replace(entry, memory=None, pointer=entry.pointer if frame in reach.pointers else None)

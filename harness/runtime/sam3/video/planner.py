@@ -182,6 +182,11 @@ def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) 
 
 
 def _check(state: VideoState, observations: Observations) -> None:
+    """Checks dtypes and shapes of the observations of a state's objects.
+
+    Raises:
+        Sam3Error: They do not fit.
+    """
     tracked = len(state.objects)
     if observations.frame < 0:
         raise Sam3Error(f"The frame is {observations.frame}; give 0 or a larger number.")

@@ -159,6 +159,7 @@ class VideoProcessor:
             self._advance(propagation)
 
     def _advance(self, propagation: Propagation) -> None:
+        """Processes the next frame in the propagation's scope; changes are undone by `advance` if this fails."""
         index, propagation.order = propagation.order[0], propagation.order[1:]
         pixels = self.pixels(index)
         reverse, progress, scope = propagation.request[2], self.progress, propagation.scope
@@ -226,6 +227,7 @@ class VideoProcessor:
         return self._keep(FrameResult.pack(frame.index, frame.image.size, objects, full))
 
     def _keep(self, result: FrameResult) -> FrameResult:
+        """Adds a result to the progress, and returns it."""
         progress = self.progress
         progress.first_frame = result.index if progress.first_frame is None else min(progress.first_frame, result.index)
         progress.frame_results[result.index] = result

@@ -140,6 +140,14 @@ def associate(
 
 
 def _confident(scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDArray[np.bool_]) -> dict[int, int]:
+    """Returns, for each object that a detection confirms, the index of the last such detection; see `associate`.
+
+    Args:
+        scores: fp32 [D].
+        iou: fp32 [D, N], of detections with objects.
+        ids: The objects' ids.
+        is_new: bool [D], whether a detection is a new object.
+    """
     if not iou.size:
         return {}
     confident = (scores >= _CONFIDENT_SCORE) & ~is_new & (iou.max(axis=1) >= _CONFIDENT_IOU)

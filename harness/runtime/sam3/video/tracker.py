@@ -184,6 +184,7 @@ class Tracker:
         }
 
     def _encode(self, entry: str, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes masks [B, S, S] by an entry point, one object after another, to bfloat16 bits [B, 64, 72, 72]."""
         memories = [
             self._fetch(
                 self._artifact.call(
