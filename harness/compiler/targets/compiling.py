@@ -182,9 +182,10 @@ def export_library(
 
 
 def _embedded_modules(tvm_target: tvm.target.Target, module: Any, system: bool, prefix: str, folder: str) -> str:
-    """Writes an object file of the library's embedded modules, as TVM does if a module of LLVM names the target.
+    """Writes an object file of the library's embedded modules, and returns its path.
 
-    The arguments from the module on are those of `export_library`'s `fpack_imports`.
+    TVM does the same where it finds a module of LLVM, which names the target; here all kernels may be object files. The
+    arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
     import tvm_ffi
 
@@ -197,7 +198,7 @@ def _embedded_modules(tvm_target: tvm.target.Target, module: Any, system: bool, 
 def _packed_modules(
     tvm_target: tvm.target.Target, device_code: DeviceCode, module: Any, _system: bool, _prefix: str, folder: str
 ) -> str:
-    """Writes an assembler file of the library's embedded modules, with the target's own code for the device.
+    """Writes an assembler file of the library's embedded modules, with the target's own code, and returns its path.
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """

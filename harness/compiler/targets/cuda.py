@@ -219,7 +219,7 @@ def examine(source: str, threads: Mapping[str, int], target: tvm.target.Target) 
 
 
 def device_code(saved: bytes, target: tvm.target.Target) -> bytes:
-    """Returns a CUDA module as a library stores it, with machine code instead of source.
+    """Returns a CUDA module in TVM's serialization, with machine code instead of source.
 
     Raises:
         RuntimeError: nvcc rejects the source.

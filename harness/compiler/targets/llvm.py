@@ -142,7 +142,7 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     Raises:
         HarnessError: LLVM does not know the named CPU.
     """
-    problem = cpu_problem(*_required(processors))
+    problem = cpu_problem(*_required_cpu(processors))
     if problem is None:
         return None
     otherwise = ", or let verify --emulate act the unit" if lacks_matrix_unit_alone(processors) else ""
@@ -155,13 +155,13 @@ def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
     Raises:
         HarnessError: LLVM does not know the named CPU.
     """
-    name, required = _required(processors)
+    name, required = _required_cpu(processors)
     vectors = [feature for feature in required if feature not in MATRIX_UNIT]
     return cpu_problem(name, required) is not None and cpu_problem(name, vectors) is None
 
 
-def _required(processors: Processors) -> tuple[str, list[str]]:
-    """Returns the CPU that code is compiled for, and the features that the code may use."""
+def _required_cpu(processors: Processors) -> tuple[str, list[str]]:
+    """Returns LLVM's name of the CPU that code for processors needs, and the features that the code may use."""
     import tvm
 
     return required_cpu(tvm.target.Target(host_of(processors)))

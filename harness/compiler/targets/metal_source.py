@@ -124,6 +124,11 @@ def _first_error(messages: str) -> str:
 
 
 def _kernel_of(name: str, text: str, threads: int | None) -> Kernel:
+    """Returns the resources of a kernel, from its source and the threads of its launch.
+
+    Raises:
+        RuntimeError: It exceeds a limit of Apple GPUs, or has an array of unknown type.
+    """
     shared = sum(int(count) * _element_bytes(element) for element, _, count in _THREADGROUP_ARRAY.findall(text))
     buffers = len(re.findall(r"\[\[ buffer\(\d+\) \]\]", text))
     limits = (
@@ -138,7 +143,11 @@ def _kernel_of(name: str, text: str, threads: int | None) -> Kernel:
 
 
 def _element_bytes(element: str) -> int:
-    """Returns the bytes of an array's element; a vector of three takes four (Metal Specification 2.2)."""
+    """Returns the bytes of a Metal type, such as `half4`; a vector of three takes four (Metal Specification 2.2).
+
+    Raises:
+        RuntimeError: The type is unknown.
+    """
     match = re.fullmatch(r"([a-z]+)([234])?", element)
     if match is None or match[1] not in _SIZES:
         raise RuntimeError(f"{element}: not a type of Metal that is known here")

@@ -149,6 +149,7 @@ def timeline(seconds: Mapping[str, Any]) -> tuple[Step, ...]:
 
 
 def _bar(x: float, height: float) -> str:
+    """Returns the SVG path of a bar of a histogram, at least one unit high."""
     bottom = BARS_TOP + BARS_HEIGHT
     return f"M{x:g} {bottom}v-{max(height, 1):.1f}h{BAR - 2}V{bottom}z"
 

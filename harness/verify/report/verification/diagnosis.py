@@ -124,6 +124,7 @@ def place_and_code(source: str) -> tuple[str, str]:
 
 
 def _call(boundary: Mapping[str, Any], diverging: set[int]) -> Call:
+    """Reads a boundary; its call diverges if its position is among these."""
     place, code = place_and_code(boundary["source"])
     local, accumulated = (
         (number(boundary[name]["r_rms"]), number(boundary[name]["r_inf"])) for name in ("local", "accumulated")

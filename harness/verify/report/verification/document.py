@@ -291,6 +291,7 @@ def _schema_problem(data: Any) -> str:
 
 
 def _keys_problem(data: Any, kinds: Mapping[str, Any], location: str) -> str:
+    """Returns which key of an object is missing or of a wrong type, in a clause; empty if all are right."""
     if not isinstance(data, dict):
         return f"{location} is not an object"
     for key, kind in kinds.items():
@@ -324,4 +325,5 @@ def _diagnosis_problem(case: Mapping[str, Any], location: str) -> str:
 
 
 def _refuse_constant(name: str) -> float:
+    """Raises ValueError for NaN and infinities, which Python's parser would accept."""
     raise ValueError(f"{name} is not JSON")

@@ -55,6 +55,7 @@ def png(data: str) -> str:
 
 
 def _draw(shades: bytes, rows: int, columns: int) -> str:
+    """Returns the data URL of a picture with one shade per cell, from 0 for no error to `_SHADES` - 1."""
     from PIL import Image
 
     picture = Image.frombytes("P", (columns, rows), shades)

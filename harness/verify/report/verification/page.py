@@ -165,6 +165,7 @@ def _case(
 
 
 def _output(output: Mapping[str, Any], anchor: str, any_distribution: bool) -> OutputView:
+    """Returns the view of an output, in a report in which some output has a distribution or none has."""
     distribution_data = output.get("distribution", {"histogram": [], "largest": [], "masks": []})
     rows = distribution.rows_of(distribution_data)
     return OutputView(
