@@ -84,20 +84,17 @@ def _make_pair(writer: Writer, re: Node | float | None, im: Node | float | None)
     return Pair(re, im)
 
 
-def _add(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return _sum(writer, _plus, args, kwargs)
+def _sum(combine: Callable[..., Any]) -> Callable[..., Value]:
+    """Returns the rule of aten.add or aten.sub: a ± alpha·b, with `combine` for each part."""
 
+    def rule(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        a, b = (_parts(writer, value) for value in args[:2])
+        alpha = args[2] if len(args) > 2 else kwargs.get("alpha", 1)
+        if alpha != 1:
+            b = _product(writer, b, _parts(writer, alpha))
+        return _make_pair(writer, combine(writer, a.re, b.re), combine(writer, a.im, b.im))
 
-def _sub(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return _sum(writer, _minus, args, kwargs)
-
-
-def _sum(writer: Writer, combine: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
-    a, b = (_parts(writer, value) for value in args[:2])
-    alpha = args[2] if len(args) > 2 else kwargs.get("alpha", 1)
-    if alpha != 1:
-        b = _product(writer, b, _parts(writer, alpha))
-    return _make_pair(writer, combine(writer, a.re, b.re), combine(writer, a.im, b.im))
+    return rule
 
 
 def _product(writer: Writer, a: _Parts, b: _Parts, multiply: Any = _aten.mul.Tensor) -> _Parts:
@@ -193,8 +190,8 @@ def _divide_by_number(writer: Writer, a: _Parts, number: complex) -> Pair:
 
 
 RULES: dict[Callable[..., Any], Callable[..., Value]] = {
-    **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _add),
-    **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _sub),
+    **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _sum(_plus)),
+    **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _sum(_minus)),
     **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _mul),
     **dict.fromkeys((_aten.div.Tensor, _aten.div.Scalar), _div),
     _aten.reciprocal.default: _reciprocal,
