@@ -22,12 +22,11 @@ from conformance.support.video_model import video_model
 from harness.core.outcome import VerdictKind
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video import VISIBLE_OUTPUTS
-from harness.models.sam3.video.sessions import compiled_session
-from harness.models.sam3.video.sessions.answers import number_frames
-from harness.models.sam3.video.sessions.judging import judge_session
-from harness.models.sam3.video.sessions.upstream import FrameAnswer, UpstreamSession, arrays_of
+from harness.models.sam3.video import VISIBLE_OUTPUTS, compiled, upstream_session
+from harness.models.sam3.video.judging import judge_session
+from harness.models.sam3.video.questions import number_frames
 from harness.models.sam3.video.upstream import vectorized_component_areas
+from harness.models.sam3.video.upstream_session import FrameAnswer, UpstreamSession
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.errors import Sam3Error
@@ -148,8 +147,8 @@ def test_every_step_is_upstreams(session: str, name: str, request: pytest.Fixtur
     """
     ours, theirs = request.getfixturevalue(session)[name]
     assert ours
-    answers = number_frames((0, compiled_session.arrays_of(each)) for each in ours)
-    verdicts = judge_session(name, answers, number_frames((0, arrays_of(each)) for each in theirs))
+    answers = number_frames((0, compiled.frame_arrays(each)) for each in ours)
+    verdicts = judge_session(name, answers, number_frames((0, upstream_session.frame_arrays(each)) for each in theirs))
     assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *VISIBLE_OUTPUTS)]
     assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
     for mine, yours in zip(ours, theirs, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,21 @@ from torch import Tensor
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
-from harness.models.sam3.video.sessions.answers import number_frames
-from harness.models.sam3.video.sessions.scripts import Request, Script, mask_of, pixels_of
+from harness.models.sam3.video.questions import (
+    Pixels,
+    Request,
+    SessionQuestion,
+    frames_of,
+    mask_of,
+    number_frames,
+    pixels_of,
+)
 from harness.models.sam3.video.upstream import quick_masks
+from harness.parity.references import Reference
 
-Pixels = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    from harness.models.sam3.source import UpstreamModel
+
 Points = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 _PLACEHOLDER_POINT = ((0.0, 0.0),)
 """A placeholder for a box or a mask, which upstream's tracker gets, because upstream's session takes points alone."""
@@ -218,26 +228,23 @@ class UpstreamSession:
         )
 
 
-def answers(model: Any, script: Script, frames: Sequence[Pixels]) -> Arrays:
-    """Returns upstream's answers to the requests of a script.
+def answer(upstream: UpstreamModel, question: SessionQuestion) -> Reference:
+    """Returns upstream's answers to the requests of a session: the arrays of `frame_arrays`, numbered; it runs once."""
 
-    Args:
-        model: Upstream's video model.
-        script: The requests.
-        frames: The frames, uint8 [h, w, 3].
+    def make() -> Reference:
+        frames = frames_of(question)
+        with upstream.shared_trunk(upstream.video):
+            session = UpstreamSession(upstream.video, frames)
+            if question.requests[0].object is not None:
+                session.start_empty()
+            arrays = number_frames(
+                (position, frame_arrays(frame))
+                for position, request in enumerate(question.requests)
+                for frame in _send(session, request, frames[0].shape[:2])
+            )
+        return Reference(arrays, arrays)
 
-    Returns:
-        The numbered arrays of `arrays_of` of every returned frame.
-    """
-    session = UpstreamSession(model, frames)
-    if script.requests[0].object is not None:
-        session.start_empty()
-    size = frames[0].shape[:2]
-    return number_frames(
-        (position, arrays_of(answer))
-        for position, request in enumerate(script.requests)
-        for answer in _send(session, request, size)
-    )
+    return upstream.cached(__name__, question, make)
 
 
 def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[FrameAnswer]:
@@ -257,7 +264,7 @@ def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> 
     return [session.points(request.frame, request.object, pixels_of(request.points, size), labels)]
 
 
-def arrays_of(answer: FrameAnswer) -> Arrays:
+def frame_arrays(answer: FrameAnswer) -> Arrays:
     """Returns an answer as arrays by name; `logits/3` belongs to object 3."""
     names = ("ids", "scores", "boxes", "masks", "tracker_scores")
     return {

@@ -1,4 +1,4 @@
-"""Runs the compiled model through a video as its users do, and records the results of its tracker."""
+"""Asks the compiled model about videos as its users do, and records the results of its tracker."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.program import Arrays
-from harness.models.sam3.video.questions import Pixels, Question, frames_of
-from harness.models.sam3.video.source import RecordedStep
+from harness.models.sam3.video.questions import (
+    Pixels,
+    Question,
+    Request,
+    SessionQuestion,
+    frames_of,
+    mask_of,
+    number_frames,
+    pixels_of,
+)
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.bfloat16 import Bits
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.memory_bank import AttentionInputs
+from harness.runtime.sam3.video.memory_bank import AttentionInputs, MemoryBank, MemoryEntry
+from harness.runtime.sam3.video.memory_selection import Retention
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 from harness.runtime.sam3.video.tracker import TrackedMasks, Tracker
 
@@ -87,8 +96,9 @@ def answer_question(model: Sam3, question: Question) -> Arrays:
     """Returns the compiled model's answer to a question.
 
     Returns:
-        Arrays by answer and name, as in `harness.models.sam3.video.source.Answer`, with boxes (x0, y0, x1, y1) in
-        pixels; `births` int64 [1] of each frame; and `left` int64 [1], the number of objects in the end.
+        Arrays by answer and name: `0/…` answers the prompt, `1/…` is the prompt's frame, and so on, with the names in
+        `harness.models.sam3.video.upstream.PARTS` and boxes (x0, y0, x1, y1) in pixels; `births` int64 [1] of each
+        frame; and `left` int64 [1], the number of objects in the end.
     """
     frames = frames_of(question)
     tracker = RecordingTracker(model.artifact)
@@ -105,18 +115,20 @@ def answer_question(model: Sam3, question: Question) -> Arrays:
     return arrays | {"left": np.array([len(session.objects)])}
 
 
-def compute_step(model: Sam3, step: RecordedStep, length: int) -> Arrays:
+def compute_step(model: Sam3, state: Arrays, length: int) -> Arrays:
     """Returns the compiled model's outputs from PyTorch's own state, by the names in `STEP`, and `rounded`.
 
     Args:
         model: The model.
-        step: The state.
+        state: The state, from `harness.models.sam3.video.upstream.state_arrays`.
         length: The number of frames of the video.
     """
     observed = _ObservedMemories(model.artifact)
     tracker = Tracker(observed)
-    tracked = tracker.track(step.features, step.bank.read(step.bank.plan(step.frame, num_frames=length)))
-    bits = tracker.encode_memory(step.features, step.masks, step.present)
+    features = {name: state[name] for name in ("high_res_0", "high_res_1", "features")}
+    bank = _memory_bank(state)
+    tracked = tracker.track(features, bank.read(bank.plan(int(state["frame"][0]), num_frames=length)))
+    bits = tracker.encode_memory(features, state["masks"], state["present"])
     return {
         "logits": tracked.logits,
         "pointers": tracked.pointers,
@@ -125,6 +137,26 @@ def compute_step(model: Sam3, step: RecordedStep, length: int) -> Arrays:
         "memory": np.concatenate(observed.memories),
         "rounded": bits,
     }
+
+
+def _memory_bank(state: Arrays) -> MemoryBank:
+    """Returns upstream's memories of a bucket."""
+    count = len(state["present"])
+    names = ("frames", "memories", "pointers", "object_logits", "scores")
+    entries = {
+        int(frame): MemoryEntry(
+            memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score
+        )
+        for frame, memory, pointer, logits, score in zip(*(state[name] for name in names), strict=True)
+    }
+    conditioning = tuple(map(int, state["conditioning"]))
+    return MemoryBank(
+        tuple(range(count)),
+        Retention.EVERYTHING,
+        conditioning={frame: entries[frame] for frame in conditioning},
+        tracked={frame: entry for frame, entry in sorted(entries.items()) if frame not in conditioning},
+        first_frame=min(conditioning),
+    )
 
 
 class _ObservedMemories:
@@ -156,3 +188,43 @@ def _reporting_frames(frames: Sequence[Pixels], tracker: RecordingTracker) -> Fr
 
 def _answer_arrays(number: int, frame: TrackedFrame) -> Arrays:
     return {f"{number}/{name}": getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")}
+
+
+def answer_session(model: Sam3, question: SessionQuestion) -> Arrays:
+    """Returns the compiled model's answers to the requests of a session: the arrays of `frame_arrays`, numbered."""
+    frames = frames_of(question)
+    session = model.start_session(list(frames), keep=True)
+    size = frames[0].shape[:2]
+    return number_frames(
+        (position, frame_arrays(frame))
+        for position, request in enumerate(question.requests)
+        for frame in _send(session, request, size)
+    )
+
+
+def frame_arrays(frame: TrackedFrame) -> Arrays:
+    """Returns the judged arrays of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1), `masks`."""
+    return {
+        "index": np.array([frame.index]),
+        **{name: getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")},
+    }
+
+
+def _send(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:
+    if request.type == "propagate_in_video":
+        return list(session.propagate(start=request.frame, reverse=request.reverse))
+    if request.text is not None:
+        return [session.add_prompt(request.frame, request.text)]
+    assert request.object is not None
+    if request.type == "remove_object":
+        session.remove_object(request.object)
+        return []
+    prompted = session.add_prompt(
+        request.frame,
+        object_id=request.object,
+        points=pixels_of(request.points, size).tolist() if request.points else None,
+        labels=list(request.labels) or None,
+        box=None if request.box is None else pixels_of(request.box, size).ravel().tolist(),
+        mask=None if request.mask is None else mask_of(request.mask, size),
+    )
+    return [prompted]
