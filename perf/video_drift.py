@@ -17,7 +17,7 @@ from harness.models.sam3.subjects import VIDEO
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video.drift import TENSORS, Drift, drift
 from harness.models.sam3.video.questions import load_questions
-from harness.models.sam3.video.script import ask_upstream
+from harness.models.sam3.video.script import UPSTREAM
 from harness.parity.references import select
 from harness.parity.saved_outputs import load_outputs, saved_folder
 
@@ -37,7 +37,7 @@ def drifts(case: Case) -> dict[str, Drift]:
         for question in load_questions(case.scale):
             if question.float64:
                 actual = load_outputs(saved_folder(case) / question.name)
-                reference = ask_upstream(model, question, actual).part("frames")
+                reference = model.answer(UPSTREAM, question, actual).part("frames")
                 for name in TENSORS:
                     found[f"{question.name}, {name}"] = drift(
                         select(actual, "frames"), reference.first, reference.exact, name

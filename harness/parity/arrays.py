@@ -27,8 +27,8 @@ class CorruptFile(Exception):
 def write_arrays(path: Path, arrays: Mapping[str, Array], tag: str = "") -> None:
     """Writes the arrays first under a temporary name, so that a reader never sees half a file.
 
-    Complex arrays are stored as pairs of floats, booleans as bits. The metadata contain names, order, dtypes, shapes, the tag and a
-    SHA-256 of all this and the values.
+    Complex arrays are stored as pairs of floats, booleans as bits. The metadata contain names, order, dtypes, shapes,
+    the tag and a SHA-256 of all this and the values.
 
     Args:
         path: The file; its folder is created.

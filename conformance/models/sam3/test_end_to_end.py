@@ -19,7 +19,7 @@ from harness.core.processes import Template
 from harness.core.settings import Settings
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
-from harness.models.sam3.end_to_end.script import ask_upstream, judge_answer, load, prompts
+from harness.models.sam3.end_to_end.script import UPSTREAM, judge_answer, load, prompts
 from harness.models.sam3.source import Arrays, UpstreamModel
 from harness.models.sam3.upstream import upstream
 from harness.parity.detections import SCORE, UNDECIDED
@@ -62,7 +62,7 @@ def upstreams(case: Case) -> Iterator[Answer]:
     with upstream():
         model = UpstreamModel(case, Settings())
         for question in load(case, Settings()):
-            reference, size = ask_upstream(model, question, {}), load_image(question.image).size
+            reference, size = model.answer(UPSTREAM, question), load_image(question.image).size
             for name in question.answers:
                 yield Answer(name, size, reference.part(name))
 

@@ -17,7 +17,7 @@ from harness.core.processes import Template
 from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions
-from harness.models.sam3.interactive.script import ask_upstream, judge_ious, judge_round, load
+from harness.models.sam3.interactive.script import UPSTREAM, judge_ious, judge_round, load
 from harness.models.sam3.source import Arrays, UpstreamModel
 from harness.models.sam3.upstream import upstream
 from harness.parity.references import Reference
@@ -61,7 +61,7 @@ def answers(case: Case) -> tuple[Answer, ...]:
     """What upstream answers; whoever changes an array changes a copy."""
     with upstream():
         model = UpstreamModel(case, Settings())
-        asked = [(question, ask_upstream(model, question, {})) for question in load(case, Settings())]
+        asked = [(question, model.answer(UPSTREAM, question)) for question in load(case, Settings())]
     return tuple(
         Answer(name, load_image(question.image).size, reference.part(name))
         for question, reference in asked

@@ -50,7 +50,7 @@ class Script(Generic[Question]):
 
     Attributes:
         load: Reads the questions of a case; questions about one photograph or video follow each other.
-        ask_upstream: Returns upstream's answer to a question, which may depend on the compiled model's.
+        upstream: The module whose function `answer` gives upstream's answers, see `UpstreamModel.answer`.
         ask_compiled: Returns the compiled model's answers in the order of the questions; upstream's model is for
             questions that contain upstream's answers.
         judge: Returns the verdicts on all answers; an expectation may allow the oracle verdict.
@@ -59,7 +59,7 @@ class Script(Generic[Question]):
     """
 
     load: Callable[[Case, Settings], Sequence[Question]]
-    ask_upstream: Callable[[UpstreamModel, Question, Arrays], Reference]
+    upstream: str
     ask_compiled: Callable[[Sam3, Sequence[Question], UpstreamModel], Iterator[Arrays]]
     judge: Callable[[Iterable[Answer[Question]], Expectation | None, Case], Iterable[Verdict]]
     asks_upstream_first: bool = False
@@ -100,7 +100,7 @@ class ScriptedWorkload:
         for script, questions in self._questions:
             if script.asks_upstream_first and self._upstream.half:
                 for question in questions:  # into the cache, before a device is taken
-                    script.ask_upstream(self._upstream, question, {})
+                    self._upstream.answer(script.upstream, question)
         with deployed_model(run, self._saved / "model", self._without) as model:
             if model is None:
                 return False
@@ -121,7 +121,7 @@ class ScriptedWorkload:
     def _answers(self, script: Script[Any], questions: Sequence[Any]) -> Iterator[Answer[Any]]:
         for question in questions:
             actual = load_outputs(self._saved / question.name)
-            yield Answer(question, actual, script.ask_upstream(self._upstream, question, actual))
+            yield Answer(question, actual, self._upstream.answer(script.upstream, question, actual))
 
 
 def asked_questions(questions: Sequence[Any], case: Case) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,17 +186,24 @@ class UpstreamModel:
 
         return build_video_model(self.interactive, self._case.scale)
 
-    def cached(self, module: str, question: AnyQuestion, make: Callable[[], Reference], **key: Any) -> Reference:
+    def answer(self, module: str, question: AnyQuestion, actual: Arrays | None = None) -> Reference:
         """Returns upstream's answer to a question.
 
         Args:
-            module: The module whose code makes it.
+            module: The module whose function `answer` gives it.
             question: The question.
-            make: Makes the answer if it is not in the cache.
-            key: What the answer depends on besides.
+            actual: The compiled model's answer, on which upstream's may depend.
 
         Raises:
             HarnessError: Checkpoint, photograph or cache cannot be used.
+        """
+        reference: Reference = import_module(module).answer(self, question, actual or {})
+        return reference
+
+    def cached(self, module: str, question: AnyQuestion, make: Callable[[], Reference], **key: Any) -> Reference:
+        """Returns upstream's answer to a question, which the code of a module makes if it is not in the cache.
+
+        The arguments `key` are what the answer depends on besides.
         """
         code = (BUILDER, module, SHARED, ORACLE, self._runner.code)
         key |= {"question": describe_inputs(question), "digest": question.digest()}

@@ -26,17 +26,13 @@ from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import Found as Segmented
 
+UPSTREAM = "harness.models.sam3.end_to_end.upstream"
+"""The module that asks upstream."""
+
 
 def load(case: Case, settings: Settings) -> Sequence[Question]:
     """Returns the questions of a case."""
     return asked_questions(load_questions(image=settings.image), case)
-
-
-def ask_upstream(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Reference:
-    """Returns upstream's answers by `answer/part`."""
-    from harness.models.sam3.end_to_end.upstream import answer
-
-    return answer(upstream, question)
 
 
 def ask_compiled(model: Sam3, questions: Sequence[Question], _upstream: UpstreamModel) -> Iterator[Arrays]:
@@ -150,4 +146,4 @@ def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return result
 
 
-SCRIPTS = (Script(load, ask_upstream, ask_compiled, judge),)
+SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge),)

@@ -40,7 +40,7 @@ LEVELS = 3
 """Number of feature maps, and of position encodings, of an encoded image."""
 
 
-def answer(upstream: UpstreamModel, question: Question) -> Reference:
+def answer(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Reference:
     """Returns upstream's answers by `answer/part`; in half precision and in float64, the raw outputs alone."""
 
     def ask(run: RunModule, features: Sequence[Tensor], first: Arrays | None) -> Arrays:

@@ -25,17 +25,13 @@ from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.model import Sam3
 
+UPSTREAM = "harness.models.sam3.interactive.upstream"
+"""The module that asks upstream."""
+
 
 def load(case: Case, settings: Settings) -> Sequence[Question]:
     """Returns the questions of a case."""
     return asked_questions(load_questions(image=settings.image), case)
-
-
-def ask_upstream(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Reference:
-    """Returns upstream's answers by `answer/part`."""
-    from harness.models.sam3.interactive.upstream import answer
-
-    return answer(upstream, question)
 
 
 def ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
@@ -46,7 +42,7 @@ def ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamM
     for path, image_questions in groupby(questions, lambda question: question.image):
         image = model.set_image(path)
         for question in image_questions:
-            refined = ask_upstream(upstream, question, {}).first if upstream.half else None
+            refined = upstream.answer(UPSTREAM, question).first if upstream.half else None
             yield _answer_rounds(image, question, refined)
 
 
@@ -139,4 +135,4 @@ def judge_ious(rounds: Sequence[tuple[Arrays, Reference]]) -> tuple[Verdict, ...
     return add_distributions(verdicts, compiled, first)
 
 
-SCRIPTS = (Script(load, ask_upstream, ask_compiled, judge, asks_upstream_first=True, without=DEPLOYABLE.grounding),)
+SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge, asks_upstream_first=True, without=DEPLOYABLE.grounding),)

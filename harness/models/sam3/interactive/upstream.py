@@ -44,7 +44,7 @@ PARTS = (*NUMBERS, "masks", "undecided")
 """Names of the outputs of `InteractivePrediction` for each round."""
 
 
-def answer(upstream: UpstreamModel, question: Question) -> Reference:
+def answer(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Reference:
     """Returns upstream's answers by `answer/part`; in half precision and in float64, the parts `NUMBERS` alone."""
 
     def ask(run: RunModule, features: Sequence[Tensor], first: Arrays | None) -> Arrays:

@@ -120,7 +120,7 @@ def compute_step(model: Sam3, state: Arrays, length: int) -> Arrays:
 
     Args:
         model: The model.
-        state: The state, from `harness.models.sam3.video.upstream.state_arrays`.
+        state: The state of a `harness.models.sam3.video.upstream.Step`.
         length: The number of frames of the video.
     """
     observed = _ObservedMemories(model.artifact)

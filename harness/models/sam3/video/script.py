@@ -17,23 +17,19 @@ from harness.models.sam3.video.questions import Question, SessionQuestion, load_
 from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.model import Sam3
 
+UPSTREAM = "harness.models.sam3.video.upstream"
+"""The module that asks upstream about videos."""
+
 
 def _load_questions(case: Case, _settings: Settings) -> Sequence[Question]:
     return load_questions(case.scale)
-
-
-def ask_upstream(upstream: UpstreamModel, question: Question, actual: Arrays) -> Reference:
-    """Returns upstream's answer, see `harness.models.sam3.video.upstream.answer`."""
-    from harness.models.sam3.video.upstream import answer
-
-    return answer(upstream, question, actual)
 
 
 def _ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
     """Yields the compiled model's answers: `frames/…`, and each step from PyTorch's own state, `steps/…`."""
     for question in questions:
         arrays = add_prefix("frames", answer_question(model, question))
-        reference = ask_upstream(upstream, question, arrays)
+        reference = upstream.answer(UPSTREAM, question, arrays)
         for step in _steps(reference):
             state = reference.part(f"{step}/state").first
             arrays |= add_prefix(step, compute_step(model, state, question.length))
@@ -59,12 +55,6 @@ def _load_sessions(case: Case, _settings: Settings) -> Sequence[SessionQuestion]
     return load_sessions(case.scale)
 
 
-def _ask_upstream_session(upstream: UpstreamModel, question: SessionQuestion, _actual: Arrays) -> Reference:
-    from harness.models.sam3.video.upstream_session import answer
-
-    return answer(upstream, question)
-
-
 def _ask_compiled_session(
     model: Sam3, questions: Sequence[SessionQuestion], _upstream: UpstreamModel
 ) -> Iterator[Arrays]:
@@ -80,6 +70,6 @@ def _judge_sessions(
 
 
 SCRIPTS = (
-    Script(_load_questions, ask_upstream, _ask_compiled, _judge),
-    Script(_load_sessions, _ask_upstream_session, _ask_compiled_session, _judge_sessions),
+    Script(_load_questions, UPSTREAM, _ask_compiled, _judge),
+    Script(_load_sessions, "harness.models.sam3.video.upstream_session", _ask_compiled_session, _judge_sessions),
 )

@@ -76,7 +76,7 @@ def answer(upstream: UpstreamModel, question: Question, actual: Arrays) -> Refer
         Arrays `frames/0/…` that answer the prompt, `frames/1/…` of the prompt's frame, and so on, with the names in
         `PARTS` and memories in bfloat16; some of them in float64 if the question asks for it. Of each step from
         PyTorch's state, arrays `steps/frame_8/bucket_0/…` with the names in `STEP`, also in float64, and
-        `steps/frame_8/bucket_0/state/…` of `state_arrays`.
+        `steps/frame_8/bucket_0/state/…`, see `Step`.
     """
     own = upstream.cached(__name__, question, lambda: _compute(upstream, question, None))
     compiled, frames = select(actual, "frames"), select(own.first, "frames")
@@ -106,8 +106,7 @@ def _compute(upstream: UpstreamModel, question: Question, decisions: MemoryDecis
     for step in tracking.steps:
         bucket = buckets[step.frame] = buckets.get(step.frame, -1) + 1
         name = f"steps/frame_{step.frame}/bucket_{bucket}"
-        first |= add_prefix(f"{name}/state", state_arrays(step))
-        first |= add_prefix(name, {part: tensor.numpy() for part, tensor in step.outputs.items()})
+        first |= add_prefix(f"{name}/state", step.state) | add_prefix(name, step.outputs)
         exact |= add_prefix(name, oracle(step.module, (), STEP))
     return Reference(first, first, exact)
 
@@ -134,47 +133,18 @@ class Step:
 
     Attributes:
         frame: The frame.
-        features: The maps [1, C, S, S] of the frame that the tracker reads, the finest map first.
-        frame_outputs: By frame, upstream's `output_dict` of the bucket.
-        conditioning: The conditioning frames among them, in upstream's order.
+        state: What the step is computed from: the frame's features `high_res_0`, `high_res_1` and `features`; by entry
+            of the bucket's memory bank the frame, memory in bfloat16, pointer, object logits and score; the frames of
+            the conditioning entries in upstream's order; and the logits [B, 1152, 1152] and object logits [B] from
+            which the memory is encoded.
         outputs: Upstream's outputs, by the names in `STEP`.
-        masks: Logits [B, 1, 1152, 1152] from which the memory is encoded.
-        present: Object logits [B, 1] of the memory.
         module: Computes `outputs` again, without arguments.
     """
 
     frame: int
-    features: tuple[Tensor, ...]
-    frame_outputs: Mapping[int, Mapping[str, Any]]
-    conditioning: tuple[int, ...]
-    outputs: dict[str, Tensor]
-    masks: Tensor
-    present: Tensor
+    state: Arrays
+    outputs: Arrays
     module: nn.Module
-
-
-def state_arrays(step: Step) -> Arrays:
-    """Returns the state before a step as arrays, and the masks of which the step's memory is encoded."""
-    entries = list(step.frame_outputs.values())
-
-    def stack(name: str) -> npt.NDArray[np.float32]:
-        stacked: npt.NDArray[np.float32] = torch.stack([entry[name] for entry in entries]).float().numpy()
-        return stacked
-
-    scores = [float(entry.get("eff_iou_score", np.nan)) for entry in entries]
-    features = (level.contiguous().numpy() for level in step.features)
-    return {
-        "frame": np.array([step.frame]),
-        "frames": np.array(list(step.frame_outputs)),
-        "conditioning": np.array(step.conditioning),
-        "memories": to_bfloat16(stack("maskmem_features")),
-        "pointers": stack("obj_ptr"),
-        "object_logits": stack("object_score_logits"),
-        "scores": np.array(scores, np.float32),
-        "masks": step.masks[:, 0].numpy(),
-        "present": step.present[:, 0].numpy(),
-        **dict(zip(("high_res_0", "high_res_1", "features"), features, strict=True)),
-    }
 
 
 class Tracking(nn.Module):
@@ -470,21 +440,31 @@ class _Recorder:
     def _recorded_step(self, frame: int, tracked: dict[str, Any], encoded: dict[str, Any], memory: Tensor) -> Step:
         out = tracked.pop("out")
         conditioning = tracked["output_dict"]["cond_frame_outputs"]
-        features = [
-            level[:, :1].permute(1, 2, 0).unflatten(2, size).clone()
+        entries = {**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning}
+        features = (
+            level[:, :1].permute(1, 2, 0).unflatten(2, size).contiguous().numpy()
             for level, size in zip(tracked["current_vision_feats"], tracked["feat_sizes"], strict=True)
-        ]
-        values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
-        return Step(
-            frame=frame,
-            features=tuple(features),
-            frame_outputs={**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning},
-            conditioning=tuple(conditioning),
-            outputs={name: value.clone() for name, value in zip(STEP, values, strict=True)},
-            masks=encoded["pred_masks_high_res"],
-            present=encoded["object_score_logits"],
-            module=TrackedStep(self.model.tracker, tracked, encoded),
         )
+        values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
+
+        def stack(name: str) -> npt.NDArray[np.float32]:
+            stacked: npt.NDArray[np.float32] = torch.stack([entry[name] for entry in entries.values()]).float().numpy()
+            return stacked
+
+        state = {
+            "frame": np.array([frame]),
+            "frames": np.array(list(entries)),
+            "conditioning": np.array(tuple(conditioning)),
+            "memories": to_bfloat16(stack("maskmem_features")),
+            "pointers": stack("obj_ptr"),
+            "object_logits": stack("object_score_logits"),
+            "scores": np.array([float(entry.get("eff_iou_score", np.nan)) for entry in entries.values()], np.float32),
+            "masks": encoded["pred_masks_high_res"][:, 0].clone().numpy(),
+            "present": encoded["object_score_logits"][:, 0].clone().numpy(),
+            **dict(zip(("high_res_0", "high_res_1", "features"), features, strict=True)),
+        }
+        outputs = {name: value.clone().numpy() for name, value in zip(STEP, values, strict=True)}
+        return Step(frame, state, outputs, TrackedStep(self.model.tracker, tracked, encoded))
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:
