@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from harness.models.sam3.video.questions import (
     number_frames,
     pixels_of,
 )
+from harness.parity.references import add_prefix
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
@@ -33,25 +33,15 @@ from harness.runtime.sam3.video.tracker import TrackedMasks, Tracker
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(eq=False)
-class _FrameResults:
-    """The tracker's results on a frame, bucket by bucket."""
-
-    logits: list[Floats] = field(default_factory=list)
-    object_logits: list[Floats] = field(default_factory=list)
-    memories: list[Bits] = field(default_factory=list)
-    remembered: list[npt.NDArray[np.bool_]] = field(default_factory=list)
-    births: int = 0
-
-    def arrays(self) -> Arrays:
-        """Returns the arrays of all buckets, with the names of `harness.models.sam3.video.upstream.PARTS`."""
-        return {
-            "logits": np.concatenate([np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32), *self.logits]),
-            "object_logits": np.concatenate([np.zeros(0, np.float32), *self.object_logits]),
-            "memories": np.concatenate([np.zeros((0, 64, 72, 72), np.uint16), *self.memories]),
-            "remembered": np.concatenate([np.zeros(0, bool), *self.remembered]),
-            "births": np.array([self.births]),
-        }
+def _no_results() -> Arrays:
+    """Returns the results of a frame on which nothing is tracked, by names of `upstream.PARTS`."""
+    return {
+        "logits": np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32),
+        "object_logits": np.zeros(0, np.float32),
+        "memories": np.zeros((0, 64, 72, 72), np.uint16),
+        "remembered": np.zeros(0, bool),
+        "births": np.zeros(1, np.int64),
+    }
 
 
 class RecordingTracker(Tracker):
@@ -59,37 +49,37 @@ class RecordingTracker(Tracker):
 
     Attributes:
         frame: The frame that is being processed.
-        computed: Results by frame.
+        computed: Results of all buckets by frame; `births` counts new objects.
     """
 
     def __init__(self, artifact: LoadedModel) -> None:
         """Takes a loaded model."""
         super().__init__(artifact)
         self.frame = 0
-        self.computed: dict[int, _FrameResults] = {}
+        self.computed: dict[int, Arrays] = {}
 
     def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
         """Tracks as `Tracker.track` and records mask and object logits."""
         tracked = super().track(features, attended)
-        self._results.logits.append(tracked.logits)
-        self._results.object_logits.append(tracked.object_logits[:, 0])
+        self._record(logits=tracked.logits, object_logits=tracked.object_logits[:, 0])
         return tracked
 
     def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         """Encodes a memory as `Tracker.encode_memory`, and records it with the objects that it has."""
         bits = super().encode_memory(features, logits, object_logits)
-        self._results.memories.append(bits)
-        self._results.remembered.append(object_logits > 0)
+        self._record(memories=bits, remembered=object_logits > 0)
         return bits
 
     def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
         """Encodes the memory of new objects as `Tracker.encode_prompt_memory`, and counts the objects."""
-        self._results.births += len(logits)
+        self._record()["births"] += len(logits)
         return super().encode_prompt_memory(features, logits, object_logits)
 
-    @property
-    def _results(self) -> _FrameResults:
-        return self.computed.setdefault(self.frame, _FrameResults())
+    def _record(self, **arrays: npt.NDArray[Any]) -> Arrays:
+        """Appends a bucket's arrays to those of the frame, and returns all of them."""
+        results = self.computed.setdefault(self.frame, _no_results())
+        results |= {name: np.concatenate([results[name], array]) for name, array in arrays.items()}
+        return results
 
 
 def answer_question(model: Sam3, question: Question) -> Arrays:
@@ -105,13 +95,12 @@ def answer_question(model: Sam3, question: Question) -> Arrays:
     session = Session(model, tracker, _reporting_frames(frames, tracker))
     height, width = frames[0].shape[:2]
     box = None if question.box is None else np.array(question.box) * (width, height, width, height)
-    arrays = _answer_arrays(0, session.add_prompt(question.frame, question.text, box))
+    arrays = add_prefix("0", frame_arrays(session.add_prompt(question.frame, question.text, box)))
     tracker.computed.clear()
     for number, frame in enumerate(session.propagate(), start=1):
-        arrays |= _answer_arrays(number, frame)
+        arrays |= add_prefix(str(number), frame_arrays(frame))
     for number, index in enumerate(range(question.frame, question.length), start=1):
-        computed = tracker.computed.get(index, _FrameResults()).arrays()
-        arrays |= {f"{number}/{name}": array for name, array in computed.items()}
+        arrays |= add_prefix(str(number), tracker.computed.get(index, _no_results()))
     return arrays | {"left": np.array([len(session.objects)])}
 
 
@@ -186,10 +175,6 @@ def _reporting_frames(frames: Sequence[Pixels], tracker: RecordingTracker) -> Fr
     return Frames("the video", read_frames, len(frames))
 
 
-def _answer_arrays(number: int, frame: TrackedFrame) -> Arrays:
-    return {f"{number}/{name}": getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")}
-
-
 def answer_session(model: Sam3, question: SessionQuestion) -> Arrays:
     """Returns the compiled model's answers to the requests of a session: the arrays of `frame_arrays`, numbered."""
     frames = frames_of(question)
@@ -204,10 +189,8 @@ def answer_session(model: Sam3, question: SessionQuestion) -> Arrays:
 
 def frame_arrays(frame: TrackedFrame) -> Arrays:
     """Returns the judged arrays of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1), `masks`."""
-    return {
-        "index": np.array([frame.index]),
-        **{name: getattr(frame, name) for name in ("ids", "scores", "boxes", "masks")},
-    }
+    names = ("ids", "scores", "boxes", "masks")
+    return {"index": np.array([frame.index]), **{name: getattr(frame, name) for name in names}}
 
 
 def _send(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:
