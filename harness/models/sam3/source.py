@@ -171,17 +171,17 @@ class UpstreamModel:
 
     @cached_property
     def image(self) -> Any:
-        """The image model."""
+        """Builds the image model."""
         return build(self._case, self._settings)
 
     @cached_property
     def interactive(self) -> Any:
-        """The image model with upstream's tracker and interactive predictor."""
+        """Builds the image model with upstream's tracker and interactive predictor."""
         return build(self._case, self._settings, interactive=True)
 
     @cached_property
     def video(self) -> Any:
-        """The video model."""
+        """Builds the video model."""
         from harness.models.sam3.build import build_video_model
 
         return build_video_model(self.interactive, self._case.scale)

@@ -128,13 +128,15 @@ class Grounding(nn.Module):
         # Sam3Processor's `masks_logits` are probabilities. Detections come one text after another.
         undecided = _near_half(state["masks_logits"].squeeze(1))
         detections = (state["masks"].squeeze(1), state["boxes"], state["scores"], undecided)
-        rows = [found.split(kept_queries.sum(dim=1).tolist()) for found in detections]
         outputs = (logits, raw["pred_boxes"], raw["pred_masks"], presence, raw["semantic_seg"])
-        return tuple(
-            tensor
-            for index, kept in enumerate(kept_queries)
-            for tensor in (*(output[index : index + 1] for output in outputs), kept, *(found[index] for found in rows))
+        counts = kept_queries.sum(dim=1).tolist()
+        texts = zip(
+            *(output.split(1) for output in outputs),
+            kept_queries,
+            *(found.split(counts) for found in detections),
+            strict=True,
         )
+        return tuple(tensor for tensors in texts for tensor in tensors)
 
 
 class _RecordingModel:
