@@ -104,8 +104,8 @@ def prepare(
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        reference = workload.reference()[0]
-        check = judge_of(names, reference, workload.oracle(), case, workload.draw_small_outputs(reference))
+        reference = workload.reference()
+        check = judge_of(names, reference.first, reference.exact, case, workload.draw_small_outputs(reference.first))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
         (folder / IMPORTED).write_text(tvm.ir.save_json(imported.module), encoding="utf-8")

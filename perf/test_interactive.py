@@ -15,7 +15,7 @@ import pytest
 
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.interactive import CAPACITY
-from harness.models.sam3.interactive.subject import INTERACTIVE
+from harness.models.sam3.subjects import INTERACTIVE
 from perf.answering import Questions
 from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
 

@@ -30,7 +30,7 @@ from harness.core.case import Case
 from harness.core.processes.threads import configure_threads, thread_count
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.end_to_end.subject import END_TO_END
+from harness.models.sam3.subjects import END_TO_END
 from harness.runtime.executable import Executable
 from harness.runtime.manifest import DEFAULT_CAPACITY, LIBRARY
 from harness.runtime.threads import usable_cpus

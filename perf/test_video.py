@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from harness.models.sam3.subjects import VIDEO
 from harness.models.sam3.video import CAPACITY
-from harness.models.sam3.video.subject import VIDEO
 from harness.runtime import Sam3
 from perf.answering import Questions, Side
 from perf.results import UNTUNED

@@ -71,7 +71,8 @@ def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path
 def test_state_is_what_makes_later_frames_differ() -> None:
     """The judge would not see a state that nothing reads."""
     workload = recurrent_segmenter.open_clip(Case("clip", "lowering", "llvm"), SEEDED)
-    first, again = workload.reference()
+    reference = workload.reference()
+    first, again = reference.first, reference.again
     assert first.keys() == again.keys() and all(np.array_equal(first[name], again[name]) for name in first)
     with torch.no_grad():
         forgotten = workload.programs["step"].module(workload.trace[1].arguments[0], workload.trace[0].arguments[1])

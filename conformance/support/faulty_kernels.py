@@ -62,7 +62,7 @@ def judged(
         )
         compile_module(lowered.module, target, library, for_emulation=True)
         parameters = list(lowered.parameters().values())
-        (reference, again), exact = workload.reference(), workload.oracle()
+        reference = workload.reference()
         device.install(case.target)
         healthy: list[DeviceModule] = []
 
@@ -84,7 +84,7 @@ def judged(
             try:
                 executable = Executable(own, target.device(), parameters)
                 actual = run_trace(workload.programs, workload.trace, run)
-                results[fault.name] = judge(actual, reference, exact, reference_again=again)
+                results[fault.name] = judge(actual, reference.first, reference.exact, reference_again=reference.again)
             except RuntimeError as error:
                 results[fault.name] = str(error)
     return healthy[0], results

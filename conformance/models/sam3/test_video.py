@@ -20,14 +20,14 @@ from torch.nn import functional as F
 
 from conformance.support.video_model import video_model
 from harness.core.outcome import VerdictKind
+from harness.core.program import Arrays
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video import VISIBLE_OUTPUTS
-from harness.models.sam3.video.sessions import compiled_session
-from harness.models.sam3.video.sessions.answers import number_frames
-from harness.models.sam3.video.sessions.judging import judge_session
-from harness.models.sam3.video.sessions.upstream import FrameAnswer, UpstreamSession, arrays_of
+from harness.models.sam3.video import VISIBLE_OUTPUTS, compiled
+from harness.models.sam3.video.judging import judge_session
+from harness.models.sam3.video.questions import number_frames
 from harness.models.sam3.video.upstream import vectorized_component_areas
+from harness.models.sam3.video.upstream_session import UpstreamSession
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.errors import Sam3Error
@@ -70,7 +70,7 @@ def model(shallow_artifact: Path) -> Sam3:
     return Sam3(EncodesOnce.load(shallow_artifact))
 
 
-Step = tuple[list[TrackedFrame], list[FrameAnswer]]
+Step = tuple[list[TrackedFrame], list[Arrays]]
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +148,14 @@ def test_every_step_is_upstreams(session: str, name: str, request: pytest.Fixtur
     """
     ours, theirs = request.getfixturevalue(session)[name]
     assert ours
-    answers = number_frames((0, compiled_session.arrays_of(each)) for each in ours)
-    verdicts = judge_session(name, answers, number_frames((0, arrays_of(each)) for each in theirs))
+    answers = number_frames((0, compiled.frame_arrays(each)) for each in ours)
+    verdicts = judge_session(name, answers, number_frames((0, each) for each in theirs))
     assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *VISIBLE_OUTPUTS)]
     assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
     for mine, yours in zip(ours, theirs, strict=True):
-        assert (mine.masks.any(axis=0) != yours.masks.any(axis=0)).mean() < 1e-3
+        assert (mine.masks.any(axis=0) != yours["masks"].any(axis=0)).mean() < 1e-3
         height, width = frames()[0].shape[:2]
-        corner, extent = yours.boxes[:, :2], yours.boxes[:, 2:]
+        corner, extent = yours["boxes"][:, :2], yours["boxes"][:, 2:]
         corners = np.concatenate([corner, corner + extent], axis=1) * np.array([width, height, width, height])
         np.testing.assert_allclose(mine.boxes, corners, atol=1.01)
 

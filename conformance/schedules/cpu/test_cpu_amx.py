@@ -298,8 +298,8 @@ def verdicts_in_tiles(component: str) -> Sequence[Verdict]:
         arrays = [output.numpy() for output in ([outputs] if isinstance(outputs, tvm.runtime.Tensor) else outputs)]
         prefix = workload.trace[0].prefix
         actual = {f"{prefix}{name}": array for name, array in zip(program.outputs, arrays, strict=True)}
-        reference, exact = workload.reference()[0], workload.oracle()
-        sides = ({name: values[name] for name in actual} for values in (reference, exact))
+        reference = workload.reference()
+        sides = ({name: values[name] for name in actual} for values in (reference.first, reference.exact))
         return judge(actual, *sides, by_oracle=True)
 
 

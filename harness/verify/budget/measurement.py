@@ -139,11 +139,11 @@ class Bench:
         from harness.parity.verdict import judge
 
         if self._arrays is None:
-            reference = self._workload.reference()[0]
-            self._arrays = reference, self._workload.oracle(), self._workload.draw_small_outputs(reference)
-        reference, oracle, draws = self._arrays
-        verdicts = judge(actual, reference, oracle, by_oracle=True)
-        return judge_by_draws(verdicts, actual, reference, oracle, draws) if draws else verdicts
+            reference = self._workload.reference()
+            self._arrays = reference.first, reference.exact, self._workload.draw_small_outputs(reference.first)
+        first, exact, draws = self._arrays
+        verdicts = judge(actual, first, exact, by_oracle=True)
+        return judge_by_draws(verdicts, actual, first, exact, draws) if draws else verdicts
 
     def _effect(self, group: str) -> int | None:
         """Returns the operations of a group's half products; None if the group is equal in both precisions."""

@@ -29,7 +29,7 @@ from harness.core.program import Arrays, Program
 from harness.core.weights import Weights
 from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
 from harness.parity.oracle import float64_arithmetic, oracle
-from harness.parity.references import reference_of, run_twice, split_runs
+from harness.parity.references import runner_of
 from harness.parity.verdict import judge
 from harness.verify.diagnose.deviation import Deviation, deviation
 
@@ -262,9 +262,9 @@ class Upstream:
     def from_program(cls, program: Program, case: Case) -> Upstream:
         """Runs a program's module, unchanged, on its example inputs."""
         module, inputs, names = program.module, tuple(program.example.values()), program.outputs
-        run = reference_of(PRECISIONS[case.precision]).run
-        first, second = split_runs(run_twice(lambda: dict(run(module, inputs, names))))
-        return cls(case, first, second, oracle(module, inputs, names))
+        run = runner_of(PRECISIONS[case.precision]).run
+        first, again = (dict(run(module, inputs, names)) for _ in range(2))
+        return cls(case, first, again, oracle(module, inputs, names))
 
     def failed(self, outputs: Arrays, expectation: Expectation | None) -> dict[str, str]:
         """Returns the outputs that a verification rejects, each with the reason."""

@@ -11,6 +11,8 @@ VISIBLE_OUTPUTS = ("scores", "boxes", "masks")
 """Outputs of the visible objects, judged over all frames."""
 STEP = ("logits", "pointers", "object_logits", "iou", "memory")
 """Outputs of a step of the tracker from PyTorch's own state, judged strictly."""
+SESSION_FRAMES = "frames"
+"""Output that only sessions have: the frames returned after each request, which are equal."""
 OUTPUTS = (*DECISIONS, *VISIBLE_OUTPUTS, *STEP, "drift")
 CAPACITY = Capacity(clicks=DEFAULT_CLICKS, video=True)
 """The capacity that a compiled model must have to be judged."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,40 +18,24 @@ from torch import Tensor
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
-from harness.models.sam3.video.sessions.answers import number_frames
-from harness.models.sam3.video.sessions.scripts import Request, Script, mask_of, pixels_of
+from harness.models.sam3.video.questions import (
+    Pixels,
+    Request,
+    SessionQuestion,
+    frames_of,
+    mask_of,
+    number_frames,
+    pixels_of,
+)
 from harness.models.sam3.video.upstream import quick_masks
+from harness.parity.references import Reference
 
-Pixels = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    from harness.models.sam3.source import UpstreamModel
+
 Points = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 _PLACEHOLDER_POINT = ((0.0, 0.0),)
 """A placeholder for a box or a mask, which upstream's tracker gets, because upstream's session takes points alone."""
-
-
-@dataclass(frozen=True, eq=False)
-class FrameAnswer:
-    """Upstream's answer for a frame; the first five are as in `harness.runtime.sam3.video.session.TrackedFrame`.
-
-    Attributes:
-        index: The frame.
-        ids: int64 [n], the visible objects.
-        scores: fp32 [n].
-        boxes: fp32 [n, 4], left, top, width and height, as shares of the video's.
-        masks: bool [n, h, w].
-        candidates: Ids of the m candidates for visible objects.
-        tracker_scores: fp32 [m], the candidates' scores, which decide the owner of overlapping pixels.
-        logits: The candidates' mask logits before holes are filled, fp32: [288, 288] of a detected or tracked object,
-            [h, w] of a prompted object.
-    """
-
-    index: int
-    ids: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float32]
-    boxes: npt.NDArray[np.float32]
-    masks: npt.NDArray[np.bool_]
-    candidates: tuple[int, ...]
-    tracker_scores: npt.NDArray[np.float32]
-    logits: tuple[npt.NDArray[np.float32], ...]
 
 
 class UpstreamSession:
@@ -60,6 +43,12 @@ class UpstreamSession:
 
     Frames are preprocessed as photographs, because upstream's six ways to read a video differ from each other.
     Positions are in pixels.
+
+    The answer for a frame has these arrays: `index` int64 [1], the frame; of the n visible objects `ids` int64 [n],
+    `scores` fp32 [n], `boxes` fp32 [n, 4] (left, top, width, height, as shares of the video's) and `masks` bool
+    [n, h, w]; of the m candidates for visible objects `candidates` int64 [m], their ids, and `tracker_scores` fp32 [m],
+    which decide the owner of overlapping pixels; and `logits/3` of candidate 3 before holes are filled, fp32 [288, 288]
+    of a detected or tracked object and [h, w] of a prompted one.
     """
 
     def __init__(self, model: Any, frames: Sequence[Pixels]) -> None:
@@ -83,16 +72,16 @@ class UpstreamSession:
         self.state["tracker_metadata"].clear()
         self.state["action_history"].clear()
 
-    def text(self, frame: int, text: str) -> FrameAnswer:
+    def text(self, frame: int, text: str) -> Arrays:
         """Finds the objects of a text."""
         with self._running():
             return self._answer(*self._model.add_prompt(self.state, frame, text_str=text))
 
-    def points(self, frame: int, object_id: int, points: Points, labels: Sequence[int]) -> FrameAnswer:
+    def points(self, frame: int, object_id: int, points: Points, labels: Sequence[int]) -> Arrays:
         """Adds clicks on an object: 1 on it, 0 outside."""
         return self._prompt(frame, object_id, points, labels, self._model.tracker.add_new_points)
 
-    def box(self, frame: int, object_id: int, box: Sequence[float]) -> FrameAnswer:
+    def box(self, frame: int, object_id: int, box: Sequence[float]) -> Arrays:
         """Adds the box (x0, y0, x1, y1) of an object; upstream's session has no access to its tracker's boxes."""
         height, width = self._size
         shares = torch.tensor(box) / torch.tensor([width, height, width, height])
@@ -103,7 +92,7 @@ class UpstreamSession:
 
         return self._prompt(frame, object_id, _PLACEHOLDER_POINT, [1], add_box)
 
-    def mask(self, frame: int, object_id: int, mask: npt.NDArray[np.bool_]) -> FrameAnswer:
+    def mask(self, frame: int, object_id: int, mask: npt.NDArray[np.bool_]) -> Arrays:
         """Adds the mask of an object; upstream's session has no access to its tracker's masks, and would clear it."""
         tracker = self._model.tracker
 
@@ -113,7 +102,7 @@ class UpstreamSession:
         with replaced(self._model, "clear_detector_added_cond_frame_in_tracker", lambda *_: None):
             return self._prompt(frame, object_id, _PLACEHOLDER_POINT, [1], add_mask)
 
-    def propagate(self, start: int | None = None, reverse: bool = False) -> list[FrameAnswer]:
+    def propagate(self, start: int | None = None, reverse: bool = False) -> list[Arrays]:
         """Propagates through the video."""
         with self._running():
             answers = self._model.propagate_in_video(self.state, start, None, reverse)
@@ -125,7 +114,7 @@ class UpstreamSession:
 
     def _prompt(
         self, frame: int, object_id: int, points: Points, labels: Sequence[int], add: Callable[..., Any]
-    ) -> FrameAnswer:
+    ) -> Arrays:
         def add_and_record(**arguments: Any) -> Any:
             result = add(**arguments)
             _, ids, _, masks = result
@@ -204,43 +193,40 @@ class UpstreamSession:
 
         return run
 
-    def _answer(self, index: int, out: dict[str, Any]) -> FrameAnswer:
-        candidates, tracker_scores = self._candidates
-        return FrameAnswer(
-            index=index,
-            ids=out["out_obj_ids"],
-            scores=out["out_probs"],
-            boxes=out["out_boxes_xywh"],
-            masks=out["out_binary_masks"],
-            candidates=candidates,
-            tracker_scores=tracker_scores,
-            logits=tuple(self._logits[index][object_id].float().numpy() for object_id in candidates),
-        )
+    def _answer(self, index: int, out: dict[str, Any]) -> Arrays:
+        ids, tracker_scores = self._candidates
+        return {
+            "index": np.array([index]),
+            "candidates": np.array(ids, np.int64),
+            "ids": out["out_obj_ids"],
+            "scores": out["out_probs"],
+            "boxes": out["out_boxes_xywh"],
+            "masks": out["out_binary_masks"],
+            "tracker_scores": tracker_scores,
+            **{f"logits/{object_id}": self._logits[index][object_id].float().numpy() for object_id in ids},
+        }
 
 
-def answers(model: Any, script: Script, frames: Sequence[Pixels]) -> Arrays:
-    """Returns upstream's answers to the requests of a script.
+def answer(upstream: UpstreamModel, question: SessionQuestion, _actual: Arrays) -> Reference:
+    """Returns the numbered frames that upstream's session gives out, in its only run."""
 
-    Args:
-        model: Upstream's video model.
-        script: The requests.
-        frames: The frames, uint8 [h, w, 3].
+    def make() -> Reference:
+        frames = frames_of(question)
+        with upstream.shared_trunk(upstream.video):
+            session = UpstreamSession(upstream.video, frames)
+            if question.requests[0].object is not None:
+                session.start_empty()
+            arrays = number_frames(
+                (position, frame)
+                for position, request in enumerate(question.requests)
+                for frame in _send(session, request, frames[0].shape[:2])
+            )
+        return Reference(arrays, arrays)
 
-    Returns:
-        The numbered arrays of `arrays_of` of every returned frame.
-    """
-    session = UpstreamSession(model, frames)
-    if script.requests[0].object is not None:
-        session.start_empty()
-    size = frames[0].shape[:2]
-    return number_frames(
-        (position, arrays_of(answer))
-        for position, request in enumerate(script.requests)
-        for answer in _send(session, request, size)
-    )
+    return upstream.cached(__name__, question, make)
 
 
-def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[FrameAnswer]:
+def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[Arrays]:
     if request.type == "propagate_in_video":
         return session.propagate(request.frame, reverse=request.reverse)
     if request.text is not None:
@@ -255,14 +241,3 @@ def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> 
         return [session.box(request.frame, request.object, pixels_of(request.box, size).ravel().tolist())]
     labels = request.labels or (1,) * len(request.points)
     return [session.points(request.frame, request.object, pixels_of(request.points, size), labels)]
-
-
-def arrays_of(answer: FrameAnswer) -> Arrays:
-    """Returns an answer as arrays by name; `logits/3` belongs to object 3."""
-    names = ("ids", "scores", "boxes", "masks", "tracker_scores")
-    return {
-        "index": np.array([answer.index]),
-        "candidates": np.array(answer.candidates, np.int64),
-        **{name: getattr(answer, name) for name in names},
-        **{f"logits/{object_id}": array for object_id, array in zip(answer.candidates, answer.logits, strict=True)},
-    }
