@@ -84,7 +84,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "presence", "scores", "boxes_xyxy"]
     assert [spec.name for spec in manifest.entries["embed_pixels"].outputs] == ["pixel_embed", "semantic"]
     assert [spec.shape for spec in manifest.entries["mask_predictor"].outputs] == [(1, 16, 288, 288)]
-    assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
+    assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.extra["capacity"]["boxes"], 1, 4)
     assert manifest.to_json() == (shallow_artifact / MANIFEST).read_text()
 
 
@@ -372,7 +372,7 @@ def test_a_folder_whose_code_takes_other_weights_is_not_packed_into(copy: Path) 
 def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
     checkpoint = published_by_transformers(tmp_path, interactive_model())
     manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))
-    assert (manifest.trained, manifest.point_prompts) == (True, False)
+    assert (manifest.trained, manifest.extra["point_prompts"]) == (True, False)
     model = Sam3.load(copy)
     with pytest.raises(Sam3Error, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
         model.encode_prompt(Prompt(points=[(10, 10)]), (640, 480))
@@ -446,7 +446,7 @@ def captured() -> dict[str, np.ndarray]:
 
 def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | None) -> dict[str, np.ndarray]:
     """What the compiled model finds; what is padded is zero, or random numbers."""
-    capacity = artifact.manifest.capacity
+    capacity = artifact.manifest.extra["capacity"]
     rng = None if seed is None else np.random.default_rng(seed)
 
     def padded(name: str, length: int, axis: int) -> np.ndarray:
@@ -459,8 +459,8 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
         return result
 
     names = ("fpn_2", "attended", "text_features", "text_mask")
-    points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
-    boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
+    points = {name: padded(name, capacity["points"], name == "points_mask") for name in POINTS}
+    boxes = {name: padded(name, capacity["boxes"], name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
     levels = {name: captured[name] for name in ("filtered_0", "filtered_1")}
     read = {name: found[name] for name in ("memory", "prompt", "prompt_mask")}

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from harness.runtime import ObjectPrompt
 from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.interactive import ABSENT, LARGEST_HOLE, PAD, encode_object_prompt, fill_holes, select_masks
 
 SIZE = (451, 300)

@@ -15,7 +15,7 @@ from conformance.support.examples import examples
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer
 from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.prompts import EncodedPrompt, Prompt, check_prompt, encode_prompt
 
 SIZE = (640, 480)

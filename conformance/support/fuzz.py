@@ -42,7 +42,7 @@ from harness.core.errors import HarnessError
 from harness.runtime import Prompt
 from harness.runtime.checking import check_files
 from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import MANIFEST, VARIANTS, Capacity, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.variants import Variants, read_variants
@@ -189,8 +189,6 @@ def _manifest() -> Manifest:
         strategy="real",
         weights="seed 0",
         trained=False,
-        capacity=Capacity(),
-        vocabulary="",
         entries={"step": entry},
         files=_described(),
         architectures=("sm_80",),

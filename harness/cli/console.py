@@ -82,17 +82,15 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
         on_stage("")
 
 
-def print_artifact(folder: Path, manifest: Manifest) -> None:
-    """Prints a description of a compiled model."""
+def print_artifact(folder: Path, manifest: Manifest, summary: str) -> None:
+    """Prints a description of a compiled model; `summary` says what the model takes and may be empty."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     cpus = ", ".join(read_variants(folder).names) if is_for_several(folder) else manifest.cpu
-    clicks = f", {manifest.capacity.clicks} clicks on an object" if manifest.capacity.clicks else ""
     console.print(
         f"{folder}: {manifest.scale} scale, {manifest.target} ({cpus}), {manifest.precision}, "
         f"weights from {manifest.weights}, "
-        f"{size / 1e6:.0f} MB in {len(files)} files; up to {manifest.capacity.points} points "
-        f"and {manifest.capacity.boxes} boxes a prompt{clicks}.",
+        f"{size / 1e6:.0f} MB in {len(files)} files{summary and f'; {summary}'}.",
         highlight=False,
         soft_wrap=True,
     )

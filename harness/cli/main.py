@@ -19,6 +19,7 @@ from harness.cli.diagnose import diagnose
 from harness.cli.doctor import doctor
 from harness.cli.explain import explain
 from harness.cli.list import list_
+from harness.cli.model_command import ModelCommand
 from harness.cli.pack import pack
 from harness.cli.report import report
 from harness.cli.segment import segment
@@ -66,7 +67,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 """Every command by name, in the order of the help."""
 
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=ModelCommand if _command is compile_ else None)(_command)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.compiler.deployment.deployable import Deployable
+from harness.core.settings import Settings
 from harness.models.subject import Subject
 
 
 def _prepare_nothing() -> None:
     """Prepares nothing, for a model whose libraries need no preparation."""
+
+
+def _check_nothing(_settings: Settings) -> None:
+    """Checks nothing, for a model that takes any settings."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Model:
         context: Returns the context in which the model is built, run and exported.
         expectations: File that lists the cases that are not expected to be strict, see `harness.core.expectations`.
         prepare: Imports the libraries whose import takes seconds.
+        check: Checks the settings of a verification, before the first case; raises an error that is a sentence.
     """
 
     name: str
@@ -33,4 +39,5 @@ class Model:
     deployable: Deployable | None = None
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare: Callable[[], None] = _prepare_nothing
+    check: Callable[[Settings], None] = _check_nothing
     expectations: Path | None = None

@@ -17,13 +17,13 @@ from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.processes import Template
 from harness.core.settings import Settings
+from harness.models.sam3.detections import SCORE, UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decide_detections
 from harness.models.sam3.end_to_end.workload import judge_answer, prompts
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
-from harness.parity.detections import SCORE, UNDECIDED
 from harness.runtime.sam3.images import load_image
 
 SUBJECT = "end_to_end"

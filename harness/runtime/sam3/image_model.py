@@ -18,6 +18,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import Sam3Error
 from harness.runtime.manifest import ArtifactError, Manifest
+from harness.runtime.sam3.description import read_description
 from harness.runtime.sam3.images import to_pixels
 from harness.runtime.sam3.interactive import (
     LARGEST_LOGIT,
@@ -69,6 +70,7 @@ class ImageModel:
 
     Attributes:
         manifest: The artifact's manifest.
+        description: SAM 3's part of it.
     """
 
     def __init__(self, artifact: LoadedModel) -> None:
@@ -84,7 +86,8 @@ class ImageModel:
             raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
         self.manifest: Manifest = artifact.manifest
         self._artifact = artifact
-        self._tokenizer = Tokenizer.read(artifact.folder / artifact.manifest.vocabulary)
+        self.description = read_description(artifact.folder, artifact.manifest)
+        self._tokenizer = Tokenizer.read(artifact.folder / self.description.vocabulary)
         self._texts: OrderedDict[bytes, Tensors] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -145,7 +148,7 @@ class ImageModel:
         Raises:
             Sam3Error: The prompt is empty, or invalid for any image.
         """
-        check_prompt(prompt, self.manifest.capacity, self._tokenizer)
+        check_prompt(prompt, self.description.capacity, self._tokenizer)
 
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
         """Encodes a prompt for an image of this width and height.
@@ -155,12 +158,12 @@ class ImageModel:
         """
         if any(name not in self.manifest.entries for name in GROUNDING):
             raise Sam3Error("This model was compiled for clicks alone; compile it again without `--no-grounding`.")
-        if prompt.points is not None and len(prompt.points) and not self.manifest.point_prompts:
+        if prompt.points is not None and len(prompt.points) and not self.description.point_prompts:
             raise Sam3Error(
                 f"The weights ({self.manifest.weights}) are in the layout of Transformers, which has none for points; "
                 "ask with a text or boxes, or compile with the published sam3.pt."
             )
-        return encode_prompt(prompt, size, self.manifest.capacity, self._tokenizer)
+        return encode_prompt(prompt, size, self.description.capacity, self._tokenizer)
 
     def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
         """Encodes a prompt for one object in an image of this width and height.
@@ -172,7 +175,7 @@ class ImageModel:
             raise Sam3Error(
                 "This model was compiled without clicks; compile it again with `sam3-tvm compile --clicks 16`."
             )
-        return encode_object_prompt(prompt, size, self.manifest.capacity)
+        return encode_object_prompt(prompt, size, self.description.capacity)
 
     def interactive_features(self, features: Tensors) -> Tensors:
         """Computes the features that `predict_masks` reads from the features of an image."""

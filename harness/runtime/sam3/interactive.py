@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.coordinates import (
     abbreviate,
@@ -23,6 +22,7 @@ from harness.runtime.sam3.coordinates import (
     parse_labels,
     parse_numbers,
 )
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.prompts import Coordinates
 
 Floats = npt.NDArray[np.float32]

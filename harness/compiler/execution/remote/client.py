@@ -21,7 +21,7 @@ from harness.core.remote import Remote
 from harness.runtime.artifact import Tensors, check_inputs
 from harness.runtime.checking import check_files
 from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import LIBRARY, MANIFEST, read_manifest, weights_file
+from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
 
 if TYPE_CHECKING:
     from tvm import rpc
@@ -270,8 +270,7 @@ class RemoteArtifact:
         self.folder = folder
         self.manifest = read_manifest(folder)
         check_files(folder, self.manifest.files, contents=False)
-        weighted = [weights_file(name) for name, entry in self.manifest.entries.items() if entry.weights]
-        files = {name: self.manifest.files[name].sha256 for name in (LIBRARY, self.manifest.vocabulary, *weighted)}
+        files = {name: file.sha256 for name, file in self.manifest.files.items() if name not in OPTIONAL}
         self._session = session
         self._loaded = session.load(
             {digest: np.memmap(folder / name, np.uint8, "r") for name, digest in files.items()},

@@ -2,7 +2,7 @@
 
 A half-precision answer is judged in two steps. The raw outputs are held to float64 and to upstream under autocast, by
 the oracle verdict. The detections are decisions on these outputs, made in fp32 in every precision. They are held, by
-the criteria of `harness.parity.detections`, to the detections of upstream's processor on the same raw outputs
+the criteria of `harness.models.sam3.detections`, to the detections of upstream's processor on the same raw outputs
 (`decide_detections`). In half precision a score or a pixel near its threshold may fall on either side, upstream's too,
 so decisions of two models are not compared. On both sides feature maps are float32 between encoding and the question.
 """
@@ -22,10 +22,10 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.program import Arrays
 from harness.core.settings import Settings
 from harness.models.sam3.captures import GROUNDING
+from harness.models.sam3.detections import Detections, ReferenceDetections
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
 from harness.models.sam3.source import BUILDER, ORACLE, SHARED, build, cache_key, shared_trunk
-from harness.parity.detections import Detections, ReferenceDetections
 from harness.parity.references import Reference, reference_of, run_twice, split_runs
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.core.case import Case
 from harness.core.settings import Settings
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.subject import Subject, Workload
 
@@ -23,4 +24,5 @@ END_TO_END = Subject(
     model="sam3",
     uses_rope=True,
     whole=True,
+    options=GROUNDING_ALONE,
 )

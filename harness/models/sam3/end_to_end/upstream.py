@@ -15,8 +15,8 @@ from sam3.model.geometry_encoders import Prompt
 from sam3.model.sam3_image_processor import Sam3Processor
 from torch import Tensor, nn
 
+from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.end_to_end.questions import Question
-from harness.parity.detections import UNDECIDED
 
 THRESHOLD = 0.5
 """Score above which queries are kept: the default of `Sam3Processor`."""

@@ -16,15 +16,15 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.deployed.running import deployed_model
+from harness.models.sam3.detections import Detections, ReferenceDetections, judge_detections
 from harness.models.sam3.end_to_end import RAW
 from harness.models.sam3.end_to_end.questions import Question
 from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decide_detections
-from harness.parity.detections import Detections, ReferenceDetections, judge_detections
 from harness.parity.distribution import add_distributions
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
-from harness.runtime.manifest import DEFAULT_CAPACITY
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import Found as Segmented
@@ -50,7 +50,7 @@ class EndToEndWorkload:
     @property
     def programs(self) -> dict[str, Program]:
         """Builds and returns the entry points of the compiled model."""
-        return {program.name: program for program in programs(self._case, self._settings, DEFAULT_CAPACITY)}
+        return {program.name: program for program in programs(self._case, self._settings, GROUNDING_ALONE)}
 
     def run(self, run: Run) -> bool:
         """Compiles the folder, asks every question and saves the answers; returns False if code cannot be run here."""

@@ -17,10 +17,10 @@ from sam3.model.sam1_task_predictor import SAM3InteractiveImagePredictor
 from torch import Tensor
 from torch.nn import functional
 
+from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.images import RESOLUTION
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.upstream import InteractivePrediction
-from harness.parity.detections import UNDECIDED
 from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 Masks = npt.NDArray[np.bool_]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.core.case import Case
 from harness.core.settings import Settings
-from harness.models.sam3.interactive import CAPACITY, OUTPUTS
+from harness.models.sam3.deployed.options import CLICKS_ALONE
+from harness.models.sam3.interactive import OUTPUTS
 from harness.models.subject import Subject, Workload
 
 
@@ -23,5 +24,5 @@ INTERACTIVE = Subject(
     model="sam3",
     uses_rope=True,
     whole=True,
-    capacity=CAPACITY,
+    options=CLICKS_ALONE,
 )

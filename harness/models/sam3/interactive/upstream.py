@@ -12,8 +12,8 @@ import numpy as np
 from sam3.model.sam3_image_processor import Sam3Processor
 from torch import Tensor, nn
 
+from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.interactive.questions import Question, Round
-from harness.parity.detections import UNDECIDED
 
 LEVELS = 3
 """Feature maps of the SAM 2 neck that `predict_inst` reads."""

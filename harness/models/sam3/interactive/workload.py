@@ -15,13 +15,12 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import CLICKS_ALONE
 from harness.models.sam3.deployed.running import deployed_model
-from harness.models.sam3.interactive import CAPACITY
+from harness.models.sam3.detections import judge_masks
 from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.source import NUMBERS, Answer, InteractiveSource
-from harness.parity.detections import judge_masks
 from harness.parity.distribution import add_distributions
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
@@ -52,14 +51,13 @@ class InteractiveWorkload:
     @property
     def programs(self) -> dict[str, Program]:
         """Builds and returns the entry points that predict masks of one object."""
-        all_programs = programs(self._case, self._settings, CAPACITY)
-        return {program.name: program for program in all_programs if program.name not in DEPLOYABLE.grounding}
+        return {program.name: program for program in programs(self._case, self._settings, CLICKS_ALONE)}
 
     def run(self, run: Run) -> bool:
         """Compiles the folder, asks every question and saves the answers; returns False if code cannot be run here."""
         half = PRECISIONS[self._case.precision].is_half
         refined_masks = {answer.name: answer.refined for answer in self._answers()} if half else {}
-        with deployed_model(run, self._saved / "model", DEPLOYABLE.grounding) as model:
+        with deployed_model(run, self._saved / "model") as model:
             if model is None:
                 return False
             for answer, arrays in _answer_questions(model, self._source.questions, refined_masks):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from harness.core.case import Case
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
-from harness.models.sam3.video import CAPACITY, OUTPUTS
+from harness.models.sam3.deployed.options import WITH_VIDEO
+from harness.models.sam3.video import OUTPUTS
 from harness.models.sam3.video.sessions import SESSION_FRAMES
 from harness.models.subject import Subject, Workload
 
@@ -25,7 +26,7 @@ VIDEO = Subject(
     model="sam3",
     uses_rope=True,
     whole=True,
-    capacity=CAPACITY,
+    options=WITH_VIDEO,
     long=True,
     symbolic=True,
     precisions=(DEFAULT_PRECISION,),

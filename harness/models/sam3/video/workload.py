@@ -10,8 +10,8 @@ from harness.core.outcome import Verdict
 from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import WITH_VIDEO
 from harness.models.sam3.deployed.running import deployed_model
-from harness.models.sam3.video import CAPACITY
 from harness.models.sam3.video.compiled_model import answer_question, compute_step
 from harness.models.sam3.video.judging import judge_step, judge_video
 from harness.models.sam3.video.questions import frames_of, load_questions
@@ -44,7 +44,7 @@ class VideoWorkload:
     @property
     def programs(self) -> dict[str, Program]:
         """Builds and returns the entry points of a model that tracks."""
-        return {program.name: program for program in programs(self._case, self._settings, CAPACITY)}
+        return {program.name: program for program in programs(self._case, self._settings, WITH_VIDEO)}
 
     def run(self, run: Run) -> bool:
         """Compiles the folder, runs videos, sessions and steps, saves the results; returns False if that cannot run."""
