@@ -23,17 +23,6 @@ def print_error(sentence: str) -> None:
     Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def untrained_warning(manifest: Manifest) -> str:
-    """Returns the warning that the results of a model without trained weights are meaningless."""
-    return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
-
-
-def warn_if_untrained(manifest: Manifest) -> None:
-    """Prints the warning `untrained_warning` if the weights are untrained."""
-    if not manifest.trained:
-        console.print(untrained_warning(manifest), style="yellow", highlight=False, soft_wrap=True)
-
-
 def progress(unit: str) -> Progress:
     """Returns a progress bar with counts and speed, which only terminals show and which is removed at the end.
 

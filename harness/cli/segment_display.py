@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.app.segment.job import Job, Result, SegmentedImage, run
-from harness.cli.console import console, progress, warn_if_untrained
-from harness.cli.loading import load_model
+from harness.cli.console import console, progress
+from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3

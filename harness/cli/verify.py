@@ -44,14 +44,14 @@ from harness.runtime.manifest import Manifest
 from harness.runtime.variants import described
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
-"""Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of `video` takes above an hour on two
-busy cores of a Zen 4."""
+"""Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of the slowest takes above
+an hour on two busy cores of a Zen 4."""
 
 
 def verify(
     component: Annotated[
         list[str] | None,
-        typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all but video."),
+        typer.Option(help="Component or whole model, see list; repeatable. Default: all but those that take hours."),
     ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help=f"Target; repeatable. Default: {HOST.name}.")] = None,
@@ -78,7 +78,9 @@ def verify(
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[
         float | None,
-        typer.Option(min=1, help=f"Time limit of each case, seconds. Default: {TIMEOUT}, with video {LONG_TIMEOUT}."),
+        typer.Option(
+            min=1, help=f"Time limit of each case, seconds. Default: {TIMEOUT}, with slow ones {LONG_TIMEOUT}."
+        ),
     ] = None,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
     threads: ThreadsOption = None,

@@ -47,3 +47,9 @@ class Strategy:
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
     importer: Callable[[], ExportedProgramImporter | None] = _default_importer
     symbolic: bool = False
+
+    @property
+    def needs_program(self) -> bool:
+        """Returns whether the strategy works on an ExportedProgram or its import, and not on the module alone."""
+        steps = (self.transform, self.converters, self.importer)
+        return steps != (_unchanged_program, dict, _default_importer)
