@@ -69,7 +69,7 @@ def run(folder: Path, example: dict[str, torch.Tensor]) -> Arrays:
     """Loads a folder as a user does, and returns what it computes.
 
     Raises:
-        Sam3Error: It is refused.
+        ModelError: It is refused.
     """
     artifact = Artifact.load(folder)
     found = artifact.call("step", **{name: value.numpy() for name, value in example.items()})

@@ -19,7 +19,7 @@ INSIDE = ("models/sam3/", "runtime/sam3/", "app/")
 APPLICATION = tuple(f"cli/{name}.py" for name in ("segment", "segment_display", "track", "ui", "loading"))
 PUBLIC = "runtime/__init__.py"
 """Has the names that users of the runtime import."""
-FACTS = re.compile(r"sam_?3(?!error)|click|prompt|grounding|presence|tracker|vocabulary|masklet|^capacity$", re.I)
+FACTS = re.compile(r"sam_?3|click|prompt|grounding|presence|tracker|vocabulary|masklet|^capacity$", re.I)
 OTHER_CAPACITIES = {"compiler/schedules/cpu/arena.py", "runtime/cores.py", "verify/budget/choice.py"}
 """Have a capacity in bytes, in a core's speed, or in error."""
 

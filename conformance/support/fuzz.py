@@ -41,7 +41,7 @@ from harness.core.case import Scale
 from harness.core.errors import HarnessError
 from harness.runtime import Prompt
 from harness.runtime.checking import check_files
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
@@ -309,7 +309,7 @@ def _outcome(kind: Kind, path: Path) -> str:
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", DeprecationWarning)
             kind.read(path)
-    except (HarnessError, Sam3Error) as error:
+    except (HarnessError, ModelError) as error:
         return "refused" if len(str(error).splitlines()) == 1 else f"not one sentence: {error}"
     except Exception:
         return traceback.format_exc()

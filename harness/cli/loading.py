@@ -16,7 +16,7 @@ def load_model(folder: Path) -> Sam3:
     """Loads a compiled model, with a message if weights are first packed for this CPU.
 
     Raises:
-        Sam3Error: The model cannot be loaded.
+        ModelError: The model cannot be loaded.
     """
 
     def print_sentence(sentence: str) -> None:

@@ -30,7 +30,7 @@ from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
 from harness.core.files import full_disk
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 app = typer.Typer(
     add_completion=False,
@@ -102,7 +102,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
             signal.signal(number, interrupt)
     try:
         code = command() or 0
-    except (HarnessError, Sam3Error, typer.TyperException) as error:
+    except (HarnessError, ModelError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         print_error(f"error: {message}")
         code = 2

@@ -30,7 +30,7 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
 
     Raises:
         HarnessError: A file cannot be written, or the device is none of this version.
-        Sam3Error: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
+        ModelError: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
     """
     model = _load(folder, remote)
     warn_if_untrained(model.manifest)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 FORMAT = 1
 """Version of the folder's layout; a runtime reads this version alone."""
@@ -38,7 +38,7 @@ def weights_file(entry: str) -> str:
     return f"{entry}.safetensors"
 
 
-class ArtifactError(Sam3Error):
+class ArtifactError(ModelError):
     """A folder that is no artifact, is damaged, or was made for another machine or version."""
 
 

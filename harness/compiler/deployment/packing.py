@@ -66,7 +66,7 @@ def pack_model(
 
     Raises:
         HarnessError: The checkpoint does not fit, or the folder cannot be written.
-        Sam3Error: The folder is no artifact, or its packing library is not for this machine.
+        ModelError: The folder is no artifact, or its packing library is not for this machine.
     """
     described(into)
     with replaced(into) as folder:

@@ -20,7 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime.artifact import Tensors, check_inputs
 from harness.runtime.checking import check_files
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ PART_BYTES = 16 << 20
 """Bytes of a file that are sent at once."""
 
 
-class DeviceLostError(Sam3Error):
+class DeviceLostError(ModelError):
     """Nobody listens, or a session ended before its work was done: not the fault of what was run, as a rule."""
 
 
@@ -283,7 +283,8 @@ class RemoteArtifact:
         """Does what `Artifact` does.
 
         Raises:
-            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range.
+            ModelError: An input is missing, has another shape or dtype than the manifest says, or an index is out of
+                range.
             RemoteError: It raised.
             DeviceLostError: The session ended.
         """

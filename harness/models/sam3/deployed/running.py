@@ -31,7 +31,7 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
 
     Raises:
         HarnessError: The settings name a folder of another case.
-        Sam3Error: The folder of the settings is damaged.
+        ModelError: The folder of the settings is damaged.
     """
     from harness.compiler.deployment.compiling import compile_into
     from harness.models.registry import subjects
