@@ -18,6 +18,7 @@ from harness.core.budget import read_budget
 from harness.core.errors import HarnessError
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, read_manifest
+from harness.runtime.sam3.description import Capacity, Description, read_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 
@@ -50,6 +51,24 @@ def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> 
         (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
         with pytest.raises(ModelError, match=r"is damaged .*a value has the wrong type"):
             read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"capacity": {"points": "1"}}, {"capacity": {"taps": 1}}, {"capacity": None}, {"vocabulary": 3}]
+)
+def test_a_manifest_whose_part_of_sam3_is_damaged_is_a_sentence(change: dict[str, object], tmp_path: Path) -> None:
+    manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
+    with pytest.raises(ModelError, match=r"manifest\.json is damaged .*: compile the model again"):
+        read_description(tmp_path, read_manifest(tmp_path))
+
+
+def test_an_older_manifest_is_read(tmp_path: Path) -> None:
+    manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
+    del manifest["point_prompts"], manifest["model"]
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"capacity": {"points": 1, "boxes": 2}}))
+    expected = Description(Capacity(points=1, boxes=2, clicks=0, video=False), "", point_prompts=True)
+    assert read_description(tmp_path, read_manifest(tmp_path)) == expected
 
 
 def test_a_damaged_line_of_a_journal_is_left_out(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from harness.runtime import Prompt
 from harness.runtime.checking import check_files
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.sam3.description import Capacity, Description, read_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.variants import Variants, read_variants
@@ -193,6 +194,7 @@ def _manifest() -> Manifest:
         files=_described(),
         architectures=("sm_80",),
         float32=("a.b",),
+        extra=asdict(Description(Capacity(), "")),
     )
 
 
@@ -203,6 +205,7 @@ def _manifests() -> dict[str, bytes]:
 def _read_manifest(path: Path) -> None:
     manifest = read_manifest(path.parent)
     assert Manifest(**vars(manifest)).to_json()
+    read_description(path.parent, manifest)
     check_files(path.parent, manifest.files, contents=True)
 
 
