@@ -243,7 +243,7 @@ def _default_subjects(folder: Path | None, manifest: Manifest | None) -> tuple[s
         whole = {name: subject for name, subject in quick.items() if subject.whole and subject.model == model.name}
         if answerable := tuple(name for name, subject in whole.items() if options.includes(subject.options)):
             return answerable
-        found = f": {options}"
+        found = f": {options}" if whole else ""
     raise HarnessError(f"No question of a whole model can be asked of this one, {manifest.model}{found}.")
 
 
