@@ -26,7 +26,7 @@ from harness.core.settings import Settings
 from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import subjects
 from harness.models.selection import select
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.verify.runner import library_template
 
 pytest_plugins = ["conformance.layers", "conformance.skips"]
@@ -169,7 +169,7 @@ def chosen_settings(config: pytest.Config) -> Settings:
 
             remote = Remote(address)
             processors = processors.with_defaults(describe_remote(remote).processors)
-    except (HarnessError, Sam3Error) as error:
+    except (HarnessError, ModelError) as error:
         raise pytest.UsageError(str(error)) from error
     return Settings(remote=remote, processors=processors)
 

@@ -29,8 +29,8 @@ from harness.core.processes.threads import configure_threads
 from harness.core.settings import Settings
 from harness.core.weights import Weights
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.deployed.options import GROUNDING_ALONE, Sam3Options
 from harness.models.selection import select
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved
@@ -50,8 +50,7 @@ class Questions:
         first: The question that all sides answer once before anything is timed.
         encode: Another function of every side, which encodes the photograph that later questions are about.
         check: Fails unless the answer of a side, which comes first, is that of PyTorch.
-        capacity: The longest prompt that the folders take.
-        without: Names of the entry points that the folders do without.
+        options: The options that the folders are compiled with.
     """
 
     subject: str
@@ -59,8 +58,7 @@ class Questions:
     first: str
     encode: str
     check: Callable[[Any, Any], None]
-    capacity: Capacity = DEFAULT_CAPACITY
-    without: tuple[str, ...] = ()
+    options: Sam3Options = GROUNDING_ALONE
 
 
 @dataclass
@@ -120,9 +118,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
             start = time.perf_counter()
             schedules = tuned if side == TUNED else DEFAULT_SCHEDULES
             settings = Settings(processors=options.processors)
-            compile_model(
-                DEPLOYABLE, case, artifact, settings, questions.capacity, schedules, without=questions.without
-            )
+            compile_model(DEPLOYABLE, case, artifact, settings, questions.options, schedules)
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": _unchecked(artifact)}
             questions.check(add_side(side, "tvm_side", artifact, facts, artifact), expected)
             found[side].facts["verdict"] = "same answer"

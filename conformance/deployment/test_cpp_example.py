@@ -54,7 +54,7 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     image.save(tmp_path / "photo.ppm")
 
     artifact = Artifact.load(shallow_artifact)
-    tokens = Tokenizer.read(shallow_artifact / artifact.manifest.vocabulary).tokenize(["cat"]).ids
+    tokens = Tokenizer.read(shallow_artifact / artifact.manifest.extra["vocabulary"]).tokenize(["cat"]).ids
     (tmp_path / "tokens.txt").write_text(" ".join(str(token) for token in tokens[0] if token))
     encoded = Sam3(artifact).set_image(pixels)
     scores = encoded.segment("cat", threshold=1).outputs.scores[0]

@@ -27,6 +27,7 @@ from harness.core.processes import WorkerEnd, run_isolated
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.grounding import ENCODE_TEXT
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import upstream as upstreams_model
 from harness.parity.autocast import half_reference
@@ -55,7 +56,9 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if problem:
         pytest.skip(problem)
     folder, case = tmp_path_factory.mktemp(target), Case("sam3", "real", target, precision=precision)
-    return folder, compile_into(DEPLOYABLE, case, folder, only=(ENCODE_TEXT.name,), for_emulation=target == "cuda")
+    return folder, compile_into(
+        DEPLOYABLE, case, folder, options=GROUNDING_ALONE, only=(ENCODE_TEXT.name,), for_emulation=target == "cuda"
+    )
 
 
 for_gpus = pytest.mark.parametrize("compiled", GPUS, indirect=True)

@@ -24,7 +24,7 @@ from harness.compiler.lowering.frontends.torch_export import export_program, imp
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.precision import lower_precision, parameters_for
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.compiler.lowering.rope.rotate_pairs import rotate
+from harness.compiler.lowering.rope.operators.rotate_pairs import rotate
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError

@@ -22,7 +22,7 @@ from conformance.support.rotations import EPS, HALVES, Rotations, Setting, any_s
 from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.compiler.lowering.rope.rotate_pairs import rotate
+from harness.compiler.lowering.rope.operators.rotate_pairs import rotate
 from harness.compiler.schedules.common.kernel_info import info_of
 from harness.compiler.schedules.cpu import cpu_pipeline
 from harness.compiler.targets import TARGETS

@@ -21,7 +21,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,9 @@ from harness.core.case import Scale
 from harness.core.errors import HarnessError
 from harness.runtime import Prompt
 from harness.runtime.checking import check_files
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import MANIFEST, VARIANTS, Capacity, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.errors import ModelError
+from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.sam3.description import Capacity, Description, read_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.variants import Variants, read_variants
@@ -189,12 +190,11 @@ def _manifest() -> Manifest:
         strategy="real",
         weights="seed 0",
         trained=False,
-        capacity=Capacity(),
-        vocabulary="",
         entries={"step": entry},
         files=_described(),
         architectures=("sm_80",),
         float32=("a.b",),
+        extra=asdict(Description(Capacity(), "")),
     )
 
 
@@ -205,6 +205,7 @@ def _manifests() -> dict[str, bytes]:
 def _read_manifest(path: Path) -> None:
     manifest = read_manifest(path.parent)
     assert Manifest(**vars(manifest)).to_json()
+    read_description(path.parent, manifest)
     check_files(path.parent, manifest.files, contents=True)
 
 
@@ -311,7 +312,7 @@ def _outcome(kind: Kind, path: Path) -> str:
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", DeprecationWarning)
             kind.read(path)
-    except (HarnessError, Sam3Error) as error:
+    except (HarnessError, ModelError) as error:
         return "refused" if len(str(error).splitlines()) == 1 else f"not one sentence: {error}"
     except Exception:
         return traceback.format_exc()

@@ -41,4 +41,4 @@ def pack(
     with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
         manifest = pack_model(deployable, into, settings, seed, on_stage, distribution)
-    print_artifact(into, manifest)
+    print_artifact(into, manifest, deployable.options.read(into, manifest).summary())

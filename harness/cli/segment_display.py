@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.app.segment.job import Job, Result, SegmentedImage, run
-from harness.cli.console import console, print_sentence, progress, warn_if_untrained
-from harness.cli.loading import load_model
+from harness.cli.console import console, print_sentence, progress
+from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3
@@ -30,7 +30,7 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
 
     Raises:
         HarnessError: A file cannot be written, or the device is none of this version.
-        Sam3Error: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
+        ModelError: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
     """
     model = _load(folder, remote)
     warn_if_untrained(model.manifest)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import print_sentence, progress, warn_if_untrained
+from harness.cli.console import print_sentence, progress
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
 from harness.core.errors import HarnessError
@@ -41,7 +41,7 @@ def track(
     if not text and box is None and object_prompt is None:
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
     from harness.app.track.job import Job, run
-    from harness.cli.loading import load_model
+    from harness.cli.loading import load_model, warn_if_untrained
     from harness.core.processes.threads import configure_threads
     from harness.core.processes.torch_free import hide_torch
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import print_sentence, untrained_warning, warn_if_untrained
+from harness.cli.console import print_sentence
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
@@ -42,7 +42,7 @@ def ui(
     from harness.app.ui.guard import TOKEN, hosts_of
     from harness.app.ui.page import make_page
     from harness.app.ui.serving import listen, serve, url_of
-    from harness.cli.loading import load_model
+    from harness.cli.loading import load_model, untrained_warning, warn_if_untrained
     from harness.core.processes.threads import configure_threads
     from harness.core.processes.torch_free import hide_torch
     from harness.runtime.variants import described

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.compiler.deployment.deployable import Deployable
+from harness.core.settings import Settings
 from harness.models.subject import Subject
 
 
@@ -22,6 +23,7 @@ class Model:
         context: Returns the context in which the model is built, run and exported.
         expectations: File that lists the cases that are not expected to be strict, see `harness.core.expectations`.
         prepare: Imports the libraries whose import takes seconds.
+        check: Checks the settings of a verification, before the first case; raises an error that is a sentence.
     """
 
     name: str
@@ -29,4 +31,5 @@ class Model:
     deployable: Deployable | None = None
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare: Callable[[], None] = lambda: None
+    check: Callable[[Settings], None] = lambda settings: None
     expectations: Path | None = None

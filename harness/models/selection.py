@@ -21,7 +21,9 @@ def strategies_of(component: str, frontend: str = DEFAULT_FRONTEND) -> tuple[str
 
     A subject without rotary position encoding takes only the default strategy.
     """
-    return FRONTENDS[frontend].strategies if subjects()[component].uses_rope else (DEFAULT_STRATEGY,)
+    if not subjects()[component].uses_rope:
+        return (DEFAULT_STRATEGY,)
+    return tuple(name for name, strategy in STRATEGIES.items() if FRONTENDS[frontend].takes(strategy))
 
 
 def select(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, this_platform
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, read_manifest
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
@@ -49,7 +49,7 @@ _PACKAGE = "apache-tvm"
 """The distribution that installs TVM's libraries."""
 
 
-class LoadError(Sam3Error):
+class LoadError(ModelError):
     """A library that this machine cannot run; the sentence says which, why, and what to do."""
 
 

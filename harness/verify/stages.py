@@ -20,7 +20,7 @@ from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
 from harness.core.progress import Progress
 from harness.core.settings import Settings
 from harness.models.registry import models, subjects
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.loading import LoadError
 
 
@@ -64,7 +64,7 @@ def run_case(
         float32: Groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError, Sam3Error: The input or the environment is wrong, not the case.
+        HarnessError, ModelError: The input or the environment is wrong, not the case.
     """
     target = TARGETS[case.target]
     progress = Progress(on_stage)
@@ -78,7 +78,7 @@ def run_case(
         return progress.outcome(Status.FAILED, _case_error(error))
     except DeviceLostError as error:
         return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
-    except (HarnessError, Sam3Error):
+    except (HarnessError, ModelError):
         raise
     except MemoryError as error:
         return progress.outcome(Status.OUT_OF_MEMORY, _case_error(error))

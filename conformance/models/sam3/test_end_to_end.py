@@ -17,12 +17,12 @@ from harness.core.outcome import Status, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.processes import Template
 from harness.core.settings import Settings
+from harness.models.sam3.detections import SCORE, UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
 from harness.models.sam3.end_to_end.script import UPSTREAM, judge_answer, load, prompts
 from harness.models.sam3.source import Arrays, UpstreamModel
 from harness.models.sam3.upstream import upstream
-from harness.parity.detections import SCORE, UNDECIDED
 from harness.parity.references import Reference
 from harness.runtime.sam3.images import load_image
 

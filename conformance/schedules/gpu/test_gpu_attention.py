@@ -30,7 +30,8 @@ from conformance.support.gpu_programs import (
 from conformance.support.operators import rms
 from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
-from harness.compiler.lowering.rope import STRATEGIES, rotate_pairs
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.rope.operators import rotate_pairs
 from harness.compiler.lowering.rope.real import rotate
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.kernel_info import TENSOR_CORES, infos_of

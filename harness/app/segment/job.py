@@ -26,7 +26,7 @@ from harness.compiler.execution.remote.client import RemoteError
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder, write_bytes, write_json
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import Manifest
 
 ANNOTATIONS = "annotations.json"
@@ -129,7 +129,7 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
     Raises:
         HarnessError: A file cannot be written, or would replace an image of the job or a file that no earlier job
             wrote; or another command is writing the folder.
-        Sam3Error: A prompt is invalid for any image.
+        ModelError: A prompt is invalid for any image.
     """
     for prompt in job.prompts:
         if isinstance(prompt, Prompt):
@@ -257,7 +257,7 @@ def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -
                 model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
         objects = concatenate_objects(run_prompts(encoded, job.prompts, job.threshold))
-    except (Sam3Error, RemoteError) as error:
+    except (ModelError, RemoteError) as error:
         return FailedImage(image, str(error))
     overlay, *masks = files = _files(job.out, name, len(objects.masks))
     journal.list_files(files)

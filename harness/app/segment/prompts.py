@@ -38,7 +38,7 @@ def run_prompts(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], t
         threshold: Objects of a prompt for all of a kind score above this.
 
     Raises:
-        Sam3Error: A prompt is invalid for this image or this model.
+        ModelError: A prompt is invalid for this image or this model.
     """
     detections = image.segment_each(
         [prompt for prompt in prompts if isinstance(prompt, Prompt)], threshold, has_masks=False

@@ -15,7 +15,7 @@ from harness.app.track.results import MASKS, OVERLAY, Results, VideoDescription
 from harness.app.track.saved_session import SAVE_INTERVAL, SavedSession, session_file
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Sam3
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.frames import frame_files
 from harness.runtime.sam3.video.saving import model_digest
 from harness.runtime.sam3.video.session import Session, TrackedFrame
@@ -55,7 +55,7 @@ class Job:
         """Adds the prompts to a session.
 
         Raises:
-            Sam3Error: They are invalid for this video.
+            ModelError: They are invalid for this video.
         """
         if self.clicked is None:
             session.add_prompt(self.frame, list(self.texts), self.box)
@@ -98,7 +98,7 @@ def run(
     Raises:
         HarnessError: A result cannot be written, or the folder has files of these names that no earlier run wrote; or
             another command is writing it.
-        Sam3Error: The video or the prompt cannot be used; the frames before a broken one are written.
+        ModelError: The video or the prompt cannot be used; the frames before a broken one are written.
     """
     session = model.start_session(job.video)
     frames = session.frames
@@ -152,7 +152,7 @@ def _resumed(model: Sam3, video: Path, saved: Path) -> Session | None:
         return None
     try:
         return model.resume_session(saved, video)
-    except Sam3Error:
+    except ModelError:
         return None
 
 

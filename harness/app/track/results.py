@@ -81,7 +81,7 @@ class Results:
 
         Raises:
             HarnessError: The folder cannot be written, or has files of these names that no earlier run wrote.
-            Sam3Error: PyAV is needed and not installed.
+            ModelError: PyAV is needed and not installed.
         """
         self._out, self._video = out, video
         self._overlay: VideoWriter | None = None

@@ -49,7 +49,7 @@ class SavedSession:
         """Saves the session if the interval has passed; must be called after each processed frame.
 
         Raises:
-            Sam3Error: The file cannot be written.
+            ModelError: The file cannot be written.
         """
         if time.monotonic() - self._saved_at >= self._interval:
             session.save(self._new if self._has_written else self._path)

@@ -54,7 +54,7 @@ class VideoWriter:
                 rate.
 
         Raises:
-            Sam3Error: PyAV is not installed.
+            ModelError: PyAV is not installed.
             HarnessError: The file cannot be written, or the encoder takes no frames of this size.
         """
         av = pyav(path)
@@ -155,7 +155,7 @@ def encoder_version(path: Path) -> str:
     """Returns the name and version of the encoder; another version does not continue a file.
 
     Raises:
-        Sam3Error: PyAV is not installed.
+        ModelError: PyAV is not installed.
     """
     return f"PyAV {pyav(path).__version__}, {encoder()}"
 

@@ -21,7 +21,7 @@ from harness.app.ui.page import Page
 from harness.app.ui.routes import router
 from harness.app.ui.sessions import UnknownSessionError
 from harness.core.errors import HarnessError
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 STATIC = Path(__file__).with_name("static")
 INDEX = "index.html"
@@ -84,7 +84,7 @@ async def _defect(_request: Request, error: Exception) -> Response:
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     HarnessError: _user_error,
-    Sam3Error: _user_error,
+    ModelError: _user_error,
     HTTPException: _no_such_route,
     RequestValidationError: _malformed,
     ClientDisconnect: _disconnected,

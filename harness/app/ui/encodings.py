@@ -63,7 +63,7 @@ class Encodings:
         """Returns a photograph encoded, from the cache or anew.
 
         Raises:
-            Sam3Error: The photograph can no longer be read.
+            ModelError: The photograph can no longer be read.
         """
         cached = self._encoded.get(photograph.key)
         if cached is not None:
@@ -82,7 +82,7 @@ class Encodings:
         """Predicts the best mask of one object, as `sam3-tvm segment --click` does.
 
         Raises:
-            Sam3Error: The prompt is invalid for this photograph or this model.
+            ModelError: The prompt is invalid for this photograph or this model.
         """
         image = self.encode(photograph, announce)
         announce(ASKING)
@@ -94,7 +94,7 @@ class Encodings:
         """Finds all objects of a kind, as `sam3-tvm segment --text` does.
 
         Raises:
-            Sam3Error: The prompt is invalid for this photograph or this model.
+            ModelError: The prompt is invalid for this photograph or this model.
         """
         image = self.encode(photograph, announce)
         announce(ASKING)

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.app.segment.images import find_images
 from harness.app.ui.photographs import read_image
 from harness.core.errors import HarnessError
-from harness.runtime.errors import Sam3Error, reason
+from harness.runtime.errors import ModelError, reason
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ImageFolder:
         for name, path in self._files.items():
             try:
                 read_image(path, name)
-            except Sam3Error as error:
+            except ModelError as error:
                 self._problems[name] = str(error)
             except Exception as error:  # such as too little memory, which the other files may not need
                 self._problems[name] = f"The image {name} cannot be read ({reason(error)}); scale it down."

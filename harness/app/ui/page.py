@@ -84,8 +84,8 @@ def make_page(
         target=manifest.target,
         precision=manifest.precision,
         note=note,
-        clicks=manifest.capacity.clicks if answers_clicks else 0,
-        boxes=manifest.capacity.boxes if answers_kinds else 0,
+        clicks=model.description.capacity.clicks if answers_clicks else 0,
+        boxes=model.description.capacity.boxes if answers_kinds else 0,
         threshold=THRESHOLD,
         folder=folder is not None,
     )

@@ -71,7 +71,7 @@ class Photographs:
             name: Its name; folders and unprintable characters are removed.
 
         Raises:
-            Sam3Error: The file is no image, damaged, or too large.
+            ModelError: The file is no image, damaged, or too large.
             HarnessError: The file cannot be stored.
         """
         name = plain_name(name)
@@ -136,7 +136,7 @@ def read_image(file: Path, name: str) -> Image.Image:
     """Reads an image file as `load_image` does; one thread at a time.
 
     Raises:
-        Sam3Error: The file is no image, damaged, or too large.
+        ModelError: The file is no image, damaged, or too large.
     """
     with _reading:
         return load_image(file, name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.compiler.deployment.code import write_code
-from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import Deployable, ModelOptions
 from harness.compiler.deployment.describing import describe, described
 from harness.compiler.deployment.filling import isolated, replaced
 from harness.compiler.deployment.imported import Contents, Imported, OnStage, taken, to_compile
@@ -19,7 +19,7 @@ from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.outcome import Kernel
 from harness.core.settings import SEEDED, Settings
-from harness.runtime.manifest import DEFAULT_CAPACITY, MANIFEST, Capacity, File, Manifest
+from harness.runtime.manifest import MANIFEST, File, Manifest
 from harness.runtime.packing import write_packed
 from harness.runtime.variants import described as manifest_of
 
@@ -44,10 +44,9 @@ def compile_model(
     case: Case,
     out: Path,
     settings: Settings = SEEDED,
-    capacity: Capacity = DEFAULT_CAPACITY,
+    options: ModelOptions | None = None,
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     on_stage: OnStage = lambda stage: None,
-    without: Sequence[str] = (),
     float32: Groups = NO_GROUPS,
     variants: Mapping[str, ChosenSchedules] | None = None,
 ) -> Manifest:
@@ -58,10 +57,9 @@ def compile_model(
         case: Its strategy, target, scale, seed, precision, frontend and weights.
         out: The folder; an artifact that is there is replaced.
         settings: Where the weights come from, and the processors to compile for.
-        capacity: The longest prompt.
+        options: The model's own options; None for the default ones.
         schedules: What tuning found for the target.
         on_stage: Called with the name of each stage as it begins.
-        without: Names of entry points to leave out.
         float32: Groups of products that stay float32 in a half precision.
         variants: For a folder for several CPUs, what tuning found for each of these, by names as `--cpu` takes them;
             the CPU of `settings` and `schedules` are then not used.
@@ -76,7 +74,7 @@ def compile_model(
     """
     check_precisions(case.target, (case.precision,))
     with replaced(out) as folder:
-        contents = Contents(deployable, case, settings, capacity, (), tuple(without), float32)
+        contents = Contents(deployable, case, settings, options or deployable.options(), float32=float32)
         request = (contents, folder, schedules if variants is None else variants)
         isolated(f"{__name__}:compile_request", request, on_stage)
         return manifest_of(folder)
@@ -99,12 +97,11 @@ def compile_into(
     case: Case,
     folder: Path,
     settings: Settings = SEEDED,
-    capacity: Capacity = DEFAULT_CAPACITY,
+    options: ModelOptions | None = None,
     schedules: ChosenSchedules = DEFAULT_SCHEDULES,
     *,
     on_stage: OnStage = lambda stage: None,
     only: Sequence[str] = (),
-    without: Sequence[str] = (),
     for_emulation: bool = False,
     float32: Groups = NO_GROUPS,
 ) -> Compiled:
@@ -115,11 +112,10 @@ def compile_into(
         case: Its strategy, target, scale, seed, precision, frontend and weights.
         folder: An empty folder.
         settings: Where the weights come from, and the processors to compile for.
-        capacity: The longest prompt.
+        options: The model's own options; None for the default ones.
         schedules: What tuning found for the target.
         on_stage: Called with the name of each stage as it begins.
         only: Names of the entry points to compile, all if there is none; functions written as kernels come in any case.
-        without: Names of entry points to leave out.
         for_emulation: Whether the CPU of this machine is to run a GPU's kernels.
         float32: Groups of products that stay float32 in a half precision.
 
@@ -128,7 +124,7 @@ def compile_into(
             or the checkpoint does not fit.
         Exception: Whatever the strategy `none` makes the importer raise.
     """
-    contents = Contents(deployable, case, settings, capacity, tuple(only), tuple(without), float32)
+    contents = Contents(deployable, case, settings, options or deployable.options(), tuple(only), float32)
     return fill(contents, to_compile(contents, on_stage), folder, schedules, on_stage, for_emulation=for_emulation)
 
 

@@ -1,4 +1,4 @@
-"""Deployable: a model as entry points, functions that are written as kernels, and files that go with them."""
+"""Defines a deployable model: entry points, functions that are written as kernels, files and options."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.runtime.manifest import Capacity
+from harness.runtime.manifest import Manifest
 
 if TYPE_CHECKING:
     import tvm
@@ -39,12 +39,45 @@ def _no_files() -> Mapping[str, Path]:
     return {}
 
 
-def _always(_checkpoint: Path) -> bool:
-    return True
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of `sam3-tvm compile` that a model adds; this class adds none.
 
+    A model with options subclasses it as a frozen dataclass, whose fields have defaults and typer's annotations.
+    """
 
-def _never(_checkpoint: Path | None) -> bool:
-    return False
+    @classmethod
+    def read(cls, folder: Path, manifest: Manifest) -> Self:
+        """Returns the options that a folder was compiled with.
+
+        Args:
+            folder: The folder, which errors name.
+            manifest: Its manifest.
+
+        Raises:
+            ArtifactError: The model's part of the manifest is damaged.
+        """
+        return cls()
+
+    def fit(self, case: Case, settings: Settings, print_note: Callable[[str], None]) -> Self:
+        """Returns the options as they apply to a case and its weights; `print_note` takes a sentence on a difference.
+
+        Raises:
+            HarnessError: They contradict each other or the case.
+        """
+        return self
+
+    def includes(self, options: Self) -> bool:
+        """Returns whether a folder that was compiled with these options does all that one with the others does."""
+        return True
+
+    def manifest_part(self, settings: Settings) -> Mapping[str, Any]:
+        """Returns the model's part of the manifest, as JSON has it."""
+        return {}
+
+    def summary(self) -> str:
+        """Returns in a few words what a folder takes that was compiled with these options, for the command's output."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -53,25 +86,19 @@ class Deployable:
 
     Attributes:
         model: Its name, which the manifest keeps.
-        programs: Takes a case, settings and a capacity; builds the model, then yields its entry points, which share
-            its weights.
+        programs: Takes a case, settings and the model's options; builds the model, then yields its entry points, which
+            share its weights.
         context: What building and exporting happen in.
         kernels: Functions that are written as kernels.
         files: Makes the files that the folder gets besides, by their names there.
-        vocabulary: Name of the tokenizer's vocabulary among them; empty if there is none.
-        knows_points: Whether a checkpoint's weights know points as prompts.
-        knows_clicks: Whether weights predict masks of one object: those of a checkpoint, or seeded ones.
-        grounding: Names of the entry points that a folder for clicks alone does without.
+        options: The class of its options.
         weights: What its weights can be drawn by.
     """
 
     model: str
-    programs: Callable[[Case, Settings, Capacity], Iterator[Program]]
+    programs: Callable[[Case, Settings, Any], Iterator[Program]]
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     kernels: tuple[KernelFunction, ...] = ()
     files: Callable[[], Mapping[str, Path]] = _no_files
-    vocabulary: str = ""
-    knows_points: Callable[[Path], bool] = _always
-    knows_clicks: Callable[[Path | None], bool] = _never
-    grounding: tuple[str, ...] = ()
+    options: type[ModelOptions] = ModelOptions
     weights: tuple[str, ...] = (Weights.SEEDED.value,)

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import ModelOptions
 from harness.compiler.deployment.imported import Contents
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.runtime.manifest import Capacity, Entry, File, Manifest
+from harness.runtime.manifest import Entry, File, Manifest
 from harness.runtime.weights import file_digest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def describe(
     from harness.compiler.targets.compiling import platform_of, required_cpu
     from harness.core.machine import versions
 
-    case, settings, deployable = contents.case, contents.settings, contents.deployable
+    case, settings = contents.case, contents.settings
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
     system, architecture = platform_of(host)
@@ -60,24 +60,31 @@ def describe(
         cpu=cpu,
         cpu_features=tuple(features),
         architectures=architectures(tvm_target) if architectures is not None else (),
-        model=deployable.model,
+        model=contents.deployable.model,
         scale=str(case.scale),
         strategy=case.strategy,
         weights=origin(case, settings),
         trained=settings.checkpoint is not None,
-        point_prompts=point_prompts(deployable, settings),
         precision=case.precision,
         float32=tuple(sorted(contents.float32)),
         frontend=case.frontend,
-        capacity=contents.capacity,
-        vocabulary=deployable.vocabulary,
         entries=entries,
         files=dict(sorted(files.items())),
+        extra=contents.options.manifest_part(settings),
     )
 
 
-def check_described(manifest: Manifest, case: Case, settings: Settings, capacity: Capacity) -> None:
-    """Checks that a folder is what a case compiles: the same model with the same weights, for prompts as long.
+def check_described(
+    manifest: Manifest, case: Case, settings: Settings, found_options: ModelOptions, options: ModelOptions
+) -> None:
+    """Checks that a folder is what a case compiles: the same model with the same weights and all that is judged.
+
+    Args:
+        manifest: Its manifest.
+        case: The case.
+        settings: Where the weights come from.
+        found_options: The options of the folder.
+        options: The options that the case needs.
 
     Raises:
         HarnessError: It is another.
@@ -92,9 +99,9 @@ def check_described(manifest: Manifest, case: Case, settings: Settings, capacity
     for name, (found, asked) in compiled.items():
         if found != asked:
             raise HarnessError(f"The folder was compiled with {name} {found}, not {asked}: leave out --{name}.")
-    if not manifest.capacity.includes(capacity):
+    if not found_options.includes(options):
         raise HarnessError(
-            f"{case.component} needs a model of {capacity}, and the folder has {manifest.capacity}: leave out "
+            f"{case.component} needs a model of {options}, and the folder has {found_options}: leave out "
             f"--component {case.component}, or compile such a model."
         )
     expected = origin(case, settings)
@@ -126,11 +133,6 @@ def seed_of(manifest: Manifest) -> int:
     """Returns the seed of the weights that a folder does not have from a checkpoint; see `origin`."""
     seed = re.search(r"seed (\d+)", manifest.weights)
     return 0 if seed is None else int(seed[1])
-
-
-def point_prompts(deployable: Deployable, settings: Settings) -> bool:
-    """Returns whether the weights know points as prompts."""
-    return settings.checkpoint is None or deployable.knows_points(settings.checkpoint)
 
 
 def now() -> str:

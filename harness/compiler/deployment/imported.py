@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import Deployable, ModelOptions
 from harness.compiler.targets import TARGETS
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.runtime.manifest import Capacity
 from harness.runtime.packing import Array
 
 if TYPE_CHECKING:
@@ -54,18 +53,16 @@ class Contents:
         deployable: Which model.
         case: Its strategy, target, scale, seed, precision, frontend and weights.
         settings: Where the weights come from.
-        capacity: The longest prompt.
+        options: The model's own options.
         only: Names of the entry points to import, all if there is none.
-        without: Names of entry points to leave out.
         float32: Groups of products that stay float32 in a half precision.
     """
 
     deployable: Deployable
     case: Case
     settings: Settings
-    capacity: Capacity
+    options: ModelOptions
     only: Sequence[str] = ()
-    without: Sequence[str] = ()
     float32: Groups = NO_GROUPS
 
     def imported(self, on_stage: OnStage) -> Iterator[Imported]:
@@ -79,8 +76,8 @@ class Contents:
 
         with self.deployable.context():
             on_stage("build")
-            for program in self.deployable.programs(self.case, self.settings, self.capacity):
-                if (self.only and program.name not in self.only) or program.name in self.without:
+            for program in self.deployable.programs(self.case, self.settings, self.options):
+                if self.only and program.name not in self.only:
                     continue
                 strategy = self.case.strategy if program.uses_rope else DEFAULT_STRATEGY
                 route = Route.from_case(replace(self.case, strategy=strategy), self.float32)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.compiler.deployment.deployable import Deployable
-from harness.compiler.deployment.describing import now, origin, point_prompts
+from harness.compiler.deployment.describing import now, origin
 from harness.compiler.deployment.filling import isolated, replaced
 from harness.compiler.deployment.imported import Contents, OnStage, Parameters
 from harness.compiler.deployment.variants import write_unpacked
@@ -57,7 +57,7 @@ def pack_model(
 
     Args:
         deployable: The model that the artifact was compiled from.
-        into: The artifact; scale, strategy, capacity, precision and frontend are its own. One for several CPUs gets
+        into: The artifact; scale, strategy, options, precision and frontend are its own. One for several CPUs gets
             weights that are packed when they are loaded.
         settings: Where the weights come from.
         seed: Seed of the weights that no checkpoint has.
@@ -66,7 +66,7 @@ def pack_model(
 
     Raises:
         HarnessError: The checkpoint does not fit, or the folder cannot be written.
-        Sam3Error: The folder is no artifact, or its packing library is not for this machine.
+        ModelError: The folder is no artifact, or its packing library is not for this machine.
     """
     described(into)
     with replaced(into) as folder:
@@ -105,7 +105,8 @@ def pack_into(
         weights,
     )
     entries, float32 = tuple(manifest.entries), frozenset(manifest.float32)
-    contents = Contents(deployable, case, settings, manifest.capacity, entries, (), float32)
+    options = deployable.options.read(artifact, manifest)
+    contents = Contents(deployable, case, settings, options, entries, float32)
     if is_for_several(artifact):
         _pack_for_several(contents, artifact, folder, on_stage)
     else:
@@ -178,10 +179,10 @@ def _another_version(artifact: Path, entry: str) -> HarnessError:
 
 
 def _with_weights(manifest: Manifest, contents: Contents) -> Manifest:
-    deployable, settings = contents.deployable, contents.settings
+    settings = contents.settings
     return replace(
         manifest,
         weights=origin(contents.case, settings),
         trained=settings.checkpoint is not None,
-        point_prompts=point_prompts(deployable, settings),
+        extra=contents.options.manifest_part(settings),
     )

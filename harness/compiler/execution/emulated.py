@@ -18,8 +18,8 @@ from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from harness.runtime.artifact import Artifact
     from harness.runtime.executable import Executable
-    from harness.runtime.sam3.model import Sam3
 
 
 def emulates(case: Case, cheap_in: Collection[str], every: bool = False, processors: Processors = THIS_MACHINE) -> bool:
@@ -57,7 +57,7 @@ class MatrixUnitExecutor(LocalExecutor):
         _act_as_with_unit()
         return super().executable(library, target, parameters)
 
-    def model(self, folder: Path) -> Sam3:
+    def model(self, folder: Path) -> Artifact:
         """See `Executor`."""
         _act_as_with_unit()
         return super().model(folder)
@@ -88,14 +88,14 @@ class EmulatedExecutor:
         install(target)
         return Executable(library, TARGETS[target].device(), parameters)
 
-    def model(self, folder: Path) -> Sam3:
+    def model(self, folder: Path) -> Artifact:
         """Does what `Executor` says; nothing can be compiled for the target in this process any more."""
         from harness.compiler.execution.emulation.device import install
+        from harness.runtime.artifact import Artifact
         from harness.runtime.manifest import read_manifest
-        from harness.runtime.sam3.model import Sam3
 
         install(read_manifest(folder).target)
-        return Sam3.load(folder)
+        return Artifact.load(folder)
 
     def device(self) -> None:
         """Does what `Executor` says."""

@@ -15,9 +15,9 @@ from harness.core.settings import Settings
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from harness.compiler.execution.remote.client import DeviceSession, RemoteExecutable
+    from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
+    from harness.runtime.artifact import Artifact, LoadedModel
     from harness.runtime.executable import Executable
-    from harness.runtime.sam3.model import Sam3
 
 
 class LoadedProgram(Protocol):
@@ -42,7 +42,7 @@ class Executor(Protocol):
     def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> LoadedProgram:
         """Loads a compiled program with its parameters."""
 
-    def model(self, folder: Path) -> Sam3:
+    def model(self, folder: Path) -> LoadedModel:
         """Loads a compiled model."""
 
     def device(self) -> Device | None:
@@ -72,11 +72,11 @@ class LocalExecutor:
         instrument = fill_allocated if target == HOST.name else None
         return Executable(library, TARGETS[target].device(), parameters, instrument)
 
-    def model(self, folder: Path) -> Sam3:
+    def model(self, folder: Path) -> Artifact:
         """See `Executor`."""
-        from harness.runtime.sam3.model import Sam3
+        from harness.runtime.artifact import Artifact
 
-        return Sam3.load(folder)
+        return Artifact.load(folder)
 
     def device(self) -> None:
         """See `Executor`."""
@@ -112,14 +112,13 @@ class RemoteExecutor:
         self._target = target
         return RemoteExecutable(self._opened(), library, target, parameters)
 
-    def model(self, folder: Path) -> Sam3:
+    def model(self, folder: Path) -> RemoteArtifact:
         """See `Executor`."""
         from harness.compiler.execution.remote.client import RemoteArtifact
-        from harness.runtime.sam3.model import Sam3
 
         artifact = RemoteArtifact(self._opened(), folder)
         self._target = artifact.manifest.target
-        return Sam3(artifact)
+        return artifact
 
     def device(self) -> Device | None:
         """See `Executor`."""

@@ -35,3 +35,9 @@ class Strategy:
     converters: Callable[[], Mapping[str, Callable[..., Any]]] = dict
     importer: Callable[[], ExportedProgramImporter | None] = lambda: None
     symbolic: bool = False
+
+    @property
+    def needs_program(self) -> bool:
+        """Returns whether the strategy works on an ExportedProgram or its import, and not on the module alone."""
+        defaults = (Strategy.transform, Strategy.converters, Strategy.importer)
+        return (self.transform, self.converters, self.importer) != defaults

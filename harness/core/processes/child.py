@@ -23,7 +23,7 @@ from harness.core.errors import HarnessError
 from harness.core.files import full_disk, replace_file
 from harness.core.processes.call import DETAILS_BYTES, ROOM, WorkerEnd
 from harness.core.processes.threads import configure_threads
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 _TEMPORARY = "temporary"
 _INITIAL_ENVIRONMENT = dict(os.environ)
@@ -98,7 +98,7 @@ def _redirect_temporary_files(folder: Path) -> None:
 
 def _failure(error: Exception) -> dict[str, Any]:
     kind = WorkerEnd.OUT_OF_MEMORY if _is_memory_error(error) else WorkerEnd.FAILED
-    sentence = str(error) if isinstance(error, HarnessError | Sam3Error) else full_disk(error)
+    sentence = str(error) if isinstance(error, HarnessError | ModelError) else full_disk(error)
     return {
         "kind": kind.value,
         "type": type(error).__name__,

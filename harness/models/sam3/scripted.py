@@ -16,13 +16,13 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.questions import Question
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.references import Reference
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
-from harness.runtime.manifest import Capacity
 from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class Script(Generic[Question]):
             questions that contain upstream's answers.
         judge: Returns the verdicts on all answers; an expectation may allow the oracle verdict.
         asks_upstream_first: Whether the compiled model's questions contain upstream's answers in half precision.
-        without: Names of entry points that the compiled folder leaves out.
     """
 
     load: Callable[[Case, Settings], Sequence[Question]]
@@ -63,37 +62,34 @@ class Script(Generic[Question]):
     ask_compiled: Callable[[Sam3, Sequence[Question], UpstreamModel], Iterator[Arrays]]
     judge: Callable[[Iterable[Answer[Question]], Expectation | None, Case], Iterable[Verdict]]
     asks_upstream_first: bool = False
-    without: tuple[str, ...] = ()
 
 
 class ScriptedWorkload:
     """The questions of a case, answered by the compiled model through the runtime as users ask it."""
 
-    def __init__(self, scripts: Sequence[Script[Any]], capacity: Capacity, case: Case, settings: Settings) -> None:
+    def __init__(self, scripts: Sequence[Script[Any]], options: Sam3Options, case: Case, settings: Settings) -> None:
         """Reads the questions; upstream's model is built for the first answer that is not in the cache.
 
         Args:
             scripts: The kinds of questions.
-            capacity: The capacity that the compiled model must have.
+            options: The options that the compiled model must have.
             case: The case.
             settings: Its settings.
 
         Raises:
             HarnessError: Questions or cache cannot be used.
         """
-        self._capacity = capacity
+        self._options = options
         self._case = case
         self._settings = settings
         self._questions = [(script, script.load(case, settings)) for script in scripts]
-        self._without = scripts[0].without
         self._upstream = UpstreamModel(case, settings)
         self._saved = saved_folder(case)
 
     @property
     def programs(self) -> dict[str, Program]:
         """Builds and returns the entry points of the compiled model that the questions need."""
-        every_program = programs(self._case, self._settings, self._capacity)
-        return {program.name: program for program in every_program if program.name not in self._without}
+        return {program.name: program for program in programs(self._case, self._settings, self._options)}
 
     def run(self, run: Run) -> bool:
         """Compiles the folder, asks every question and saves the answers; returns False if code cannot be run here."""
@@ -101,7 +97,7 @@ class ScriptedWorkload:
             if script.asks_upstream_first and self._upstream.half:
                 for question in questions:  # into the cache, before a device is taken
                     self._upstream.answer(script.upstream, question)
-        with deployed_model(run, self._saved / "model", self._without) as model:
+        with deployed_model(run, self._saved / "model") as model:
             if model is None:
                 return False
             for script, questions in self._questions:

@@ -13,8 +13,8 @@ from harness.core.weights import WEIGHTS
 from harness.models.sam3 import end_to_end, interactive, video
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
+from harness.models.sam3.deployed.options import CLICKS_ALONE, GROUNDING_ALONE, WITH_VIDEO, Sam3Options
 from harness.models.subject import Subject, Workload
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 NAME = "sam3"
 """The name of the model."""
@@ -44,33 +44,34 @@ def open_component(component: Component, case: Case, settings: Settings) -> Work
     return TracedWorkload(source.programs, source.trace, source.reference, case, source.draws)
 
 
-def scripted_subject(script: str, capacity: Capacity = DEFAULT_CAPACITY, **fields: Any) -> Subject:
+def scripted_subject(script: str, options: Sam3Options, **fields: Any) -> Subject:
     """Returns the subject of a whole model that is asked questions.
 
     Args:
         script: The module whose `SCRIPTS` define the questions, how they are asked and how the answers are judged.
-        capacity: The capacity that the compiled model must have.
+        options: The options that the compiled model must have.
         fields: Further fields of the subject.
     """
     return Subject(
-        open=partial(open_scripts, script, capacity),
+        open=partial(open_scripts, script, options),
         model=NAME,
         uses_rope=True,
         whole=True,
-        capacity=capacity,
+        options=options,
         **fields,
     )
 
 
-def open_scripts(script: str, capacity: Capacity, case: Case, settings: Settings) -> Workload:
+def open_scripts(script: str, options: Sam3Options, case: Case, settings: Settings) -> Workload:
     """Returns the workload of the scripts of a module."""
     from harness.models.sam3.scripted import ScriptedWorkload
 
-    return ScriptedWorkload(import_module(script).SCRIPTS, capacity, case, settings)
+    return ScriptedWorkload(import_module(script).SCRIPTS, options, case, settings)
 
 
 END_TO_END = scripted_subject(
     "harness.models.sam3.end_to_end.script",
+    GROUNDING_ALONE,
     name="end_to_end",
     summary="the whole model: photographs and prompts of fixtures/end_to_end.toml to masks",
     inputs=("photograph", "texts", "boxes", "points"),
@@ -78,7 +79,7 @@ END_TO_END = scripted_subject(
 )
 INTERACTIVE = scripted_subject(
     "harness.models.sam3.interactive.script",
-    interactive.CAPACITY,
+    CLICKS_ALONE,
     name="interactive",
     summary="clicks, boxes and masks of fixtures/interactive.toml on photographs to masks of one object, refined",
     inputs=("photograph", "points", "box", "mask"),
@@ -86,7 +87,7 @@ INTERACTIVE = scripted_subject(
 )
 VIDEO = scripted_subject(
     "harness.models.sam3.video.script",
-    video.CAPACITY,
+    WITH_VIDEO,
     name="video",
     summary="texts, boxes and sessions of fixtures/video*.toml to the objects of each frame, and each step of tracking",
     inputs=("frames", "text", "box", "points", "mask"),

@@ -20,8 +20,8 @@ from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime.artifact import Tensors, check_inputs
 from harness.runtime.checking import check_files
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import LIBRARY, MANIFEST, read_manifest, weights_file
+from harness.runtime.errors import ModelError
+from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
 
 if TYPE_CHECKING:
     from tvm import rpc
@@ -38,7 +38,7 @@ PART_BYTES = 16 << 20
 """Bytes of a file that are sent at once."""
 
 
-class DeviceLostError(Sam3Error):
+class DeviceLostError(ModelError):
     """Nobody listens, or a session ended before its work was done: not the fault of what was run, as a rule."""
 
 
@@ -270,8 +270,7 @@ class RemoteArtifact:
         self.folder = folder
         self.manifest = read_manifest(folder)
         check_files(folder, self.manifest.files, contents=False)
-        weighted = [weights_file(name) for name, entry in self.manifest.entries.items() if entry.weights]
-        files = {name: self.manifest.files[name].sha256 for name in (LIBRARY, self.manifest.vocabulary, *weighted)}
+        files = {name: file.sha256 for name, file in self.manifest.files.items() if name not in OPTIONAL}
         self._session = session
         self._loaded = session.load(
             {digest: np.memmap(folder / name, np.uint8, "r") for name, digest in files.items()},
@@ -284,7 +283,8 @@ class RemoteArtifact:
         """Does what `Artifact` does.
 
         Raises:
-            Sam3Error: An input is missing, has another shape or dtype than the manifest says, or an index out of range.
+            ModelError: An input is missing, has another shape or dtype than the manifest says, or an index is out of
+                range.
             RemoteError: It raised.
             DeviceLostError: The session ended.
         """

@@ -42,7 +42,7 @@ from harness.core.machine import describe_machine, versions
 from harness.core.processors import Processors
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import cpu_features, this_platform
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.executable import Executable
 from harness.runtime.loading import open_library
 from harness.runtime.manifest import MANIFEST
@@ -239,7 +239,7 @@ def _receive(store: Path, digest: str, size: int, offset: int, part: bytes) -> N
         arrived = file_digest(unfinished).sha256
         if arrived != digest:
             unfinished.unlink()
-            raise Sam3Error(f"{digest} arrived as {arrived}: run it again")
+            raise ModelError(f"{digest} arrived as {arrived}: run it again")
         unfinished.replace(path)
     prune_files(STORE_BYTES, store.iterdir(), path)
 

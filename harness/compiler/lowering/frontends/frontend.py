@@ -35,7 +35,6 @@ class Frontend:
             frontend's exchange format.
         import_exported: Takes the result of `export` and the RoPE strategy; returns the Relax module, whose `main`
             takes the inputs and then the parameters, and the parameters' values by name in the same order.
-        strategies: Names of the RoPE strategies that the frontend takes.
         symbolic: Whether the frontend takes symbolic axes.
         exports_program: Whether the exchange format is an ExportedProgram, whose nodes know their modules and their
             lines of the model's source.
@@ -45,6 +44,9 @@ class Frontend:
     summary: str
     export: Export
     import_exported: Callable[[Any, Strategy], tuple[tvm.IRModule, dict[str, np.ndarray]]]
-    strategies: tuple[str, ...]
     symbolic: bool = False
     exports_program: bool = False
+
+    def takes(self, strategy: Strategy) -> bool:
+        """Returns whether a RoPE strategy goes through the frontend."""
+        return self.exports_program or not strategy.needs_program

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
-    from harness.compiler.lowering.rope import position_maps
+    from harness.compiler.lowering.rope.operators import position_maps
 
     positions, table = "rope_positions", "rope_table"
     return use_rotation(
@@ -34,7 +34,7 @@ def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
 
 
 def _converters() -> Mapping[str, Callable[..., Any]]:
-    from harness.compiler.lowering.rope.position_maps import OPERATOR, convert
+    from harness.compiler.lowering.rope.operators.position_maps import OPERATOR, convert
 
     return {OPERATOR: convert}
 

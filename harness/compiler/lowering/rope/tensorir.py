@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
-    from harness.compiler.lowering.rope import rotate_pairs
+    from harness.compiler.lowering.rope.operators import rotate_pairs
 
     return use_rotation(module, real_rotation(rotate_both=rotate_pairs.rotate))
 
 
 def _converters() -> Mapping[str, Callable[..., Any]]:
-    from harness.compiler.lowering.rope.rotate_pairs import OPERATOR, convert
+    from harness.compiler.lowering.rope.operators.rotate_pairs import OPERATOR, convert
 
     return {OPERATOR: convert}
 

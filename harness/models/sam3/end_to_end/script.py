@@ -14,11 +14,11 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays
 from harness.core.settings import Settings
+from harness.models.sam3.detections import Detections, ReferenceDetections, judge_detections
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
 from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
-from harness.parity.detections import Detections, ReferenceDetections, judge_detections
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.images import load_image

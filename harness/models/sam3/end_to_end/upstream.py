@@ -22,9 +22,9 @@ from sam3.model.sam3_image_processor import Sam3Processor
 from torch import Tensor, nn
 
 from harness.core.program import Arrays
+from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question
-from harness.parity.detections import UNDECIDED
 from harness.parity.oracle import reference
 from harness.parity.references import Reference, RunModule
 from harness.runtime.sam3.images import load_image

@@ -14,11 +14,10 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays
 from harness.core.settings import Settings
-from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.detections import judge_masks
 from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
-from harness.parity.detections import judge_masks
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.image_model import EncodedImage
@@ -135,4 +134,4 @@ def judge_ious(rounds: Sequence[tuple[Arrays, Reference]]) -> tuple[Verdict, ...
     return add_distributions(verdicts, compiled, first)
 
 
-SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge, asks_upstream_first=True, without=DEPLOYABLE.grounding),)
+SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge, asks_upstream_first=True),)

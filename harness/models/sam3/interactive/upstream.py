@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.core.program import Arrays
+from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.images import RESOLUTION
 from harness.models.sam3.interactive.questions import Question, Round
-from harness.parity.detections import UNDECIDED
 from harness.parity.references import Reference, RunModule
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.interactive import LARGEST_LOGIT

@@ -178,7 +178,7 @@ def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
     """Returns the frames of a question's video, uint8 [h, w, 3].
 
     Raises:
-        HarnessError, Sam3Error: The video cannot be read.
+        HarnessError, ModelError: The video cannot be read.
     """
     if question.video.name == _SCENE:
         return tuple(SCENE.picture(number) for number in range(question.length))

@@ -118,7 +118,7 @@ class Masklets:
         """Adds or corrects an object by points or a box on a frame; refines its earlier mask on this frame (VI:1397).
 
         Raises:
-            Sam3Error: The prompt or the id is invalid; nothing has changed.
+            ModelError: The prompt or the id is invalid; nothing has changed.
         """
         bucket = self._bucket_of(object_id)
         previous = None if bucket is None else bucket.previous_logits(frame.index, object_id)
@@ -135,7 +135,7 @@ class Masklets:
         In a video, upstream gives only a detector's masks to its tracker; a user's mask is treated like a click.
 
         Raises:
-            Sam3Error: The id is invalid; nothing has changed.
+            ModelError: The id is invalid; nothing has changed.
         """
         values = mask[None].astype(np.float32)
         output = self._tracker.use_mask(frame.features, resize_antialiased(values, INPUT_MASK_SIZE, INPUT_MASK_SIZE)[0])
@@ -145,7 +145,7 @@ class Masklets:
         """Removes an object.
 
         Raises:
-            Sam3Error: No such object is tracked.
+            ModelError: No such object is tracked.
         """
         self.state = state_after_removal(self.state, object_id)
         self._drop(object_id)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.memory_selection import (
     HOTSTART,
     RULES,
@@ -145,10 +145,10 @@ class MemoryBank:
         """Plans what a frame attends to; see `plan_attention`. Dropped arrays are left out; see `Retention.FORWARD`.
 
         Raises:
-            Sam3Error: The frame cannot be tracked, or arrays that it attends to may have been dropped.
+            ModelError: The frame cannot be tracked, or arrays that it attends to may have been dropped.
         """
         if self.retention is Retention.FORWARD and (reverse or (self.latest is not None and frame <= self.latest)):
-            raise Sam3Error(
+            raise ModelError(
                 f"Frame {frame} cannot be tracked {'backwards ' if reverse else ''}after frame {self.latest}, because "
                 "this bank keeps what later frames need; make it with Retention.EVERYTHING."
             )
@@ -162,7 +162,7 @@ class MemoryBank:
         """Returns the arrays that a plan names.
 
         Raises:
-            Sam3Error: The memory of a frame is not encoded yet.
+            ModelError: The memory of a frame is not encoded yet.
         """
         entries = {**self.tracked, **self.conditioning}
         memories = [_require(entries[frame].memory, frame) for frame, _ in plan.memories]
@@ -180,10 +180,10 @@ class MemoryBank:
         """Stores the entry of a tracked frame, in place of an earlier one (TP:861).
 
         Raises:
-            Sam3Error: The frame is conditioning, or earlier than another one of a bank that only goes forward.
+            ModelError: The frame is conditioning, or earlier than another one of a bank that only goes forward.
         """
         if frame in self.conditioning:
-            raise Sam3Error(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
+            raise ModelError(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
         return self._update(frame, tracked={**self.tracked, frame: entry})
 
     def condition(self, frame: int, entry: MemoryEntry, objects: Sequence[int]) -> MemoryBank:
@@ -197,12 +197,12 @@ class MemoryBank:
         numbers (TP:699).
 
         Raises:
-            Sam3Error: An object is not in this bucket, or the frame is earlier than another one of a bank that only
+            ModelError: An object is not in this bucket, or the frame is earlier than another one of a bank that only
                 goes forward.
         """
         unknown = [object_id for object_id in objects if object_id not in self.objects]
         if unknown:
-            raise Sam3Error(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
+            raise ModelError(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
         return self._update(
             frame,
             conditioning={**self.conditioning, frame: entry},
@@ -218,10 +218,10 @@ class MemoryBank:
         followed.
 
         Raises:
-            Sam3Error: The frame has no entry.
+            ModelError: The frame has no entry.
         """
         if self.entry(frame) is None:
-            raise Sam3Error(f"Frame {frame} is not remembered, and cannot get a memory.")
+            raise ModelError(f"Frame {frame} is not remembered, and cannot get a memory.")
 
         def updated(entries: Mapping[int, MemoryEntry]) -> dict[int, MemoryEntry]:
             return {
@@ -237,10 +237,10 @@ class MemoryBank:
         conditioning frames drops all entries (TP:955).
 
         Raises:
-            Sam3Error: The bank only goes forward, and may have dropped entries that are read instead.
+            ModelError: The bank only goes forward, and may have dropped entries that are read instead.
         """
         if self.retention is Retention.FORWARD:
-            raise Sam3Error(
+            raise ModelError(
                 f"The clicks on frame {frame} cannot be taken back, because this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
@@ -253,10 +253,10 @@ class MemoryBank:
         remaining objects (TP:1267).
 
         Raises:
-            Sam3Error: The object is not in this bucket.
+            ModelError: The object is not in this bucket.
         """
         if object_id not in self.objects:
-            raise Sam3Error(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
+            raise ModelError(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
         remaining = tuple(member for member in self.objects if member != object_id)
         if not remaining:
             return MemoryBank((), self.retention, self.rules)
@@ -302,10 +302,10 @@ class MemoryBank:
         """Returns the bank with changed fields, which have a new entry of a frame, without what can no longer be read.
 
         Raises:
-            Sam3Error: The frame is earlier than another one of a bank that only goes forward.
+            ModelError: The frame is earlier than another one of a bank that only goes forward.
         """
         if self.retention is Retention.FORWARD and self.latest is not None and frame < self.latest:
-            raise Sam3Error(
+            raise ModelError(
                 f"Frame {frame} is before frame {self.latest}, and this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
@@ -334,10 +334,10 @@ def _require(array: Array | None, frame: int) -> Array:
     """Returns an array of a frame's entry.
 
     Raises:
-        Sam3Error: It is not encoded yet.
+        ModelError: It is not encoded yet.
     """
     if array is None:
-        raise Sam3Error(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
+        raise ModelError(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
     return array
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.objects import TrackedObject
 
 Floats = npt.NDArray[np.float32]
@@ -68,11 +68,11 @@ class Rules:
         """Checks that hotstart can count to its thresholds within its frames (VB:92-94).
 
         Raises:
-            Sam3Error: It cannot.
+            ModelError: It cannot.
         """
         count = max(self.hotstart_unmatched, self.hotstart_duplicates)
         if self.hotstart_frames and count > self.hotstart_frames:
-            raise Sam3Error(
+            raise ModelError(
                 f"Hotstart counts to {count} within {self.hotstart_frames} frames; give it at least {count} frames."
             )
 

@@ -36,5 +36,4 @@ ONNX = Frontend(
     summary="PyTorch's ONNX exporter, and TVM's importer of ONNX models with its defects worked around",
     export=_export,
     import_exported=_import,
-    strategies=("none", "real"),
 )

@@ -35,7 +35,6 @@ TORCH = Frontend(
     summary="torch.export, and TVM's importer of exported programs with its defects worked around",
     export=_export,
     import_exported=_import,
-    strategies=("none", "real", "lowering", "converter", "llm", "tensorir"),
     symbolic=True,
     exports_program=True,
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.outcome import VerdictKind
-from harness.parity.detections import BOX_PIXELS, SCORE, Detections, ReferenceDetections, judge_detections
+from harness.models.sam3.detections import BOX_PIXELS, SCORE, Detections, ReferenceDetections, judge_detections
 
 QUERIES, KEPT, HEIGHT, WIDTH = 200, 5, 7, 9
 NAMES = ("queries", "masks", "boxes", "scores")
