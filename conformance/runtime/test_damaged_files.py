@@ -46,9 +46,13 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
-    for change in ({"target": ["llvm"]}, {"trained": 1}, {"files": {"model.so": {"bytes": "7", "sha256": ""}}}):
+    for change, problem in (
+        ({"target": ["llvm"]}, "`target`: Expected `str`, got `array`"),
+        ({"trained": 1}, "`trained`: Expected `bool`, got `int`"),
+        ({"files": {"model.so": {"bytes": "7", "sha256": ""}}}, r"`files\[\.\.\.\].bytes`: Expected `int`, got `str`"),
+    ):
         (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
-        with pytest.raises(Sam3Error, match=r"is damaged .*a value has the wrong type"):
+        with pytest.raises(Sam3Error, match=rf"manifest\.json is damaged \({problem}\)"):
             read_manifest(tmp_path)
 
 

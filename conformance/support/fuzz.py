@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
@@ -204,7 +205,7 @@ def _manifests() -> dict[str, bytes]:
 
 def _read_manifest(path: Path) -> None:
     manifest = read_manifest(path.parent)
-    assert Manifest(**vars(manifest)).to_json()
+    assert Manifest(**asdict(manifest)).to_json()
     check_files(path.parent, manifest.files, contents=True)
 
 
@@ -220,7 +221,7 @@ def _variants() -> dict[str, bytes]:
 
 def _read_variants(path: Path) -> None:
     variants = read_variants(path.parent)
-    assert Variants(**vars(variants)).to_json()
+    assert Variants(**asdict(variants)).to_json()
     check_files(path.parent, variants.files, contents=True)
 
 

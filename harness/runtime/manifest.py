@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TypeVar
 
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from harness.runtime.decoding import convert, decode
 from harness.runtime.errors import Sam3Error
 
 FORMAT = 1
@@ -30,8 +34,6 @@ RUNTIME_LIBRARIES = (
 OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
 """Files without which a folder still runs."""
 
-Description = TypeVar("Description")
-
 
 def weights_file(entry: str) -> str:
     """Returns the name of the file with the weights of an entry point."""
@@ -42,8 +44,7 @@ class ArtifactError(Sam3Error):
     """A folder that is no artifact, is damaged, or was made for another machine or version."""
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     """The maximum length of one prompt.
 
     Attributes:
@@ -70,8 +71,7 @@ DEFAULT_CLICKS = 16
 """The number of points that upstream's tracker reads (`max_point_num_in_prompt_enc` of `Sam3TrackerPredictor`)."""
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(Struct, frozen=True):
     """An input or output tensor of an entry point; a dimension is a number, or a letter where any extent is allowed.
 
     Attributes:
@@ -85,8 +85,7 @@ class TensorSpec:
     below: int | str | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """The signature of an entry point.
 
     Attributes:
@@ -99,16 +98,22 @@ class Entry:
     weights: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class File:
+class File(Struct, frozen=True, forbid_unknown_fields=True):
     """Size and checksum of a file of the folder."""
 
     bytes: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Description(Struct, frozen=True):
+    """A description of a folder, which is a JSON file in it."""
+
+    def to_json(self) -> str:
+        """Returns the text of the file."""
+        return json.dumps(msgspec.to_builtins(self), indent=1, sort_keys=True) + "\n"
+
+
+class Manifest(Description, frozen=True, forbid_unknown_fields=True):
     """All facts about an artifact that are not in its library or its weights.
 
     Attributes:
@@ -157,9 +162,8 @@ class Manifest:
     frontend: str = "torch"
     format: int = FORMAT
 
-    def to_json(self) -> str:
-        """Returns the text of `manifest.json`."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+Described = TypeVar("Described", bound=Description)
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
@@ -172,15 +176,15 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     Raises:
         ArtifactError: The file is missing, damaged, or of another version.
     """
-    return read_description(folder / name, _manifest)
+    return read_description(folder / name, Manifest)
 
 
-def read_description(path: Path, parse: Callable[[dict[str, Any]], Description]) -> Description:
+def read_description(path: Path, kind: type[Described]) -> Described:
     """Reads a JSON file that describes its folder.
 
     Args:
         path: The file.
-        parse: Makes the description from the file's contents; may raise the errors of wrong types and missing keys.
+        kind: Type of the description.
 
     Raises:
         ArtifactError: The file is missing, damaged, or of another version.
@@ -189,38 +193,21 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder: make one with `sam3-tvm compile --out {folder}`")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decode(path.read_bytes())
     except FileNotFoundError:
         raise ArtifactError(_absent(path)) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        version = data.get("format") if isinstance(data, dict) else None
+    version = data.get("format") if isinstance(data, dict) else None
+    if version != FORMAT:
         raise ArtifactError(
             f"{folder} was written in version {version} of the format, this program reads version {FORMAT}: "
             "compile the model again, or use the program that compiled it"
         )
     try:
-        description = parse(data)
-        if not _has_type(description, type(description)):
-            raise TypeError("a value has the wrong type")
-        return description
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
-
-
-def _has_type(value: Any, kind: Any) -> bool:
-    """Returns whether a value, and what is in it, has the types of an annotation."""
-    inner = get_args(kind)
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return isinstance(value, kind) and all(_has_type(getattr(value, name), hint) for name, hint in hints.items())  # type: ignore[arg-type]
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_has_type(part, inner[0]) for part in value)
-    if get_origin(kind) is Mapping:
-        parts = value.items() if isinstance(value, dict) else [(None, None)]
-        return all(_has_type(key, inner[0]) and _has_type(part, inner[1]) for key, part in parts)
-    return any(_has_type(value, one) for one in inner) if inner else type(value) is kind
+        return convert(data, kind)
+    except ValueError as error:
+        raise ArtifactError(f"{path} is damaged ({error}): compile the model again") from error
 
 
 def _absent(path: Path) -> str:
@@ -231,25 +218,3 @@ def _absent(path: Path) -> str:
     if (folder / VARIANT).is_file():
         return f"{folder} has no packed weights yet: load it once on its CPU, within the folder that was compiled"
     return f"{folder} is no compiled model, it has no {path.name}: give the folder that `sam3-tvm compile` wrote"
-
-
-def _manifest(data: dict[str, Any]) -> Manifest:
-    return Manifest(
-        **{
-            **data,
-            "cpu_features": tuple(data["cpu_features"]),
-            "architectures": tuple(data.get("architectures", ())),
-            "float32": tuple(data.get("float32", ())),
-            "capacity": Capacity(**data["capacity"]),
-            "entries": {name: _entry(entry) for name, entry in data["entries"].items()},
-            "files": {name: File(**file) for name, file in data["files"].items()},
-        }
-    )
-
-
-def _entry(data: dict[str, Any]) -> Entry:
-    return Entry(_specs(data["inputs"]), _specs(data["outputs"]), tuple(data["weights"]))
-
-
-def _specs(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"], spec.get("below")) for spec in data)

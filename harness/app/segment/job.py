@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import asdict
 
 from harness.app.segment.coco import AnnotatedImage, coco_annotations, data_set
 from harness.app.segment.images import mask_png, unique_names, write_png
