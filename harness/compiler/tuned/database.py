@@ -182,10 +182,9 @@ def open_database(path: Path, target: str | None = None) -> Database:
         raise HarnessError(f"cannot read {file}: {error.strerror}; leave out --db to do without it") from error
     except ValueError as error:
         raise HarnessError(f"{file} is damaged ({error}): delete it and tune again") from error
-    if not is_readable:
-        raise HarnessError(
-            f"{file} has format {stored.format}, this version reads {FORMAT}: tune again into another folder"
-        )
+    if stored.format != FORMAT:
+        version = f"format {stored.format}, this version reads {FORMAT}"
+        raise HarnessError(f"{file} has {version}: tune again into another folder")
     if target is not None and stored.target != target:
         raise HarnessError(f"{path} is a tuning database for {stored.target}, not for {target}: give another --db")
     return Database(path, stored.target, records)

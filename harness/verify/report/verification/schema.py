@@ -1,0 +1,156 @@
+"""Declares the form of a verification report's JSON, by which a file is checked when it is read.
+
+`harness.verify.report.verification.document` describes the fields. Those that no page needs are not declared.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from harness.core.distribution import BINS, CELLS, MASKS
+from harness.core.outcome import Stage, Status, VerdictKind
+from harness.verify.report.verification.distribution import rows_of
+
+SCHEMA = 1
+
+_Float = float | Literal["inf", "-inf"] | None  # `numbers.number` reads it
+_Count = Annotated[int, Meta(ge=0)]
+_Picture = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]+={0,2}\Z", max_length=24000)]
+"""A PNG file in base64: 96 × 96 pixels of 8 bits, uncompressed, with twice the room for PNG's overhead."""
+
+
+class _Mask(Struct):
+    index: list[_Count]
+    size: tuple[_Count, _Count]
+    differing: _Count
+    torch: _Picture
+    tvm: _Picture | None
+    marks: _Picture | None
+
+
+class _Distribution(Struct):
+    histogram: list[_Count]
+    largest: Annotated[list[str], Meta(max_length=CELLS)]
+    masks: Annotated[list[_Mask], Meta(max_length=MASKS)]
+
+    def __post_init__(self) -> None:
+        if len(self.histogram) not in (0, BINS):
+            raise ValueError(f"`histogram` has {len(self.histogram)} counts, not {BINS}")
+        rows = rows_of({"largest": self.largest})
+        if any(not 0 < len(row) <= CELLS or len(row) != len(rows[0]) for row in rows):
+            raise ValueError("`largest` has rows of unequal or impossible lengths")
+        if any(math.isnan(value) or value < 0 for row in rows for value in row):
+            raise ValueError("`largest` has a number that is no error")
+
+
+class _Output(Struct):
+    name: str
+    shape: list[Any]
+    dtype: str
+    elements: int
+    outside: int
+    max_abs: _Float
+    mean_abs: _Float
+    max_rel: _Float
+    required_tolerance: _Float
+    sqnr_db: _Float
+    r_rms: _Float
+    r_inf: _Float
+    verdict: VerdictKind
+    reason: str
+    distribution: _Distribution | UnsetType = UNSET
+
+
+class _Deviation(Struct):
+    r_rms: _Float
+    r_inf: _Float
+
+
+class _Boundary(Struct):
+    position: int
+    function: str
+    node: str
+    source: str
+    operators: list[str]
+    between: list[str]
+    local: _Deviation
+    accumulated: _Deviation
+    own_share: _Float
+
+
+class _First(Struct):
+    boundary: _Boundary
+    confidence: str
+    reason: str
+    others: list[int]
+
+
+class _Experiment(Struct):
+    decides: str
+    result: _Deviation | None
+    problem: str
+
+
+class _Ablation(Struct):
+    cause: str | None
+    reason: str
+    experiments: list[_Experiment]
+
+
+class _Diagnosis(Struct):
+    program: str
+    told: str
+    boundaries: list[_Boundary]
+    shown: list[int]
+    first: _First | None
+    ablation: _Ablation | None
+    budget: dict[str, _Float]
+
+
+class _Case(Struct):
+    component: str
+    strategy: str
+    target: str
+    scale: str
+    seed: int
+    status: Status
+    stage: Stage
+    expected: bool | None
+    problem: str | None
+    why: str | None
+    error: dict[str, Any] | None
+    seconds: dict[str, _Float]
+    sizes: dict[str, Any]
+    peak_rss_bytes: int
+    repro: str
+    outputs: list[_Output]
+    diagnosis: _Diagnosis | UnsetType = UNSET
+
+
+class _Summary(Struct):
+    cases: int
+    passed: int
+    expected_failures: int
+    unexpected: int
+    unavailable: int
+    outputs: int
+
+
+class Report(Struct):
+    """A report, whose counts are those of its cases."""
+
+    schema: Literal[1]
+    created: str
+    machine: dict[str, Any]
+    versions: dict[str, Any]
+    cases: list[_Case]
+    summary: _Summary
+
+    def __post_init__(self) -> None:
+        counted = self.summary
+        total = counted.passed + counted.expected_failures + counted.unexpected + counted.unavailable
+        if not total == counted.cases == len(self.cases):
+            raise ValueError("`summary` does not add up to the number of cases")
