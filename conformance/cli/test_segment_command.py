@@ -16,7 +16,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
-from harness.app.segment.journal import JOURNAL
+from harness.app.results.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import Sam3Error

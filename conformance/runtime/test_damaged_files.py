@@ -13,7 +13,7 @@ from PIL import Image
 
 from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
 from conformance.support.fuzz import KINDS, outcomes
-from harness.app.segment.journal import JOURNAL, Journal
+from harness.app.results.journal import JOURNAL, Journal
 from harness.core.budget import read_budget
 from harness.core.errors import HarnessError
 from harness.runtime.errors import Sam3Error
