@@ -12,6 +12,7 @@ import argparse
 import collections
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -21,7 +22,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,13 @@ from harness.app.track import job as tracking
 from harness.compiler.tuned.database import FILE as RECORDS
 from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.budget import Budget, read_budget
-from harness.core.case import Scale
+from harness.core.case import Case, Scale
+from harness.core.distribution import BINS, Distribution, MaskPicture
 from harness.core.errors import HarnessError
+from harness.core.expectations import load_expectations
+from harness.core.machine import describe_machine
+from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.settings import REPOSITORY
 from harness.runtime import Prompt
 from harness.runtime.checking import check_files
 from harness.runtime.errors import Sam3Error
@@ -48,6 +54,10 @@ from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.variants import Variants, read_variants
 from harness.runtime.weights import MappedWeights, write_weights
+from harness.verify.report.verification.document import Result, build_report
+from harness.verify.report.verification.writer import write_pages
+
+EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
 ENOUGH = 50
 """Frames of a damaged video that are read: one may state that it has billions."""
@@ -235,6 +245,30 @@ def _tuned() -> dict[str, bytes]:
     return {RECORDS: json.dumps(values | {"records": values["records"][:3]}).encode()}
 
 
+def _reports() -> dict[str, bytes]:
+    picture = MaskPicture((0,), (4, 6), 1, b"png", None, b"png")
+    found = Distribution((0,) * BINS, ((0.5, math.inf),), (picture,))
+    verdict = Verdict("masks", (1, 4, 6), "float32", 24, 1, 0.1, 0.1, math.inf, 0.1, 9.0, 2.0, 3.0, VerdictKind.ORACLE)
+    kernel = Kernel("product", "sm_80", 256, 6912, registers=64)
+    outcomes = [
+        Outcome(Stage.JUDGE, Status.PASSED, verdicts=(replace(verdict, distribution=found),), seconds={"run": 1.5}),
+        Outcome(Stage.RUN, Status.FAILED, CaseError("ValueError", "no", "Traceback"), kernels=(kernel,)),
+    ]
+    call = {"position": 3, "function": "fused", "node": "relu", "source": "a.py:1 in f: x", "own_share": 0.5}
+    deviation = {"r_rms": 1.5, "r_inf": None}
+    call |= {"operators": ["relu"], "between": [], "local": deviation, "accumulated": deviation}
+    diagnosis = {"program": "main", "told": "No kernel diverges.", "boundaries": [call], "shown": [3]}
+    diagnosis |= {"first": {"boundary": call, "confidence": "sure", "reason": "it differs", "others": []}}
+    diagnosis |= {"ablation": {"cause": None, "reason": "", "experiments": []}, "budget": {"relu": 0.5}}
+    results = [Result.from_outcome(Case("vit", "real", "llvm"), outcome, None) for outcome in outcomes]
+    report = build_report([replace(results[0], diagnosis=diagnosis), results[1]], describe_machine(), {"torch": "2.15"})
+    return {"verification_report.json": json.dumps(report).encode()}
+
+
+def _expectations() -> dict[str, bytes]:
+    return {"expectations.toml": b"\n[[expect]]\n".join(EXPECTATIONS.read_bytes().split(b"\n[[expect]]\n")[:4])}
+
+
 def _journal_of(run: Callable[[Path], object]) -> Callable[[], dict[str, bytes]]:
     def samples() -> dict[str, bytes]:
         def write(folder: Path) -> None:
@@ -281,6 +315,8 @@ KINDS = {
     "variants": Kind(_variants, _read_variants, json_or_bytes, _described_files),
     "budgets": Kind(_budgets, read_budget, json_or_bytes),
     "journals of segment": Kind(_journal_of(_segment), _resumed(_segment), lines_or_bytes, _segment),
+    "reports": Kind(_reports, lambda path: write_pages(path, path.parent / "pages"), json_or_bytes),
+    "expectations": Kind(_expectations, load_expectations),
     "records of tuning": Kind(_tuned, lambda path: open_database(path.parent), json_or_bytes),
     "journals of track": Kind(_journal_of(_track), _resumed(_track), lines_or_bytes, _track),
 }

@@ -1,6 +1,6 @@
 """Declares the form of a verification report's JSON, by which a file is checked when it is read.
 
-`harness.verify.report.verification.document` describes the fields. Those that no page needs are not declared.
+`harness.verify.report.verification.document` describes the fields. Those that no page needs are not declared here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.verify.report.verification.distribution import rows_of
 SCHEMA = 1
 
 _Float = float | Literal["inf", "-inf"] | None  # `numbers.number` reads it
-_Count = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Picture = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]+={0,2}\Z", max_length=24000)]
 """A PNG file in base64: 96 × 96 pixels of 8 bits, uncompressed, with twice the room for PNG's overhead."""
 
@@ -50,8 +50,8 @@ class _Output(Struct):
     name: str
     shape: list[Any]
     dtype: str
-    elements: int
-    outside: int
+    elements: _Count
+    outside: _Count
     max_abs: _Float
     mean_abs: _Float
     max_rel: _Float
@@ -110,6 +110,21 @@ class _Diagnosis(Struct):
     budget: dict[str, _Float]
 
 
+class _Error(Struct):
+    type: str
+    message: str
+    details: str
+
+
+class _Device(Struct):
+    told: str
+    sent_bytes: _Count
+
+
+_Kernel = tuple[str, _Count | None, _Count, _Count | None, _Count | None, _Count | None, _Count | None, _Count | None]
+"""A value for each of `document.KERNEL_COLUMNS`."""
+
+
 class _Case(Struct):
     component: str
     strategy: str
@@ -121,13 +136,29 @@ class _Case(Struct):
     expected: bool | None
     problem: str | None
     why: str | None
-    error: dict[str, Any] | None
+    error: _Error | None
     seconds: dict[str, _Float]
-    sizes: dict[str, Any]
-    peak_rss_bytes: int
+    sizes: dict[str, _Count]
+    peak_rss_bytes: _Count
     repro: str
     outputs: list[_Output]
+    precision: str = ""
+    frontend: str = ""
+    weights: str = ""
+    device: _Device | UnsetType = UNSET
+    emulated: bool = False
+    lost_schedules: tuple[str, ...] = ()
     diagnosis: _Diagnosis | UnsetType = UNSET
+    not_diagnosed: str = ""
+    kernels: dict[str, Annotated[list[_Kernel], Meta(min_length=1)]] | UnsetType = UNSET
+
+
+class _Machine(Struct):
+    usable_cpus: float | None = None
+    gpus: list[str] = []
+    memory_bytes: _Count | None = None
+    cgroup_memory_bytes: _Count | None = None
+    usable_memory_bytes: _Count | None = None
 
 
 class _Summary(Struct):
@@ -137,6 +168,9 @@ class _Summary(Struct):
     unexpected: int
     unavailable: int
     outputs: int
+    compiled_only: int = 0
+    emulated: int = 0
+    strict_outputs: int = 0
 
 
 class Report(Struct):
@@ -144,7 +178,7 @@ class Report(Struct):
 
     schema: Literal[1]
     created: str
-    machine: dict[str, Any]
+    machine: _Machine
     versions: dict[str, Any]
     cases: list[_Case]
     summary: _Summary
