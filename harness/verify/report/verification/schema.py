@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from harness.core.distribution import BINS, CELLS, MASKS
 from harness.core.outcome import Stage, Status, VerdictKind
@@ -102,9 +102,9 @@ class _Ablation(Struct):
 
 class _Diagnosis(Struct):
     program: str
-    told: str
+    findings: str = field(name="told")
     boundaries: list[_Boundary]
-    shown: list[int]
+    selected: list[int] = field(name="shown")
     first: _First | None
     ablation: _Ablation | None
     budget: dict[str, _Float]
@@ -117,7 +117,7 @@ class _Error(Struct):
 
 
 class _Device(Struct):
-    told: str
+    description: str = field(name="told")
     sent_bytes: _Count
 
 
