@@ -16,7 +16,7 @@ from harness.app.results.objects import Objects, box_of_mask
 from harness.core.files import write_file
 
 _INFO = {"description": "Objects that SAM 3 found, with their scores"}
-_OF_VIDEO = {"video_id": 1}
+_VIDEO = {"video_id": 1}
 """The field of images and annotations that names the only video."""
 
 
@@ -113,10 +113,10 @@ def write_video_data_set(
         "licenses": [],
         "videos": [{"id": 1, "name": video, "width": width, "height": height, "length": length}],
         "categories": _category_entries(numbers),
-        "tracks": [{"id": number} | _OF_VIDEO | {"category_id": tracks[number]} for number in sorted(tracks)],
+        "tracks": [{"id": number} | _VIDEO | {"category_id": tracks[number]} for number in sorted(tracks)],
     }
-    images = (entry | _OF_VIDEO | {"frame_index": index} for index, entry in enumerate(_image_entries(frames())))
-    annotations = (entry | _OF_VIDEO for entry in _annotation_entries(frames(), numbers))
+    images = (entry | _VIDEO | {"frame_index": index} for index, entry in enumerate(_image_entries(frames())))
+    annotations = (entry | _VIDEO for entry in _annotation_entries(frames(), numbers))
     with write_file(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         # One JSON object, whose long lists are written entry by entry.
         file.write(_json(head).removesuffix("}"))
