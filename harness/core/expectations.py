@@ -89,7 +89,7 @@ class Expectation(Struct, frozen=True, forbid_unknown_fields=True):
     stage: Stage | None = None
     error: _Text | None = None
     message: _Text | None = None
-    outputs: tuple[str, ...] = ()
+    outputs: _Names = ()
     varies: bool = False
     where: str = ""
     precision: _Names = (DEFAULT_PRECISION,)

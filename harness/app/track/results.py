@@ -220,8 +220,9 @@ def _existing_results(out: Path) -> Iterator[Path]:
 
 
 def _is_among_first(count: int) -> Callable[[dict[str, Any]], bool]:
-    """Returns a predicate that rejects the entries of frames after the first `count`."""
-    return lambda entry: entry.get("frame", -1) < count
+    """Returns a predicate, for entries in their order, that rejects those of frames after the first `count`."""
+    left = iter(range(count))
+    return lambda entry: "frame" not in entry or next(left, None) is not None
 
 
 def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
