@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 Value = TypeVar("Value")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of bytes, elements or other things."""
 
 
 def decode(text: bytes | str) -> Any:

@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any
+
+from msgspec import to_builtins
 
 from harness.core.distribution import Distribution
 
@@ -23,24 +24,10 @@ def to_json(distribution: Distribution) -> dict[str, Any]:
     return {
         "histogram": list(distribution.histogram),
         "largest": [" ".join(f"{value:.3g}" for value in row) for row in distribution.largest],
-        "masks": [
-            {
-                "index": list(mask.index),
-                "size": list(mask.size),
-                "differing": mask.differing,
-                "torch": _text(mask.torch),
-                "tvm": _text(mask.tvm),
-                "marks": _text(mask.marks),
-            }
-            for mask in distribution.masks
-        ],
+        "masks": [to_builtins(mask) for mask in distribution.masks],
     }
 
 
 def rows_of(data: Mapping[str, Any]) -> list[list[float]]:
     """Returns the rows of the map; none if the output is not an image."""
     return [[float(value) for value in row.split()] for row in data["largest"]]
-
-
-def _text(picture: bytes | None) -> str | None:
-    return None if picture is None else base64.b64encode(picture).decode()

@@ -10,31 +10,20 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from harness.core.distribution import BINS, CELLS, MASKS
+from harness.core.distribution import BINS, CELLS, MASKS, MaskPicture
 from harness.core.outcome import Stage, Status, VerdictKind
+from harness.runtime.decoding import Count
 from harness.verify.report.verification.distribution import rows_of
 
 SCHEMA = 1
 
 _Float = float | Literal["inf", "-inf"] | None  # `numbers.number` reads it
-_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-_Picture = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]+={0,2}\Z", max_length=24000)]
-"""A PNG file in base64: 96 × 96 pixels of 8 bits, uncompressed, with twice the room for PNG's overhead."""
-
-
-class _Mask(Struct):
-    index: list[_Count]
-    size: tuple[_Count, _Count]
-    differing: _Count
-    torch: _Picture
-    tvm: _Picture | None
-    marks: _Picture | None
 
 
 class _Distribution(Struct):
-    histogram: list[_Count]
+    histogram: list[Count]
     largest: Annotated[list[str], Meta(max_length=CELLS)]
-    masks: Annotated[list[_Mask], Meta(max_length=MASKS)]
+    masks: Annotated[list[MaskPicture], Meta(max_length=MASKS)]
 
     def __post_init__(self) -> None:
         if len(self.histogram) not in (0, BINS):
@@ -50,8 +39,8 @@ class _Output(Struct):
     name: str
     shape: list[Any]
     dtype: str
-    elements: _Count
-    outside: _Count
+    elements: Count
+    outside: Count
     max_abs: _Float
     mean_abs: _Float
     max_rel: _Float
@@ -118,10 +107,10 @@ class _Error(Struct):
 
 class _Device(Struct):
     description: str = field(name="told")
-    sent_bytes: _Count
+    sent_bytes: Count
 
 
-_Kernel = tuple[str, _Count | None, _Count, _Count | None, _Count | None, _Count | None, _Count | None, _Count | None]
+_Kernel = tuple[str, Count | None, Count, Count | None, Count | None, Count | None, Count | None, Count | None]
 """A value for each of `document.KERNEL_COLUMNS`."""
 
 
@@ -138,8 +127,8 @@ class _Case(Struct):
     why: str | None
     error: _Error | None
     seconds: dict[str, _Float]
-    sizes: dict[str, _Count]
-    peak_rss_bytes: _Count
+    sizes: dict[str, Count]
+    peak_rss_bytes: Count
     repro: str
     outputs: list[_Output]
     precision: str = ""
@@ -156,9 +145,9 @@ class _Case(Struct):
 class _Machine(Struct):
     usable_cpus: float | None = None
     gpus: list[str] = []
-    memory_bytes: _Count | None = None
-    cgroup_memory_bytes: _Count | None = None
-    usable_memory_bytes: _Count | None = None
+    memory_bytes: Count | None = None
+    cgroup_memory_bytes: Count | None = None
+    usable_memory_bytes: Count | None = None
 
 
 class _Summary(Struct):
