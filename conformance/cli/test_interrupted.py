@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from conformance.support.known_answers import write_pictures
-from harness.app.segment.journal import JOURNAL
+from harness.app.results.journal import JOURNAL
 from harness.runtime.sam3.video.frames import open_frames
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals and limits")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -10,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
-from harness.app.segment.journal import JOURNAL
+from harness.app.results.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import ModelError
@@ -198,7 +198,7 @@ def test_half_a_folder_says_what_it_lacks(shallow_artifact: Path) -> None:
         (GROUNDING, lambda model: model.encode_prompt(Prompt("cat"), (9, 9)), "--no-grounding"),
     ):
         kept = {name: entry for name, entry in manifest.entries.items() if name not in lacking}
-        loaded.manifest = dataclasses.replace(manifest, entries=kept)
+        loaded.manifest = msgspec.structs.replace(manifest, entries=kept)
         with pytest.raises(ModelError, match=sentence):
             ask(Sam3(loaded))
 

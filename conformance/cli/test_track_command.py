@@ -14,7 +14,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
-from harness.app.segment.journal import JOURNAL
+from harness.app.results.journal import JOURNAL
 from harness.models.sam3.tracker.scene import SCENE
 from harness.runtime import Sam3
 

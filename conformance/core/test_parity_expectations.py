@@ -206,7 +206,7 @@ def test_what_varies_among_processors_may_be_strict_and_nothing_worse(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(f'{ORACLE}varies = "yes"', "must be true or false"), (f"{FAILURE}varies = true", "needs judge")],
+    [(f'{ORACLE}varies = "yes"', "`varies`: Expected `bool`"), (f"{FAILURE}varies = true", "needs judge")],
 )
 def test_where_nothing_can_vary(tmp_path, text, words):
     with pytest.raises(HarnessError, match=words):
@@ -260,19 +260,19 @@ def test_a_star_is_a_wildcard_only_alone(tmp_path):
         ("x = 1\n", "unknown key 'x'"),
         ("[expect]\ncomponent = 'vit'\n", "not a list of tables"),
         ("expect = [1]\n", "not a list of tables"),
-        (FAILURE.replace("why", "because"), "line 2: unknown key 'because'"),
-        (FAILURE.replace('why = "no complex dtype"', ""), "line 2: `why` is missing"),
-        (FAILURE.replace('"no complex dtype"', '" "'), "line 2: `why` must be a text"),
-        (FAILURE.replace('strategy = "none"', ""), "line 2: `strategy` must be a name"),
-        (FAILURE.replace('strategy = "none"', "strategy = []"), "line 2: `strategy` must be a name"),
-        (FAILURE.replace('strategy = "none"', "strategy = 3"), "line 2: `strategy` must be a name"),
+        (FAILURE.replace("why", "because"), "line 2: Object contains unknown field `because`"),
+        (FAILURE.replace('why = "no complex dtype"', ""), "line 2: Object missing required field `why`"),
+        (FAILURE.replace('"no complex dtype"', '" "'), "line 2: `why`: Expected `str` matching"),
+        (FAILURE.replace('strategy = "none"', ""), "line 2: Object missing required field `strategy`"),
+        (FAILURE.replace('strategy = "none"', "strategy = []"), "line 2: `strategy`: Expected `array` of length >= 1"),
+        (FAILURE.replace('strategy = "none"', "strategy = 3"), "line 2: `strategy`: Expected `array`, got `int`"),
         (FAILURE.replace('"failed"', '"passed"'), "line 2: `status` is 'passed'"),
         (FAILURE.replace('"failed"', '"unavailable"'), "line 2: `status` is 'unavailable'"),
-        (FAILURE.replace('stage = "import"', ""), "line 2: `stage` is None"),
-        (FAILURE.replace('"import"', '"imports"'), "line 2: `stage` is 'imports'"),
+        (FAILURE.replace('stage = "import"', ""), "line 2: `stage` is missing"),
+        (FAILURE.replace('"import"', '"imports"'), "line 2: `stage`: Invalid enum value 'imports'"),
         (FAILURE.replace('error = "NotImplementedError"', ""), "line 2: a failure needs `error` and `message`"),
         (FAILURE.replace("complex64 is", "complex64 ("), "line 2: `message` is not a regular expression"),
-        (FAILURE + ORACLE.replace('"oracle"', '"kindly"'), "line 13: `judge` is 'kindly'"),
+        (FAILURE + ORACLE.replace('"oracle"', '"kindly"'), "line 13: `judge`: Invalid enum value 'kindly'"),
         (ORACLE + 'status = "failed"\n', "line 2: `judge` and 'status' exclude each other"),
         (FAILURE + 'outputs = ["masks"]\n', "line 2: `outputs` needs"),
         (FAILURE + FAILURE, "line 13: names a case that"),

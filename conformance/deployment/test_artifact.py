@@ -492,7 +492,7 @@ def test_what_stands_in_the_padding_changes_not_one_bit(artifact: Artifact, capt
 
 def without_packages(folder: Path, installed: str | None = None) -> list[str]:
     """A command that runs Python with what running a model needs, and a broken TVM of some version if it is named."""
-    needed = ("tvm_ffi", "typing_extensions.py", "numpy", "PIL", "ftfy", "wcwidth", "regex")
+    needed = ("tvm_ffi", "typing_extensions.py", "msgspec", "numpy", "PIL", "ftfy", "wcwidth", "regex")
     libraries = [path for name in ("numpy", "pillow") for path in SITE.glob(f"{name}.libs")]
     for path in (*(SITE / name for name in needed), *libraries):
         (folder / path.name).symlink_to(path)

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import asdict
 
 from conformance.support import recurrent_segmenter
 from conformance.support.recurrent_segmenter import CHANNELS, TOKENS, Step

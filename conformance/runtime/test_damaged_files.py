@@ -13,12 +13,12 @@ from PIL import Image
 
 from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
 from conformance.support.fuzz import KINDS, outcomes
-from harness.app.segment.journal import JOURNAL, Journal
+from harness.app.results.journal import JOURNAL, Journal
 from harness.core.budget import read_budget
 from harness.core.errors import HarnessError
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, read_manifest
-from harness.runtime.sam3.description import Capacity, Description, read_description
+from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 
@@ -47,9 +47,13 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
-    for change in ({"target": ["llvm"]}, {"trained": 1}, {"files": {"model.so": {"bytes": "7", "sha256": ""}}}):
+    for change, problem in (
+        ({"target": ["llvm"]}, "`target`: Expected `str`, got `array`"),
+        ({"trained": 1}, "`trained`: Expected `bool`, got `int`"),
+        ({"files": {"model.so": {"bytes": "7", "sha256": ""}}}, r"`files\[\.\.\.\].bytes`: Expected `int`, got `str`"),
+    ):
         (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
-        with pytest.raises(ModelError, match=r"is damaged .*a value has the wrong type"):
+        with pytest.raises(ModelError, match=rf"manifest\.json is damaged \({problem}\)"):
             read_manifest(tmp_path)
 
 
@@ -60,15 +64,15 @@ def test_a_manifest_whose_part_of_sam3_is_damaged_is_a_sentence(change: dict[str
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
     with pytest.raises(ModelError, match=r"manifest\.json is damaged .*: compile the model again"):
-        read_description(tmp_path, read_manifest(tmp_path))
+        read_sam3_description(tmp_path, read_manifest(tmp_path))
 
 
 def test_an_older_manifest_is_read(tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     del manifest["point_prompts"], manifest["model"]
     (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"capacity": {"points": 1, "boxes": 2}}))
-    expected = Description(Capacity(points=1, boxes=2, clicks=0, video=False), "", point_prompts=True)
-    assert read_description(tmp_path, read_manifest(tmp_path)) == expected
+    expected = Sam3Description(Capacity(points=1, boxes=2, clicks=0, video=False), "", point_prompts=True)
+    assert read_sam3_description(tmp_path, read_manifest(tmp_path)) == expected
 
 
 def test_a_damaged_line_of_a_journal_is_left_out(tmp_path: Path) -> None:

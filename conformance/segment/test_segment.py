@@ -20,12 +20,12 @@ from pycocotools.coco import COCO
 from rich.console import Console
 
 from conformance.support.examples import examples
+from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
+from harness.app.results.journal import JOURNAL, Journal, entries_of
+from harness.app.results.objects import Objects, concatenate_objects, encode_objects, run_lengths
+from harness.app.results.overlay import NEGATIVE, POSITIVE, colors, draw, outline
+from harness.app.results.png import mask_png
 from harness.app.segment import SegmentedImage, find_images, unique_names
-from harness.app.segment.coco import AnnotatedImage, coco_annotations, data_set
-from harness.app.segment.images import write_png
-from harness.app.segment.journal import JOURNAL, Journal, entries_of
-from harness.app.segment.objects import Objects, concatenate_objects, encode_objects, run_lengths
-from harness.app.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
 from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError
@@ -160,20 +160,20 @@ def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
 
 def test_objects_of_several_prompts() -> None:
     _, cats = two_squares()
-    dogs = objects_in(cats.masks[:1], cats.boxes[:1], [0.7], "dog")
+    dogs = objects_in([cats.mask(0)], cats.boxes[:1], [0.7], "dog")
     none = objects_in(np.zeros((0, 300, 400)), [], [], "bird")
     both = concatenate_objects([cats, none, dogs])
     assert both.categories == ("cat", "cat", "dog")
     assert both.scores.tolist() == [*cats.scores.tolist(), *dogs.scores.tolist()]
-    np.testing.assert_array_equal(both.masks[2], cats.masks[0])
+    np.testing.assert_array_equal(both.mask(2), cats.mask(0))
     assert both.size == (400, 300)
-    assert len(concatenate_objects([none]).masks) == 0
+    assert len(concatenate_objects([none]).runs) == 0
 
 
 def test_the_data_set_is_cocos(tmp_path: Path) -> None:
     """pycocotools loads it, and finds every image, category, box and mask in it."""
     _, found = two_squares()
-    other = objects_in(found.masks[1:], found.boxes[1:], [0.5], "собака")
+    other = objects_in([found.mask(1)], found.boxes[1:], [0.5], "собака")
     images = [
         AnnotatedImage("a/photo.jpg", (400, 300), coco_annotations(concatenate_objects([found, other]))),
         AnnotatedImage("b/empty.jpg", (20, 10), []),
@@ -189,7 +189,7 @@ def test_the_data_set_is_cocos(tmp_path: Path) -> None:
     first, second, third = loaded.loadAnns(loaded.getAnnIds(imgIds=[photo["id"]]))
     assert (first["bbox"], first["area"], first["iscrowd"]) == ([50, 100, 100, 100], 10_000, 0)
     assert [entry["score"] for entry in (first, second, third)] == pytest.approx([0.9, 0.6, 0.5])
-    for entry, mask in zip((first, second, third), (*found.masks, found.masks[1]), strict=True):
+    for entry, mask in zip((first, second, third), (found.mask(0), found.mask(1), found.mask(1)), strict=True):
         np.testing.assert_array_equal(loaded.annToMask(entry).astype(bool), mask)
 
 
@@ -272,8 +272,8 @@ def test_of_many_masks_few_are_in_memory_at_once() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20 * height * width
-    assert len(both.masks) == len(entries) == 2 * count
-    assert np.argwhere(both.masks[count + 3]).tolist()[0] == [0, 7]
+    assert len(both.runs) == len(entries) == 2 * count
+    assert np.argwhere(both.mask(count + 3)).tolist()[0] == [0, 7]
     assert {entry["area"] for entry in entries} == {4}
 
 
@@ -293,7 +293,7 @@ def test_names_of_results_are_distinct(paths: list[Path]) -> None:
 
 def test_masks_are_one_bit(tmp_path: Path) -> None:
     mask = np.eye(5, 9, dtype=bool)
-    write_png(tmp_path / "mask.png", Image.fromarray(mask))
+    (tmp_path / "mask.png").write_bytes(mask_png(mask))
     with Image.open(tmp_path / "mask.png") as image:
         assert image.mode == "1"
         np.testing.assert_array_equal(np.asarray(image), mask)
@@ -347,7 +347,7 @@ def printed(table: Any) -> str:
 
 def test_tables() -> None:
     _, found = two_squares()
-    entries = coco_annotations(objects_in(found.masks, found.boxes, found.scores, "[red]cat"))
+    entries = coco_annotations(objects_in([found.mask(0), found.mask(1)], found.boxes, found.scores, "[red]cat"))
     result = SegmentedImage(Path("photo.jpg"), (400, 300), entries, (), 1.25)
     one = printed(objects_table(result))
     assert "photo.jpg, 400 x 300: 2 objects" in one

@@ -12,6 +12,7 @@ import argparse
 import collections
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -21,33 +22,44 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
 from conformance.support.mutations import mutated, mutated_json
+from harness.app.results.journal import JOURNAL
 from harness.app.segment import job as segmenting
-from harness.app.segment.journal import JOURNAL
 from harness.app.track import job as tracking
 from harness.compiler.tuned.database import FILE as RECORDS
 from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.budget import Budget, read_budget
-from harness.core.case import Scale
+from harness.core.case import Case, Scale
+from harness.core.distribution import BINS, Distribution, MaskPicture
 from harness.core.errors import HarnessError
+from harness.core.expectations import load_expectations
+from harness.core.machine import describe_machine
+from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.settings import REPOSITORY
 from harness.runtime import Prompt
 from harness.runtime.checking import check_files
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
-from harness.runtime.sam3.description import Capacity, Description, read_description
+from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.variants import Variants, read_variants
 from harness.runtime.weights import MappedWeights, write_weights
+from harness.verify.report.verification.document import Result, build_report
+from harness.verify.report.verification.writer import write_pages
+
+EXPECTATIONS = REPOSITORY / "fixtures" / "expectations.toml"
 
 ENOUGH = 50
 """Frames of a damaged video that are read: one may state that it has billions."""
@@ -194,7 +206,7 @@ def _manifest() -> Manifest:
         files=_described(),
         architectures=("sm_80",),
         float32=("a.b",),
-        extra=asdict(Description(Capacity(), "")),
+        extra=to_builtins(Sam3Description(Capacity(), "")),
     )
 
 
@@ -204,8 +216,8 @@ def _manifests() -> dict[str, bytes]:
 
 def _read_manifest(path: Path) -> None:
     manifest = read_manifest(path.parent)
-    assert Manifest(**vars(manifest)).to_json()
-    read_description(path.parent, manifest)
+    assert Manifest(**asdict(manifest)).to_json()
+    read_sam3_description(path.parent, manifest)
     check_files(path.parent, manifest.files, contents=True)
 
 
@@ -221,7 +233,7 @@ def _variants() -> dict[str, bytes]:
 
 def _read_variants(path: Path) -> None:
     variants = read_variants(path.parent)
-    assert Variants(**vars(variants)).to_json()
+    assert Variants(**asdict(variants)).to_json()
     check_files(path.parent, variants.files, contents=True)
 
 
@@ -233,6 +245,30 @@ def _budgets() -> dict[str, bytes]:
 def _tuned() -> dict[str, bytes]:
     values = json.loads(next(TUNED.glob(f"*/{RECORDS}")).read_bytes())
     return {RECORDS: json.dumps(values | {"records": values["records"][:3]}).encode()}
+
+
+def _reports() -> dict[str, bytes]:
+    picture = MaskPicture((0,), (4, 6), 1, b"png", None, b"png")
+    found = Distribution((0,) * BINS, ((0.5, math.inf),), (picture,))
+    verdict = Verdict("masks", (1, 4, 6), "float32", 24, 1, 0.1, 0.1, math.inf, 0.1, 9.0, 2.0, 3.0, VerdictKind.ORACLE)
+    kernel = Kernel("product", "sm_80", 256, 6912, registers=64)
+    outcomes = [
+        Outcome(Stage.JUDGE, Status.PASSED, verdicts=(replace(verdict, distribution=found),), seconds={"run": 1.5}),
+        Outcome(Stage.RUN, Status.FAILED, CaseError("ValueError", "no", "Traceback"), kernels=(kernel,)),
+    ]
+    call = {"position": 3, "function": "fused", "node": "relu", "source": "a.py:1 in f: x", "own_share": 0.5}
+    deviation = {"r_rms": 1.5, "r_inf": None}
+    call |= {"operators": ["relu"], "between": [], "local": deviation, "accumulated": deviation}
+    diagnosis = {"program": "main", "told": "No kernel diverges.", "boundaries": [call], "shown": [3]}
+    diagnosis |= {"first": {"boundary": call, "confidence": "sure", "reason": "it differs", "others": []}}
+    diagnosis |= {"ablation": {"cause": None, "reason": "", "experiments": []}, "budget": {"relu": 0.5}}
+    results = [Result.from_outcome(Case("vit", "real", "llvm"), outcome, None) for outcome in outcomes]
+    report = build_report([replace(results[0], diagnosis=diagnosis), results[1]], describe_machine(), {"torch": "2.15"})
+    return {"verification_report.json": json.dumps(report).encode()}
+
+
+def _expectations() -> dict[str, bytes]:
+    return {"expectations.toml": b"\n[[expect]]\n".join(EXPECTATIONS.read_bytes().split(b"\n[[expect]]\n")[:4])}
 
 
 def _journal_of(run: Callable[[Path], object]) -> Callable[[], dict[str, bytes]]:
@@ -281,6 +317,8 @@ KINDS = {
     "variants": Kind(_variants, _read_variants, json_or_bytes, _described_files),
     "budgets": Kind(_budgets, read_budget, json_or_bytes),
     "journals of segment": Kind(_journal_of(_segment), _resumed(_segment), lines_or_bytes, _segment),
+    "reports": Kind(_reports, lambda path: write_pages(path, path.parent / "pages"), json_or_bytes),
+    "expectations": Kind(_expectations, load_expectations),
     "records of tuning": Kind(_tuned, lambda path: open_database(path.parent), json_or_bytes),
     "journals of track": Kind(_journal_of(_track), _resumed(_track), lines_or_bytes, _track),
 }

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.app.segment.objects import Objects
-from harness.app.track import Results, TrackedObjects
-from harness.app.track.results import VideoDescription
+from harness.app.results.objects import Objects, run_lengths
+from harness.app.track.results import Results, VideoDescription
 from harness.core.errors import HarnessError
 from harness.models.sam3.tracker.scene import SCENE
 
@@ -24,7 +23,7 @@ DESCRIPTION = VideoDescription("scene", [part.name for part in SCENE.parts], Fra
 QUESTION = {"scene": 1}
 
 
-def tracked(frame: int) -> TrackedObjects:
+def tracked(frame: int) -> Objects:
     """What is seen in a frame of the scene; scores differ by object and frame."""
     masks = SCENE.masks(frame)
     ids = [index for index, mask in enumerate(masks) if mask.any()]
@@ -34,8 +33,9 @@ def tracked(frame: int) -> TrackedObjects:
         boxes.append((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1))
     scores = np.array([0.5 + 0.1 * index + 0.001 * frame for index in ids], np.float32)
     names = tuple(SCENE.parts[index].name for index in ids)
-    objects = Objects(masks[ids], np.array(boxes, np.float32).reshape(-1, 4), scores, names, SCENE.size)
-    return TrackedObjects(tuple(ids), objects)
+    runs = tuple(run_lengths(masks[index]) for index in ids)
+    corners = np.array(boxes, np.float32).reshape(-1, 4)
+    return Objects(runs, corners, scores, names, SCENE.size, ids=tuple(ids))
 
 
 def write_scene(out: Path, length: int = SCENE.length) -> Iterator[int]:

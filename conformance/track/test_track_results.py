@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,11 +19,10 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.tracked import DESCRIPTION, QUESTION, tracked, write_scene
-from harness.app.segment.objects import Objects
-from harness.app.segment.overlay import color_of
-from harness.app.track import Results, TrackedObjects
-from harness.app.track.masks import numbered_pixels, numbered_png
-from harness.app.track.results import VideoDescription
+from harness.app.results.objects import Objects, run_lengths
+from harness.app.results.overlay import color_of
+from harness.app.results.png import numbered_pixels, numbered_png
+from harness.app.track.results import Results, VideoDescription
 from harness.app.track.video import VideoWriter, finish_video, frames_in
 from harness.core.errors import HarnessError
 from harness.models.sam3.tracker.scene import SCENE
@@ -205,11 +205,10 @@ def test_memory_does_not_grow_with_the_video(tmp_path: Path) -> None:
 
 def test_names_of_files_and_texts_of_any_kind(tmp_path: Path) -> None:
     description = VideoDescription("кот, кофе", ['a "cat",\n'], file_names=["b/1.jpg"])
-    objects = Objects(
-        np.ones((1, 3, 5), bool), np.array([[0, 0, 5, 3]], np.float32), np.ones(1, np.float32), ('a "cat",\n',), (5, 3)
-    )
+    runs, box = (run_lengths(np.ones((3, 5), bool)),), np.array([[0, 0, 5, 3]], np.float32)
+    objects = Objects(runs, box, np.ones(1, np.float32), ('a "cat",\n',), (5, 3), ids=(7,))
     with Results(tmp_path, description, {}) as results:
-        results.write(0, np.zeros((3, 5, 3), np.uint8), TrackedObjects((7,), objects))
+        results.write(0, np.zeros((3, 5, 3), np.uint8), objects)
     coco = COCO(str(tmp_path / "annotations.json"))
     assert coco.dataset["videos"][0]["name"] == "кот, кофе"
     assert coco.dataset["images"][0]["file_name"] == "b/1.jpg"
@@ -218,13 +217,14 @@ def test_names_of_files_and_texts_of_any_kind(tmp_path: Path) -> None:
     assert next(iter(open_frames(tmp_path / "overlay.mp4"))).shape == (4, 6, 3), "odd sizes become even"
 
 
-def numbered(ids: tuple[int, ...], size: tuple[int, int] = (4, 2)) -> TrackedObjects:
+def numbered(ids: tuple[int, ...], size: tuple[int, int] = (4, 2)) -> Objects:
     """Objects one column wide each, all of which have the last column too, the later ones with a higher score."""
     masks = np.zeros((len(ids), size[1], size[0]), bool)
     for index, mask in enumerate(masks):
         mask[:, [index, -1]] = True
     scores = np.linspace(0.1, 0.9, len(ids), dtype=np.float32)
-    return TrackedObjects(ids, Objects(masks, np.zeros((len(ids), 4), np.float32), scores, ("x",) * len(ids), size))
+    runs, boxes = tuple(map(run_lengths, masks)), np.zeros((len(ids), 4), np.float32)
+    return Objects(runs, boxes, scores, ("x",) * len(ids), size, ids=ids)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_any_number_has_a_pixel(ids: tuple[int, ...], mode: str, row: list[int])
 @pytest.mark.parametrize("ids", [(1, 1), (-1, 2), (65_535, 1), (1,)])
 def test_numbers_of_objects_differ_and_fit(ids: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="objects"):
-        TrackedObjects(ids, numbered((1, 2)).objects)
+        replace(numbered((1, 2)), ids=ids)
 
 
 # The video alone

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from conformance.support.mutations import mutated
-from harness.app.segment.objects import run_lengths
+from harness.app.results.objects import run_lengths
 from harness.app.ui import photographs, sessions
 from harness.app.ui.app import make_app
 from harness.app.ui.encodings import Encodings, Masks

@@ -22,8 +22,7 @@ from pycocotools.coco import COCO
 from conformance.cli.test_installation import run_without
 from conformance.support.examples import examples
 from conformance.support.pages import ROOT, Served, chromium, lacking, run, served
-from harness.app.segment.coco import annotation_mask
-from harness.app.segment.objects import run_lengths
+from harness.app.results.objects import decode_mask, run_lengths
 from harness.app.ui.guard import hosts_of, refusal
 from harness.app.ui.photographs import LONGEST_NAME, Photograph, plain_name
 from harness.app.ui.sessions import file_names
@@ -236,7 +235,7 @@ def test_all_of_a_kind_is_what_the_command_finds(tab: Tab, shallow_artifact: Pat
     (tmp_path / "page.json").write_bytes(data_set)
     loaded = COCO(str(tmp_path / "page.json"))
     first = loaded.loadAnns(1)[0]
-    np.testing.assert_array_equal(loaded.annToMask(first), annotation_mask(both["objects"][0]))
+    np.testing.assert_array_equal(loaded.annToMask(first), decode_mask(both["objects"][0]["segmentation"]))
     _, mask = tab.downloaded("#found-list li:nth-child(2) a")
     assert mask == (expected / "cat_masks" / "001.png").read_bytes()
 

@@ -7,15 +7,15 @@ reads one. A group is all products of one module of the model, named by its path
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.precision import PRECISIONS
+from harness.runtime.decoding import convert, decode
 
 FORMAT = 1
 """Version of the file format."""
@@ -51,8 +51,7 @@ class Budget:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as the file stores them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"format": FORMAT, **values, "scale": str(self.scale), "float32": list(self.float32)}
+        return {"format": FORMAT, **asdict(self), "scale": str(self.scale), "float32": list(self.float32)}
 
     def check_fits(self, case: Case, model: str, file: Path) -> None:
         """Checks that the budget was made for the model and settings of a case.
@@ -85,10 +84,10 @@ def read_budget(file: Path) -> Budget:
         HarnessError: The file cannot be read, or is not a budget.
     """
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = decode(file.read_bytes())
     except OSError as error:
         raise HarnessError(f"cannot read the budget {file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HarnessError(f"{file} is no budget ({error}): give a file that `sam3-tvm budget` wrote") from error
     if not isinstance(data, dict) or "float32" not in data or "component" not in data:
         raise HarnessError(f"{file} is no budget: give a file that `sam3-tvm budget` wrote")
@@ -97,21 +96,13 @@ def read_budget(file: Path) -> Budget:
             f"{file} was written in version {data.get('format')} of the format, this program reads version {FORMAT}: "
             "run `sam3-tvm budget` again"
         )
-    return _budget(data, file)
-
-
-def _budget(data: Mapping[str, Any], file: Path) -> Budget:
-    names = [field.name for field in fields(Budget)]
-    missing_names = [name for name in names if name not in data]
-    texts_valid = all(isinstance(data.get(name), str) for name in names if name not in ("limit", "float32"))
-    groups = data["float32"]
-    groups_valid = isinstance(groups, list) and all(isinstance(name, str) for name in groups)
-    if missing_names or not texts_valid or not groups_valid or not isinstance(data["limit"], int | float):
-        reason = f"it lacks {missing_names[0]}" if missing_names else "a value has the wrong type"
-        raise HarnessError(f"{file} is a damaged budget, {reason}: run `sam3-tvm budget` again")
-    if data["precision"] not in PRECISIONS or not PRECISIONS[data["precision"]].is_half:
-        raise HarnessError(f"{file} is a budget for the precision {data['precision']!r}, which is no half precision")
-    return Budget(**{name: data[name] for name in names} | {"float32": tuple(groups), "limit": float(data["limit"])})
+    try:
+        budget = convert(data, Budget)
+    except ValueError as error:
+        raise HarnessError(f"{file} is a damaged budget ({error}): run `sam3-tvm budget` again") from error
+    if budget.precision not in PRECISIONS or not PRECISIONS[budget.precision].is_half:
+        raise HarnessError(f"{file} is a budget for the precision {budget.precision!r}, which is no half precision")
+    return budget
 
 
 def read_budgets(files: Sequence[Path]) -> dict[Path, Budget]:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from harness.runtime.decoding import Count
 
 EDGES = tuple(10.0 ** (half_decades / 2) for half_decades in range(-10, 5))
 """Upper edges of the bins of a histogram, in units of the strict gate; the last bin has no upper edge."""
@@ -15,6 +20,8 @@ PIXELS = 96
 """Maximum number of rows and of columns of a mask picture."""
 MASKS = 3
 """Maximum number of masks of one output that are kept as pictures."""
+Picture = Annotated[bytes, Meta(min_length=1, max_length=18_000)]
+"""A PNG file of at most `PIXELS` × `PIXELS` pixels of 8 bits, uncompressed, with twice the room for PNG's overhead."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,12 @@ class MaskPicture:
         marks: A picture that is transparent except where a pixel differs; None if no pixel differs.
     """
 
-    index: tuple[int, ...]
-    size: tuple[int, int]
-    differing: int
-    torch: bytes
-    tvm: bytes | None
-    marks: bytes | None
+    index: tuple[Count, ...]
+    size: tuple[Count, Count]
+    differing: Count
+    torch: Picture
+    tvm: Picture | None
+    marks: Picture | None
 
 
 @dataclass(frozen=True)

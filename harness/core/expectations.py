@@ -40,27 +40,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
 
 from harness.core.case import DEFAULT_FRONTEND
 from harness.core.errors import HarnessError
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import Weights
+from harness.runtime.decoding import convert
 
 if TYPE_CHECKING:
     from harness.core.case import Case
 
 _FIELDS = ("component", "strategy", "target", "scale", "precision", "frontend", "weights")
-_DEFAULTS = {"precision": DEFAULT_PRECISION, "frontend": DEFAULT_FRONTEND, "weights": Weights.SEEDED.value}
-_KEYS = {*_FIELDS, "status", "stage", "error", "message", "judge", "outputs", "varies", "why"}
 ANY = "*"
 """Matches every name."""
 _STRICT = "strict"
 
+_Text = Annotated[str, Meta(pattern=r"\S")]
+_Names = Annotated[tuple[_Text, ...], Meta(min_length=1)]
 
-@dataclass(frozen=True)
-class Expectation:
+
+class Expectation(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of the file: the cases that it names, their expected outcome, and the reason.
 
     Attributes:
@@ -74,23 +77,25 @@ class Expectation:
         outputs: The outputs that the entry concerns; empty for all.
         varies: Whether a strict pass is expected as well, because processors round differently.
         where: File and line of the entry, for messages.
+        judge: `oracle` for an entry that allows the oracle verdict.
     """
 
-    component: tuple[str, ...]
-    strategy: tuple[str, ...]
-    target: tuple[str, ...]
-    scale: tuple[str, ...]
-    why: str
+    component: _Names
+    strategy: _Names
+    target: _Names
+    scale: _Names
+    why: _Text
     status: Status = Status.PASSED
     stage: Stage | None = None
-    error: str | None = None
-    message: str | None = None
-    outputs: tuple[str, ...] = ()
+    error: _Text | None = None
+    message: _Text | None = None
+    outputs: _Names = ()
     varies: bool = False
     where: str = ""
-    precision: tuple[str, ...] = (DEFAULT_PRECISION,)
-    frontend: tuple[str, ...] = (DEFAULT_FRONTEND,)
-    weights: tuple[str, ...] = (Weights.SEEDED.value,)
+    precision: _Names = (DEFAULT_PRECISION,)
+    frontend: _Names = (DEFAULT_FRONTEND,)
+    weights: _Names = (Weights.SEEDED.value,)
+    judge: Literal["oracle"] | None = None
 
     def matches(self, case: Case) -> bool:
         """Returns whether the entry names this case."""
@@ -254,85 +259,40 @@ def _overlap(a: Expectation, b: Expectation) -> bool:
 
 
 def _parse(entry: Mapping[str, Any], where: str, registered_names: Mapping[str, Collection[str]]) -> Expectation:
-    """Reads one entry, which allows the oracle to judge or names a failure; `where` is its file and line."""
-    unknown = sorted(set(entry) - _KEYS)
-    if unknown:
-        raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
-    names = {field: _names({**_DEFAULTS, **entry}, field, where) for field in _FIELDS}
-    for field, values in names.items():
-        for value in values:
+    names = {key: [value] for key, value in entry.items() if key in (*_FIELDS, "outputs") and isinstance(value, str)}
+    try:
+        expectation = convert({**entry, **names, "where": where}, Expectation)
+    except ValueError as error:
+        raise HarnessError(f"{where}: {error}; correct it there") from error
+    for field in _FIELDS:
+        for value in getattr(expectation, field):
             if field in registered_names and value != ANY and value not in registered_names[field]:
                 choices = ", ".join(sorted(registered_names[field]))
                 raise HarnessError(f"{where}: there is no {field} {value!r}; choose from {choices}")
-    outputs = _names(entry, "outputs", where) if "outputs" in entry else ()
-    why = _text(entry, "why", where)
-    if why is None:
-        raise HarnessError(f"{where}: `why` is missing; say in one sentence what causes this outcome")
-    if "judge" in entry:
-        return _parse_oracle(entry, where, names, outputs, why)
-    return _parse_failure(entry, where, names, outputs, why)
+    if problem := _contradiction(expectation):
+        raise HarnessError(f"{where}: {problem}")
+    return expectation
 
 
-def _parse_oracle(
-    entry: Mapping[str, Any], where: str, names: Mapping[str, Any], outputs: tuple[str, ...], why: str
-) -> Expectation:
-    if entry["judge"] != "oracle":
-        raise HarnessError(f'{where}: `judge` is {entry["judge"]!r}; the only choice is "oracle"')
-    mixed = sorted({"status", "stage", "error", "message"} & set(entry))
-    if mixed:
-        raise HarnessError(f"{where}: `judge` and {mixed[0]!r} exclude each other; keep one of them")
-    varies = entry.get("varies", False)
-    if not isinstance(varies, bool):
-        raise HarnessError(f"{where}: `varies` must be true or false, and is {varies!r}")
-    return Expectation(**names, why=why, outputs=outputs, varies=varies, where=where)
-
-
-def _parse_failure(
-    entry: Mapping[str, Any], where: str, names: Mapping[str, Any], outputs: tuple[str, ...], why: str
-) -> Expectation:
-    if "varies" in entry:
-        raise HarnessError(f'{where}: `varies` needs judge = "oracle"; remove it')
-    failures = [status.value for status in Status if status not in (Status.PASSED, Status.UNAVAILABLE)]
-    status, stage = _text(entry, "status", where), _text(entry, "stage", where)
-    if status not in failures:
-        choices = ", ".join(failures)
-        raise HarnessError(f'{where}: `status` is {status!r}; choose from {choices}, or write judge = "oracle"')
-    if stage not in [s.value for s in Stage]:
-        raise HarnessError(f"{where}: `stage` is {stage!r}; choose from {', '.join(Stage)}")
-    error, message = _text(entry, "error", where), _text(entry, "message", where)
-    if status == Status.FAILED and stage != Stage.JUDGE and (error is None or message is None):
-        raise HarnessError(f"{where}: a failure needs `error` and `message`; say which exception is expected")
-    if outputs and stage != Stage.JUDGE:
-        raise HarnessError(f'{where}: `outputs` needs stage = "judge" or judge = "oracle"; remove it')
-    if message is not None:
-        try:
-            re.compile(message)
-        except re.error as parse_error:
-            raise HarnessError(
-                f"{where}: `message` is not a regular expression ({parse_error}); correct it"
-            ) from parse_error
-    return Expectation(
-        **names,
-        why=why,
-        status=Status(status),
-        stage=Stage(stage),
-        error=error,
-        message=message,
-        outputs=outputs,
-        where=where,
-    )
-
-
-def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    value = entry.get(key)
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not values or not all(isinstance(name, str) and name for name in values):
-        raise HarnessError(f'{where}: `{key}` must be a name, a list of names or "*", and is {value!r}')
-    return tuple(values)
-
-
-def _text(entry: Mapping[str, Any], key: str, where: str) -> str | None:
-    value = entry.get(key)
-    if key in entry and (not isinstance(value, str) or not value.strip()):
-        raise HarnessError(f"{where}: `{key}` must be a text that is not empty, and is {value!r}")
-    return value
+def _contradiction(entry: Expectation) -> str:
+    """Returns which fields of an entry exclude or need each other; empty if none do."""
+    if entry.judge:
+        fields = ("status", "stage", "error", "message")
+        mixed = [name for name in fields if getattr(entry, name) not in (None, Status.PASSED)]
+        return f"`judge` and {mixed[0]!r} exclude each other; keep one of them" if mixed else ""
+    if entry.status in (Status.PASSED, Status.UNAVAILABLE):
+        failures = ", ".join(status for status in Status if status not in (Status.PASSED, Status.UNAVAILABLE))
+        return f'`status` is {str(entry.status)!r}; choose from {failures}, or write judge = "oracle"'
+    if entry.stage is None:
+        return f"`stage` is missing; choose from {', '.join(Stage)}"
+    if entry.varies:
+        return '`varies` needs judge = "oracle"; remove it'
+    if entry.status is Status.FAILED and entry.stage is not Stage.JUDGE and None in (entry.error, entry.message):
+        return "a failure needs `error` and `message`; say which exception is expected"
+    if entry.outputs and entry.stage is not Stage.JUDGE:
+        return '`outputs` needs stage = "judge" or judge = "oracle"; remove it'
+    try:
+        re.compile(entry.message or "")
+    except re.error as error:
+        return f"`message` is not a regular expression ({error}); correct it"
+    return ""

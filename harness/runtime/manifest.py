@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar
 
+import msgspec
+from msgspec import Struct
+
+from harness.runtime.decoding import convert, decode
 from harness.runtime.errors import ModelError
 
 FORMAT = 1
@@ -30,8 +33,6 @@ RUNTIME_LIBRARIES = (
 OPTIONAL = (PACKING_LIBRARY, *RUNTIME_LIBRARIES)
 """Files without which a folder still runs."""
 
-Description = TypeVar("Description")
-
 
 def weights_file(entry: str) -> str:
     """Returns the name of the file with the weights of an entry point."""
@@ -42,8 +43,7 @@ class ArtifactError(ModelError):
     """A folder that is no artifact, is damaged, or was made for another machine or version."""
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(Struct, frozen=True):
     """An input or output tensor of an entry point; a dimension is a number, or a letter where any extent is allowed.
 
     Attributes:
@@ -57,8 +57,7 @@ class TensorSpec:
     below: int | str | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """The signature of an entry point.
 
     Attributes:
@@ -71,16 +70,31 @@ class Entry:
     weights: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class File:
+class File(Struct, frozen=True, forbid_unknown_fields=True):
     """Size and checksum of a file of the folder."""
 
     bytes: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Description(Struct, frozen=True):
+    """A description of a folder, which is a JSON file in it."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the description of a decoded file.
+
+        Raises:
+            ValueError: The data do not have this form; the clause names the field.
+        """
+        return convert(data, cls)
+
+    def to_json(self) -> str:
+        """Returns the text of the file."""
+        return _encode(msgspec.to_builtins(self))
+
+
+class Manifest(Description, frozen=True, forbid_unknown_fields=True):
     """All facts about an artifact that are not in its library or its weights.
 
     Attributes:
@@ -123,12 +137,21 @@ class Manifest:
     model: str = "sam3"
     frontend: str = "torch"
     format: int = FORMAT
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = {}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the manifest of a decoded file; keys of a model's own go to `extra`."""
+        own = {name: value for name, value in data.items() if name in cls.__struct_fields__ and name != "extra"}
+        return convert({**own, "extra": {name: data[name] for name in data.keys() - own.keys()}}, cls)
 
     def to_json(self) -> str:
         """Returns the text of `manifest.json`."""
-        facts = asdict(self)
-        return json.dumps({**facts.pop("extra"), **facts}, indent=1, sort_keys=True) + "\n"
+        facts = msgspec.to_builtins(self)
+        return _encode({**facts.pop("extra"), **facts})
+
+
+Described = TypeVar("Described", bound=Description)
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
@@ -141,15 +164,15 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     Raises:
         ArtifactError: The file is missing, damaged, or of another version.
     """
-    return read_description(folder / name, _manifest)
+    return read_description(folder / name, Manifest)
 
 
-def read_description(path: Path, parse: Callable[[dict[str, Any]], Description]) -> Description:
+def read_description(path: Path, kind: type[Described]) -> Described:
     """Reads a JSON file that describes its folder.
 
     Args:
         path: The file.
-        parse: Makes the description from the file's contents; may raise the errors of wrong types and missing keys.
+        kind: Type of the description.
 
     Raises:
         ArtifactError: The file is missing, damaged, or of another version.
@@ -158,40 +181,21 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder: make one with `sam3-tvm compile --out {folder}`")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decode(path.read_bytes())
     except FileNotFoundError:
         raise ArtifactError(_absent(path)) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        version = data.get("format") if isinstance(data, dict) else None
+    version = data.get("format") if isinstance(data, dict) else None
+    if version != FORMAT:
         raise ArtifactError(
             f"{folder} was written in version {version} of the format, this program reads version {FORMAT}: "
             "compile the model again, or use the program that compiled it"
         )
     try:
-        description = parse(data)
-        if not has_type(description, type(description)):
-            raise TypeError("a value has the wrong type")
-        return description
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
-
-
-def has_type(value: Any, kind: Any) -> bool:
-    """Returns whether a value, and what is in it, has the types of an annotation."""
-    inner = get_args(kind)
-    if kind is Any:
-        return True
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return isinstance(value, kind) and all(has_type(getattr(value, name), hint) for name, hint in hints.items())  # type: ignore[arg-type]
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(has_type(part, inner[0]) for part in value)
-    if get_origin(kind) is Mapping:
-        parts = value.items() if isinstance(value, dict) else [(None, None)]
-        return all(has_type(key, inner[0]) and has_type(part, inner[1]) for key, part in parts)
-    return any(has_type(value, one) for one in inner) if inner else type(value) is kind
+        return kind.from_data(data)
+    except ValueError as error:
+        raise ArtifactError(f"{path} is damaged ({error}): compile the model again") from error
 
 
 def _absent(path: Path) -> str:
@@ -204,24 +208,5 @@ def _absent(path: Path) -> str:
     return f"{folder} is no compiled model, it has no {path.name}: give the folder that `sam3-tvm compile` wrote"
 
 
-def _manifest(data: dict[str, Any]) -> Manifest:
-    names = {one.name for one in fields(Manifest)} - {"extra"}
-    return Manifest(
-        **{
-            **{name: value for name, value in data.items() if name in names},
-            "cpu_features": tuple(data["cpu_features"]),
-            "architectures": tuple(data.get("architectures", ())),
-            "float32": tuple(data.get("float32", ())),
-            "entries": {name: _entry(entry) for name, entry in data["entries"].items()},
-            "files": {name: File(**file) for name, file in data["files"].items()},
-            "extra": {name: value for name, value in data.items() if name not in names},
-        }
-    )
-
-
-def _entry(data: dict[str, Any]) -> Entry:
-    return Entry(_specs(data["inputs"]), _specs(data["outputs"]), tuple(data["weights"]))
-
-
-def _specs(data: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"], spec.get("below")) for spec in data)
+def _encode(data: Any) -> str:
+    return json.dumps(data, indent=1, sort_keys=True) + "\n"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from harness.runtime.checking import check_files
 from harness.runtime.cpu import MATRIX_UNIT, cpu_model, this_platform

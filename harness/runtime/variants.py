@@ -12,17 +12,25 @@ an ordinary folder, which runs alone, when it is loaded for the first time (`har
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from harness.runtime.manifest import FORMAT, VARIANT, VARIANTS, File, Manifest, read_description, read_manifest
+from msgspec import Meta
+
+from harness.runtime.manifest import (
+    FORMAT,
+    VARIANT,
+    VARIANTS,
+    Description,
+    File,
+    Manifest,
+    read_description,
+    read_manifest,
+)
 
 
-@dataclass(frozen=True)
-class Variants:
+class Variants(Description, frozen=True):
     """The contents of a folder for several CPUs.
 
     Attributes:
@@ -32,14 +40,10 @@ class Variants:
         format: `harness.runtime.manifest.FORMAT` of the version that wrote it.
     """
 
-    names: tuple[str, ...]
+    names: Annotated[tuple[str, ...], Meta(min_length=1)]
     weights: Mapping[str, tuple[str, ...]]
     files: Mapping[str, File]
     format: int = FORMAT
-
-    def to_json(self) -> str:
-        """Returns the text of `variants.json`."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
 
 def read_variants(folder: Path) -> Variants:
@@ -48,7 +52,7 @@ def read_variants(folder: Path) -> Variants:
     Raises:
         ArtifactError: It is no such folder, or it is of another version or damaged.
     """
-    return read_description(folder / VARIANTS, _variants)
+    return read_description(folder / VARIANTS, Variants)
 
 
 def is_for_several(folder: Path) -> bool:
@@ -65,19 +69,3 @@ def described(folder: Path) -> Manifest:
     if is_for_several(folder):
         return read_manifest(folder / read_variants(folder).names[0], VARIANT)
     return read_manifest(folder)
-
-
-def _variants(data: dict[str, Any]) -> Variants:
-    """Returns the contents of `variants.json`.
-
-    Raises:
-        ValueError: There is no variant.
-    """
-    names = tuple(map(str, data["names"]))
-    if not names:
-        raise ValueError("no variant")
-    return Variants(
-        names,
-        {entry: tuple(order) for entry, order in data["weights"].items()},
-        {name: File(**file) for name, file in data["files"].items()},
-    )

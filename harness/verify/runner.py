@@ -11,6 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
+from msgspec import structs
+
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import TARGETS
@@ -66,7 +68,7 @@ def expectations() -> tuple[Expectation, ...]:
 
 def _expand_wildcard(entry: Expectation, model: Model) -> Expectation:
     """Returns an entry of a model's file with `*` replaced by the names of that model's subjects."""
-    return replace(entry, component=tuple(model.subjects)) if ANY in entry.component else entry
+    return structs.replace(entry, component=tuple(model.subjects)) if ANY in entry.component else entry
 
 
 def verify_case(

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.nn import functional as F
 
 from conformance.support.video_model import video_model

@@ -1,23 +1,14 @@
-"""Finds the images of a command line, names their results, and encodes PNG files."""
+"""Finds the images of a command line and names their results."""
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.core.files import write_bytes
 from harness.runtime.sam3.images import image_suffixes
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 _LONGEST = 200
 
@@ -74,26 +65,3 @@ def _short(name: str) -> str:
     """Cuts a name to its first 200 bytes; file systems allow 255 bytes with the suffix."""
     name_bytes = os.fsencode(name)
     return name if len(name_bytes) <= _LONGEST else name_bytes[:_LONGEST].decode(errors="ignore")
-
-
-def write_png(path: Path, image: Image.Image) -> None:
-    """Writes an image as PNG.
-
-    Raises:
-        HarnessError: The file cannot be written.
-    """
-    write_bytes(path, png(image))
-
-
-def mask_png(mask: npt.NDArray[np.bool_]) -> bytes:
-    """Returns the PNG file of a mask [h, w], with 1 bit per pixel."""
-    from PIL import Image
-
-    return png(Image.fromarray(mask))
-
-
-def png(image: Image.Image) -> bytes:
-    """Returns the PNG file of an image."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()

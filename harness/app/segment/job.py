@@ -1,6 +1,6 @@
 """Segments images one after another and writes the results; an image that fails does not stop the others.
 
-A job that was interrupted or killed continues when it is run again (`harness.app.segment.journal`).
+A job that was interrupted or killed continues when it is run again (`harness.app.results.journal`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
-from harness.app.segment.coco import AnnotatedImage, coco_annotations, data_set
-from harness.app.segment.images import mask_png, unique_names, write_png
-from harness.app.segment.journal import Journal, results_folder
-from harness.app.segment.objects import Objects, concatenate_objects
+from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
+from harness.app.results.journal import Journal, results_folder
+from harness.app.results.objects import Objects, concatenate_objects
+from harness.app.results.png import mask_png, png
+from harness.app.segment.images import unique_names
 from harness.app.segment.prompts import category_name, run_prompts
 from harness.compiler.execution.remote.client import RemoteError
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder, write_bytes, write_json
-from harness.runtime import EncodedImage, ObjectPrompt, Prompt
+from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.errors import ModelError
-from harness.runtime.manifest import Manifest
 
 ANNOTATIONS = "annotations.json"
 
@@ -65,7 +66,7 @@ class SegmentedImage:
     Attributes:
         image: The file.
         size: Width and height in pixels.
-        annotations: The objects, entries of `harness.app.segment.coco.coco_annotations`.
+        annotations: The objects, entries of `harness.app.results.coco.coco_annotations`.
         notes: A sentence for each part of a prompt that was changed or ignored.
         seconds: Time from reading the file to writing the last result.
         resumed: Whether the results are from an earlier run.
@@ -95,27 +96,7 @@ class FailedImage:
 Result = SegmentedImage | FailedImage
 
 
-class Model(Protocol):
-    """The methods of `harness.runtime.Sam3` that a job uses."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """The model's manifest."""
-
-    def check_prompt(self, prompt: Prompt, /) -> None:
-        """Checks everything of a prompt that does not depend on the image."""
-
-    def encode_prompt(self, prompt: Prompt, size: tuple[int, int], /) -> object:
-        """Checks a prompt for an image of this size."""
-
-    def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int], /) -> object:
-        """Checks a prompt for one object in an image of this size."""
-
-    def set_image(self, image: Any, /) -> EncodedImage:
-        """Encodes an image."""
-
-
-def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
+def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
     """Segments all images without results of an earlier run of the same job.
 
     `annotations.json` is written in the end, also when the user interrupts. If all images are done already, nothing is
@@ -145,7 +126,7 @@ def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda res
 
 
 def _run(
-    model: Model, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
+    model: Sam3, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
 ) -> list[Result]:
     entries = {str(entry["name"]).casefold(): entry for entry in journal if "name" in entry}
     annotations = job.out / ANNOTATIONS
@@ -214,7 +195,7 @@ _JOURNAL_FIELDS = ("size", "annotations", "notes", "seconds")
 """The fields of a `SegmentedImage` that are written to the journal."""
 
 
-def _question(model: Model, job: Job) -> dict[str, Any]:
+def _question(model: Sam3, job: Job) -> dict[str, Any]:
     """Returns all inputs of the results besides the images, as JSON."""
     files = json.dumps({name: asdict(file) for name, file in model.manifest.files.items()}, sort_keys=True)
     prompts = [
@@ -241,8 +222,8 @@ def _resumed(image: Path, entry: dict[str, Any]) -> SegmentedImage:
     return SegmentedImage(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
 
 
-def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -> Result:
-    from harness.app.segment.overlay import draw
+def _segment(model: Sam3, job: Job, image: Path, name: str, journal: Journal) -> Result:
+    from harness.app.results.overlay import draw
     from harness.runtime.sam3.images import to_pixels
 
     start = time.perf_counter()
@@ -259,9 +240,9 @@ def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -
         objects = concatenate_objects(run_prompts(encoded, job.prompts, job.threshold))
     except (ModelError, RemoteError) as error:
         return FailedImage(image, str(error))
-    overlay, *masks = files = _files(job.out, name, len(objects.masks))
+    overlay, *masks = files = _files(job.out, name, len(objects.runs))
     journal.list_files(files)
-    write_png(overlay, draw(pixels, objects, job.prompts))
+    write_bytes(overlay, png(draw(pixels, objects, job.prompts)))
     _write_masks(masks_path(job.out, name), masks, objects, journal)
     return SegmentedImage(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
 
@@ -279,8 +260,8 @@ def masks_path(out: Path, name: str) -> Path:
 def _write_masks(folder: Path, files: Sequence[Path], objects: Objects, journal: Journal) -> None:
     """Writes one 1-bit PNG for each object, and removes other masks of an earlier run."""
     make_folder(folder)
-    for path, mask in zip(files, objects.masks, strict=True):
-        write_bytes(path, mask_png(mask))
+    for index, path in enumerate(files):
+        write_bytes(path, mask_png(objects.mask(index)))
     for path in set(folder.iterdir()).difference(files):
         journal.remove_listed(path)
 

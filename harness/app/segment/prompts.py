@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.app.segment.objects import Objects, best_object, encode_objects
+from harness.app.results.objects import Objects, best_object, encode_objects
 from harness.core.errors import HarnessError
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels

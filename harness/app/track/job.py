@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.app.segment.journal import is_whole, results_folder
-from harness.app.segment.objects import Objects
-from harness.app.track.objects import TrackedObjects
+from harness.app.results.journal import is_whole, results_folder
+from harness.app.results.objects import Objects, run_lengths
 from harness.app.track.results import MASKS, OVERLAY, Results, VideoDescription
 from harness.app.track.saved_session import SAVE_INTERVAL, SavedSession, session_file
 from harness.core.errors import HarnessError
@@ -161,11 +160,15 @@ def _names(session: Session, first_frame: int) -> tuple[str, ...] | None:
     return None if names is None else names[first_frame:]
 
 
-def _objects(frame: TrackedFrame) -> TrackedObjects:
+def _objects(frame: TrackedFrame) -> Objects:
     height, width = frame.pixels.shape[:2]
-    names = tuple(text or EXAMPLE for text in frame.texts)
-    return TrackedObjects(
-        tuple(frame.ids.tolist()), Objects(frame.masks, frame.boxes, frame.scores, names, (width, height))
+    return Objects(
+        runs=tuple(map(run_lengths, frame.masks)),
+        boxes=frame.boxes,
+        scores=frame.scores,
+        categories=tuple(text or EXAMPLE for text in frame.texts),
+        size=(width, height),
+        ids=tuple(frame.ids.tolist()),
     )
 
 

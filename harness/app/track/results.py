@@ -1,17 +1,20 @@
 """Writes the files of a tracked video, which grow frame by frame, stay valid however the run ends, and are continued.
 
-A frame is done when the journal has its line (`harness.app.segment.journal`), which is written last. A run that was
+A frame is done when the journal has its line (`harness.app.results.journal`), which is written last. A run that was
 interrupted or killed continues with the first frame that is not done; the video of an abandoned run stays. If only the
 mask or the overlay of a frame is missing, or another encoder wrote the overlay, only that file is written anew.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,12 +22,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.segment.journal import Journal, entries_of
-from harness.app.segment.overlay import draw
-from harness.app.track import table
-from harness.app.track.coco import AnnotatedFrame, track_annotations, write_data_set
-from harness.app.track.masks import numbered_png
-from harness.app.track.objects import TrackedObjects
+from harness.app.results.coco import AnnotatedImage, coco_annotations, write_video_data_set
+from harness.app.results.journal import Journal, entries_of
+from harness.app.results.objects import Objects
+from harness.app.results.overlay import draw
+from harness.app.results.png import numbered_png
 from harness.app.track.video import VideoWriter, encoder_version, finish_video, frames_in
 from harness.core.errors import HarnessError
 from harness.core.files import append_bytes, make_folder, write_bytes, write_file
@@ -34,6 +36,8 @@ ANNOTATIONS, MASKS, OVERLAY, TRACKS = "annotations.json", "masks", "overlay.mp4"
 DEFAULT_RATE = Fraction(25)
 """Frames per second of the overlay where the source states no rate."""
 
+_COLUMNS = ("frame", "track", "category", "score", "x", "y", "width", "height", "area")
+"""The columns of the table, a CSV file as RFC 4180 has it, with one row for each object of each frame."""
 _MASK_FILE = re.compile(r"(\d{5,})\.png")
 
 
@@ -101,13 +105,13 @@ class Results:
             self._journal.list_files(out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
             self._write_table()
 
-    def write(self, index: int, picture: npt.NDArray[np.uint8], tracked: TrackedObjects) -> None:
+    def write(self, index: int, picture: npt.NDArray[np.uint8], objects: Objects) -> None:
         """Writes a frame; a finished one is not written again.
 
         Args:
             index: Its index in the video; frames come one after another.
             picture: uint8 [h, w, 3].
-            tracked: Its visible objects.
+            objects: Its visible objects, which have ids.
 
         Raises:
             HarnessError: A file cannot be written; an earlier file stays.
@@ -116,21 +120,21 @@ class Results:
             return
         if index > self.done:
             raise ValueError(f"frame {index} comes before frame {self.done}")
-        annotations = track_annotations(tracked)
+        annotations = coco_annotations(objects)
         if self._encoder is not None:
-            self._overlay_writer(tracked.objects.size, self._encoder).write(_drawn(picture, tracked))
+            self._overlay_writer(objects.size, self._encoder).write(np.asarray(draw(picture, objects)))
         mask = self._mask(index)
         if index >= self._journal_length or not mask.is_file():
             self._journal.list_files([mask])
-            write_bytes(mask, numbered_png(tracked))
+            write_bytes(mask, numbered_png(objects))
         if index >= self._journal_length:
-            append_bytes(self._out / TRACKS, table.rows(index, annotations).encode())
-            self._journal.add({"frame": index, "size": tracked.objects.size, "annotations": annotations})
+            append_bytes(self._out / TRACKS, _rows(index, annotations))
+            self._journal.add({"frame": index, "size": objects.size, "annotations": annotations})
         self.done += 1
 
     def ids(self, count: int) -> set[int]:
         """Returns the ids of the objects in the first `count` frames."""
-        frames = (frame for frame in self._frames() if frame.index < count)
+        frames = islice(self._frames(), count)
         return {entry["track_id"] for frame in frames for entry in frame.annotations}
 
     def close(self, *, is_whole: bool) -> None:
@@ -147,9 +151,7 @@ class Results:
             overlay.close()
         if self.is_whole:
             return
-        write_data_set(
-            self._out / ANNOTATIONS, self._video.name, self._video.file_name, self._video.categories, self._frames
-        )
+        write_video_data_set(self._out / ANNOTATIONS, self._video.name, self._frames, self._video.categories)
         if is_whole:
             if self._encoder is not None and self.done:
                 finish_video(self._out / OVERLAY)
@@ -183,11 +185,12 @@ class Results:
         encoders = [entry["encoder"] for entry in self._journal if "encoder" in entry]
         return frames_in(self._out / OVERLAY) if encoders[-1:] == [self._encoder] else 0
 
-    def _frames(self) -> Iterator[AnnotatedFrame]:
+    def _frames(self) -> Iterator[AnnotatedImage]:
+        """Yields the finished frames from the first on."""
         for entry in self._journal:
             if "frame" in entry:
                 width, height = entry["size"]
-                yield AnnotatedFrame(entry["frame"], (width, height), entry["annotations"])
+                yield AnnotatedImage(self._video.file_name(entry["frame"]), (width, height), entry["annotations"])
 
     def _has_lists(self) -> bool:
         return all((self._out / name).is_file() for name in (ANNOTATIONS, TRACKS))
@@ -195,9 +198,9 @@ class Results:
     def _write_table(self) -> None:
         """Writes the rows of the finished frames."""
         with write_file(self._out / TRACKS) as temporary, temporary.open("wb") as file:
-            file.write(table.HEADER.encode())
-            for frame in self._frames():
-                file.write(table.rows(frame.index, frame.annotations).encode())
+            file.write(_csv([_COLUMNS]))
+            for index, frame in enumerate(self._frames()):
+                file.write(_rows(index, frame.annotations))
 
     def _remove_stale(self) -> None:
         """Removes files of an earlier run: masks of write_file frames, and all results of another question."""
@@ -217,8 +220,9 @@ def _existing_results(out: Path) -> Iterator[Path]:
 
 
 def _is_among_first(count: int) -> Callable[[dict[str, Any]], bool]:
-    """Returns a predicate that rejects the entries of frames after the first `count`."""
-    return lambda entry: entry.get("frame", -1) < count
+    """Returns a predicate, for entries in their order, that rejects those of frames after the first `count`."""
+    left = iter(range(count))
+    return lambda entry: "frame" not in entry or next(left, None) is not None
 
 
 def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -230,5 +234,15 @@ def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def _drawn(picture: npt.NDArray[np.uint8], tracked: TrackedObjects) -> npt.NDArray[np.uint8]:
-    return np.asarray(draw(picture, tracked.objects, ids=tracked.ids))
+def _rows(frame: int, annotations: Sequence[dict[str, Any]]) -> bytes:
+    """Returns the rows of a frame in the table, boxes and areas in pixels."""
+    return _csv(
+        [frame, entry["track_id"], entry["category"], entry["score"], *entry["bbox"], entry["area"]]
+        for entry in annotations
+    )
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()

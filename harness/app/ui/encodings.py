@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.segment.coco import coco_annotations
-from harness.app.segment.objects import best_object
+from harness.app.results.coco import coco_annotations
+from harness.app.results.objects import best_object
 from harness.app.segment.prompts import category_name, is_ambiguous, run_prompt
 from harness.app.ui.photographs import Photograph, Photographs
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
@@ -32,7 +32,7 @@ class Masks:
     """The masks of a prompt.
 
     Attributes:
-        annotations: Entries of `harness.app.segment.coco.coco_annotations`.
+        annotations: Entries of `harness.app.results.coco.coco_annotations`.
         notes: A sentence for each part of the prompt that was changed or ignored.
         logits: fp32 [288, 288] of the one mask of a prompt for one object, to refine it; None for other prompts.
     """

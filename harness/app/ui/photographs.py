@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.segment.images import png
+from harness.app.results.png import png
 from harness.core.errors import HarnessError
 from harness.core.files import write_bytes
 from harness.runtime.sam3.images import load_image

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import AfterValidator, BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from harness.app.segment.coco import annotation_mask
-from harness.app.segment.images import mask_png
+from harness.app.results.objects import decode_mask
+from harness.app.results.overlay import color_of
+from harness.app.results.png import mask_png
 from harness.app.segment.job import ANNOTATIONS
-from harness.app.segment.overlay import color_of
 from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Announce, Masks
 from harness.app.ui.page import Page
@@ -287,7 +287,7 @@ def _object(annotation: dict[str, Any], color: int) -> dict[str, Any]:
 
 
 async def _mask(annotation: dict[str, Any], name: str) -> Response:
-    content = await run_in_threadpool(lambda: mask_png(annotation_mask(annotation)))
+    content = await run_in_threadpool(lambda: mask_png(decode_mask(annotation["segmentation"])))
     return Response(content, media_type="image/png", headers=_download(name))
 
 

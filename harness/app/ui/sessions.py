@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from harness.app.segment.coco import AnnotatedImage, data_set
+from harness.app.results.coco import AnnotatedImage, data_set
 from harness.app.ui.encodings import Logits, Masks
 from harness.app.ui.photographs import Photograph
 from harness.core.errors import HarnessError
@@ -51,7 +51,7 @@ class KeptObject:
     Attributes:
         number: Number of the object, from 1 in each session.
         photograph: Its photograph.
-        annotation: An entry of `harness.app.segment.coco.coco_annotations`; `category` is the user's.
+        annotation: An entry of `harness.app.results.coco.coco_annotations`; `category` is the user's.
         color: Index of its colour.
     """
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from harness.compiler.deployment.code import write_code
 from harness.compiler.deployment.deployable import Deployable, ModelOptions

@@ -5,12 +5,12 @@ A kernel is known by the key of its workload (`harness.compiler.schedules.cpu.sc
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from harness.compiler.schedules import DEFAULT_SCHEDULES, ChosenSchedules, Schedule
 from harness.compiler.targets import TARGETS
@@ -18,6 +18,7 @@ from harness.core.errors import HarnessError
 from harness.core.files import write_json
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import REPOSITORY
+from harness.runtime.decoding import convert, decode
 
 FORMAT = 1
 FILE = "schedules.json"
@@ -49,6 +50,9 @@ class Conditions:
         return f"{self.target}-{self.cpu}-{self.threads}-threads"
 
 
+_Seconds = Annotated[float, Meta(gt=0, lt=1e6)]
+
+
 @dataclass(frozen=True)
 class Record:
     """The best schedule of a kernel that was found under some conditions, and how far the search for a better one is.
@@ -66,8 +70,8 @@ class Record:
     task: str
     schedule: Schedule
     conditions: Conditions
-    seconds: float
-    default_seconds: float
+    seconds: _Seconds
+    default_seconds: _Seconds
     trials: int
     machine: str
     date: str
@@ -83,22 +87,14 @@ class Record:
         del values["conditions"]
         return values
 
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> Record:
-        """Returns the record that a JSON object describes.
 
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: It describes none.
-        """
-        schedule = {str(name): value for name, value in values["schedule"].items()}
-        if not all(type(value) is int for value in schedule.values()):
-            raise ValueError("a decision is no number")
-        seconds, default_seconds = float(values["seconds"]), float(values["default_seconds"])
-        if not (0 < seconds < 1e6 and 0 < default_seconds < 1e6):
-            raise ValueError("a time is impossible")
-        conditions = Conditions(str(values["target"]), str(values["cpu"]), int(values["threads"]), str(values["tvm"]))
-        counted = int(values["trials"]), str(values["machine"]), str(values["date"])
-        return cls(str(values["task"]), schedule, conditions, seconds, default_seconds, *counted)
+@dataclass(frozen=True)
+class _File:
+    """The contents of a database's file; each of its records has the fields of its conditions, too."""
+
+    format: int
+    target: str
+    records: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -175,22 +171,23 @@ def open_database(path: Path, target: str | None = None) -> Database:
     """
     file = path / FILE
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        version, made_for = int(values["format"]), str(values["target"])
-        records = tuple(map(Record.from_plain, values["records"])) if version == FORMAT else ()
+        stored = convert(decode(file.read_bytes()), _File)
+        nested = [{**values, "conditions": values} for values in stored.records if stored.format == FORMAT]
+        records = convert(nested, tuple[Record, ...])
     except (FileNotFoundError, NotADirectoryError):
         raise HarnessError(
             f"there is no tuning database in {path}: make one with `sam3-tvm tune --db {path}`, or leave out --db"
         ) from None
     except OSError as error:
         raise HarnessError(f"cannot read {file}: {error.strerror}; leave out --db to do without it") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise HarnessError(f"{file} is damaged: delete it and tune again") from error
-    if version != FORMAT:
-        raise HarnessError(f"{file} has format {version}, this version reads {FORMAT}: tune again into another folder")
-    if target is not None and made_for != target:
-        raise HarnessError(f"{path} is a tuning database for {made_for}, not for {target}: give another --db")
-    return Database(path, made_for, records)
+    except ValueError as error:
+        raise HarnessError(f"{file} is damaged ({error}): delete it and tune again") from error
+    if stored.format != FORMAT:
+        version = f"format {stored.format}, this version reads {FORMAT}"
+        raise HarnessError(f"{file} has {version}: tune again into another folder")
+    if target is not None and stored.target != target:
+        raise HarnessError(f"{path} is a tuning database for {stored.target}, not for {target}: give another --db")
+    return Database(path, stored.target, records)
 
 
 def default_database(target: str, processors: Processors = THIS_MACHINE) -> Path | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from harness.runtime.manifest import MANIFEST, ArtifactError, Manifest, has_type
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from harness.runtime.decoding import convert
+from harness.runtime.manifest import MANIFEST, ArtifactError, Manifest
 
 NAME = "sam3"
 """The name of the model in manifests."""
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     """The maximum length of one prompt.
 
     Attributes:
@@ -37,8 +39,7 @@ DEFAULT_CLICKS = 16
 """The number of points that upstream's tracker reads (`max_point_num_in_prompt_enc` of `Sam3TrackerPredictor`)."""
 
 
-@dataclass(frozen=True)
-class Description:
+class Sam3Description(Struct, frozen=True):
     """The facts about a compiled SAM 3 that its manifest has beside those of every model.
 
     Attributes:
@@ -52,7 +53,7 @@ class Description:
     point_prompts: bool = True
 
 
-def read_description(folder: Path, manifest: Manifest) -> Description:
+def read_sam3_description(folder: Path, manifest: Manifest) -> Sam3Description:
     """Reads SAM 3's part of a manifest.
 
     Args:
@@ -65,11 +66,6 @@ def read_description(folder: Path, manifest: Manifest) -> Description:
     if manifest.model != NAME:
         raise ArtifactError(f"{folder} has the model {manifest.model}, not {NAME}: give a folder of {NAME}")
     try:
-        extra = manifest.extra
-        point_prompts = extra.get("point_prompts", True)
-        description = Description(Capacity(**extra["capacity"]), extra["vocabulary"], point_prompts)
-        if not has_type(description, Description):
-            raise TypeError("a value has the wrong type")
-        return description
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder / MANIFEST} is damaged ({error!r}): compile the model again") from error
+        return convert(manifest.extra, Sam3Description)
+    except ValueError as error:
+        raise ArtifactError(f"{folder / MANIFEST} is damaged ({error}): compile the model again") from error

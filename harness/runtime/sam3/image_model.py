@@ -18,7 +18,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, Manifest
-from harness.runtime.sam3.description import read_description
+from harness.runtime.sam3.description import read_sam3_description
 from harness.runtime.sam3.images import to_pixels
 from harness.runtime.sam3.interactive import (
     LARGEST_LOGIT,
@@ -86,7 +86,7 @@ class ImageModel:
             raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
         self.manifest: Manifest = artifact.manifest
         self._artifact = artifact
-        self.description = read_description(artifact.folder, artifact.manifest)
+        self.description = read_sam3_description(artifact.folder, artifact.manifest)
         self._tokenizer = Tokenizer.read(artifact.folder / self.description.vocabulary)
         self._texts: OrderedDict[bytes, Tensors] = OrderedDict()
         self._lock = threading.Lock()

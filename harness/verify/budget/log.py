@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.core.budget import Groups
 from harness.core.errors import HarnessError
 from harness.core.files import write_text
+from harness.runtime.decoding import convert
 from harness.verify.budget.measurement import Measurement
 
 ADVICE = "choose another file with --out"
@@ -37,11 +39,11 @@ class Log:
         self._measurements: dict[Groups, Measurement] = {}
         for number, line in enumerate(self._lines, 1):
             try:
-                data = json.loads(line)
+                data = convert(json.loads(line), dict[str, Any])
                 if data["conditions"] == self.conditions:
-                    measurement = Measurement.from_json(data)
+                    measurement = convert(data, Measurement)
                     self._measurements[frozenset(measurement.half)] = measurement
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            except (ValueError, KeyError, RecursionError) as error:
                 raise HarnessError(f"{self.file} is damaged in line {number}: delete it to measure again") from error
         self._used: set[Groups] = set()
 
@@ -56,7 +58,7 @@ class Log:
             self._used.add(half)
             return self._measurements[half]
         measurement = measure(half)
-        self._lines.append(json.dumps({"conditions": self.conditions, **measurement.to_json()}))
+        self._lines.append(json.dumps({"conditions": self.conditions, **asdict(measurement)}))
         write_text(self.file, "".join(f"{line}\n" for line in self._lines), advice=ADVICE, durable=True)
         self._measurements[half] = measurement
         self._used.add(half)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.compiler.execution.executors import executor_for
 from harness.compiler.execution.run import Run
@@ -47,15 +47,6 @@ class Measurement:
     def worst(self) -> float:
         """The largest r_rms."""
         return max(self.r_rms.values(), default=0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as the log stores them."""
-        return {"half": list(self.half), "r_rms": dict(self.r_rms), "failed": self.failed}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """Reads a measurement from JSON."""
-        return cls(tuple(data["half"]), dict(data["r_rms"]), str(data["failed"]))
 
 
 class Bench:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
+from msgspec import to_builtins
 
 from harness.compiler.deployment.deployable import ModelOptions
 from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
@@ -16,15 +17,15 @@ from harness.core.errors import HarnessError
 from harness.core.settings import Settings
 from harness.runtime.manifest import Manifest
 from harness.runtime.sam3 import VOCABULARY_FILE
-from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Description, read_description
+from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Description, read_sam3_description
 
 
 @dataclass(frozen=True)
 class Sam3Options(ModelOptions):
     """The capacity of a compiled SAM 3, and which part of it is left out."""
 
-    points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = Capacity.points
-    boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = Capacity.boxes
+    points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = Capacity().points
+    boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = Capacity().boxes
     clicks: Annotated[
         int, typer.Option(min=0, help="Most points in a prompt for one object; 0 leaves such prompts out.")
     ] = DEFAULT_CLICKS
@@ -44,7 +45,7 @@ class Sam3Options(ModelOptions):
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self:
         """Returns the options that a folder was compiled with; which entry points were left out, its entries say."""
-        return cls(**asdict(read_description(folder, manifest).capacity))
+        return cls(**to_builtins(read_sam3_description(folder, manifest).capacity))
 
     def fit(self, case: Case, settings: Settings, print_note: Callable[[str], None]) -> Self:
         """Returns the options without clicks if a checkpoint has no weights for them.
@@ -74,7 +75,8 @@ class Sam3Options(ModelOptions):
     def manifest_part(self, settings: Settings) -> Mapping[str, Any]:
         """Returns capacity, vocabulary, and whether the weights know points as prompts."""
         point_prompts = settings.checkpoint is None or _has_point_prompts(settings.checkpoint)
-        return asdict(Description(self.capacity, VOCABULARY_FILE, point_prompts))
+        description: dict[str, Any] = to_builtins(Sam3Description(self.capacity, VOCABULARY_FILE, point_prompts))
+        return description
 
     def summary(self) -> str:
         """Returns how many points, boxes and clicks a prompt may have."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.description import Capacity, read_description
+from harness.runtime.sam3.description import Capacity, read_sam3_description
 from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
 from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs, PromptOutput
@@ -81,7 +81,7 @@ class Tracker:
                 "`sam3-tvm compile --video`."
             )
         self._artifact = artifact
-        self._capacity: Capacity = read_description(artifact.folder, artifact.manifest).capacity
+        self._capacity: Capacity = read_sam3_description(artifact.folder, artifact.manifest).capacity
 
     def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
         """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""

@@ -6,36 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.verify.report.verification.numbers import has_form, number
-
-_DEVIATION = {"r_rms": float, "r_inf": float}
-_BOUNDARY = {
-    "position": int,
-    "function": str,
-    "node": str,
-    "source": str,
-    "operators": [str],
-    "between": [str],
-    "local": _DEVIATION,
-    "accumulated": _DEVIATION,
-    "own_share": float,
-}
-_FORM = {
-    "program": str,
-    "told": str,
-    "boundaries": [_BOUNDARY],
-    "shown": [int],
-    "first": (None, {"boundary": _BOUNDARY, "confidence": str, "reason": str, "others": [int]}),
-    "ablation": (
-        None,
-        {
-            "cause": (str, None),
-            "reason": str,
-            "experiments": [{"decides": str, "result": (None, _DEVIATION), "problem": str}],
-        },
-    ),
-    "budget": dict,
-}
+from harness.verify.report.verification.numbers import number
 
 
 @dataclass(frozen=True)
@@ -87,18 +58,8 @@ class Diagnosis:
     budget: tuple[tuple[str, float], ...]
 
 
-def problem(data: Any) -> str:
-    """Returns which part of the data does not have the required form; empty if all parts have it."""
-    if not isinstance(data, dict):
-        return "the whole"
-    invalid = [key for key, form in _FORM.items() if not has_form(data, {key: form})]
-    if not invalid and not all(has_form(share, float) for share in data["budget"].values()):
-        invalid = ["budget"]
-    return f"`{invalid[0]}`" if invalid else ""
-
-
 def read_diagnosis(data: Mapping[str, Any]) -> Diagnosis:
-    """Reads a diagnosis that `problem` accepts."""
+    """Reads a diagnosis of a report that was read."""
     first, ablation = data["first"], data["ablation"]
     diverging = {first["boundary"]["position"], *first["others"]} if first else set()
     return Diagnosis(

@@ -32,7 +32,6 @@ strings "inf" and "-inf"; `harness.verify.report.verification.numbers.number` tu
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -44,52 +43,22 @@ from typing import TYPE_CHECKING, Any
 from harness.core.case import DEFAULT_FRONTEND
 from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
-from harness.core.outcome import Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.outcome import Device, Kernel, Outcome, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import Weights
-from harness.verify.report.verification import diagnosis, distribution
+from harness.runtime.decoding import convert, decode
+from harness.verify.report.verification import distribution
 from harness.verify.report.verification.numbers import jsonable
+from harness.verify.report.verification.schema import SCHEMA, Report
 
 if TYPE_CHECKING:
     from harness.core.case import Case
-
-SCHEMA = 1
 
 METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
 """The floats of an output, in the order of the schema."""
 
 KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
 """The stored properties of a kernel, in this order; null if one is unknown."""
-
-_CASE_KEYS = {
-    "component": str,
-    "strategy": str,
-    "target": str,
-    "scale": str,
-    "seed": int,
-    "status": str,
-    "stage": str,
-    "expected": (bool, type(None)),
-    "problem": (str, type(None)),
-    "why": (str, type(None)),
-    "error": (dict, type(None)),
-    "seconds": dict,
-    "sizes": dict,
-    "peak_rss_bytes": int,
-    "repro": str,
-    "outputs": list,
-}
-_OUTPUT_KEYS = {
-    "name": str,
-    "shape": list,
-    "dtype": str,
-    "elements": int,
-    "outside": int,
-    **{metric: (int, float, str, type(None)) for metric in METRICS},
-    "verdict": str,
-    "reason": str,
-}
-_SUMMARY_KEYS = ("cases", "passed", "expected_failures", "unexpected", "unavailable", "outputs")
 
 
 @dataclass(frozen=True)
@@ -164,14 +133,17 @@ def read_report(path: Path) -> dict[str, Any]:
         HarnessError: The file cannot be read, is not JSON, or is not a report of this schema.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        data = decode(path.read_bytes())
     except OSError as error:
         raise HarnessError(f"cannot read the report {path}: {error}; write one with `sam3-tvm verify`") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HarnessError(f"{path} is not JSON ({error}); write the report again") from error
-    problem = _schema_problem(data)
-    if problem:
-        raise HarnessError(f"{path} is not a verification report of schema {SCHEMA}: {problem}; write the report again")
+    try:
+        convert(data, Report)
+    except ValueError as error:
+        raise HarnessError(
+            f"{path} is not a verification report of schema {SCHEMA}: {error}; write the report again"
+        ) from error
     report: dict[str, Any] = data
     return report
 
@@ -259,71 +231,3 @@ def _summary(results: Sequence[Result]) -> dict[str, Any]:
         ),
         "worst_r_rms": jsonable(max(ratios)) if ratios else None,
     }
-
-
-def _schema_problem(data: Any) -> str:
-    """Returns what is wrong with the data, and where; empty if they are valid."""
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        return f"`schema` is {data.get('schema')!r}" if isinstance(data, dict) else "it is not an object"
-    kinds = {"created": str, "machine": dict, "versions": dict, "cases": list, "summary": dict}
-    problem = _keys_problem(data, kinds, "the report")
-    if problem:
-        return problem
-    for index, case in enumerate(data["cases"]):
-        location = f"case {index + 1}"
-        problem = _keys_problem(case, _CASE_KEYS, location) or _choice_problem(case, "status", Status, location)
-        problem = problem or _choice_problem(case, "stage", Stage, location)
-        for output in [] if problem else case["outputs"]:
-            problem = problem or _keys_problem(output, _OUTPUT_KEYS, f"an output of {location}")
-            problem = problem or _choice_problem(output, "verdict", VerdictKind, f"an output of {location}")
-            problem = problem or _metrics_problem(output, location)
-            problem = problem or _distribution_problem(output, location)
-        problem = problem or _diagnosis_problem(case, location)
-        if problem:
-            return problem
-    missing_keys = [key for key in _SUMMARY_KEYS if not isinstance(data["summary"].get(key), int)]
-    if missing_keys:
-        return f"`summary` has no count `{missing_keys[0]}`"
-    counts = ("passed", "expected_failures", "unexpected", "unavailable")
-    if not sum(data["summary"][key] for key in counts) == data["summary"]["cases"] == len(data["cases"]):
-        return "`summary` does not add up to the number of cases"
-    return ""
-
-
-def _keys_problem(data: Any, kinds: Mapping[str, Any], location: str) -> str:
-    """Returns which key of an object is missing or of a wrong type, in a clause; empty if all are right."""
-    if not isinstance(data, dict):
-        return f"{location} is not an object"
-    for key, kind in kinds.items():
-        if key not in data:
-            return f"{location} has no `{key}`"
-        if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
-            return f"`{key}` of {location} is {data[key]!r}"
-    return ""
-
-
-def _choice_problem(data: Mapping[str, Any], key: str, choices: Any, location: str) -> str:
-    return "" if data[key] in {choice.value for choice in choices} else f"`{key}` of {location} is {data[key]!r}"
-
-
-def _metrics_problem(output: Mapping[str, Any], location: str) -> str:
-    for metric in METRICS:
-        value = output[metric]
-        if isinstance(value, bool) or (isinstance(value, str) and value not in ("inf", "-inf")):
-            return f"`{metric}` of an output of {location} is {value!r}"
-    return ""
-
-
-def _distribution_problem(output: Mapping[str, Any], location: str) -> str:
-    field = distribution.problem(output["distribution"]) if "distribution" in output else ""
-    return field and f"{field} of a `distribution` of {location} is not what the writer writes"
-
-
-def _diagnosis_problem(case: Mapping[str, Any], location: str) -> str:
-    field = diagnosis.problem(case["diagnosis"]) if "diagnosis" in case else ""
-    return field and f"{field} of the `diagnosis` of {location} is not what the writer writes"
-
-
-def _refuse_constant(name: str) -> float:
-    """Raises ValueError for NaN and infinities, which Python's parser would accept."""
-    raise ValueError(f"{name} is not JSON")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.segment.objects import Objects
+from harness.app.results.objects import Objects
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels
 
@@ -56,16 +56,14 @@ def draw(
     pixels: npt.NDArray[np.uint8],
     objects: Objects,
     prompts: Sequence[Prompt | ObjectPrompt] = (),
-    ids: Sequence[int] | None = None,
 ) -> Image.Image:
     """Draws the objects of a photograph into it; the highest score is on top.
 
     Args:
         pixels: The photograph, uint8 [h, w, 3].
-        objects: Its objects.
+        objects: Its objects. An object of a video has the colour of its id, which is written beside its category;
+            others have the colours of their indices.
         prompts: Prompts whose boxes and points are marked: green where positive, red where negative.
-        ids: Number of each object, from 0, which selects its colour and is written beside its category; by default
-            objects have the colours of their indices and no number.
 
     Returns:
         RGB, of the photograph's size.
@@ -73,19 +71,18 @@ def draw(
     from PIL import Image, ImageDraw
 
     style = Style.suiting(objects.size)
-    palette = colors(len(objects.scores)) if ids is None else [color_of(number) for number in ids]
-    prefixes = [""] * len(objects.scores) if ids is None else [f"{number} " for number in ids]
+    palette = [color_of(number) for number in objects.ids or range(len(objects.scores))]
     lowest_first = np.argsort(objects.scores, kind="stable").tolist()
     canvas = np.array(pixels)
     for index in lowest_first:
-        _tint(canvas, objects.masks[index], palette[index], style)
+        _tint(canvas, objects.mask(index), palette[index], style)
     image = Image.fromarray(canvas)
     pen = ImageDraw.Draw(image)
     for index in lowest_first:
         _rectangle(pen, objects.boxes[index].tolist(), palette[index], style.line, objects.size)
     for prompt in prompts:
         _mark_prompt(pen, prompt, style, objects.size)
-    _write_labels(pen, objects, prefixes, palette, style)
+    _write_labels(pen, objects, palette, style)
     return image
 
 
@@ -159,9 +156,7 @@ def _labelled(items: Coordinates, labels: Labels) -> list[tuple[list[float], boo
     return list(zip(coordinates, [True] * len(coordinates) if labels is None else map(bool, labels), strict=True))
 
 
-def _write_labels(
-    pen: ImageDraw.ImageDraw, objects: Objects, prefixes: Sequence[str], palette: Sequence[Color], style: Style
-) -> None:
+def _write_labels(pen: ImageDraw.ImageDraw, objects: Objects, palette: Sequence[Color], style: Style) -> None:
     """Writes a label on each box in the order of scores; a label moves down where its place is taken."""
     names = {category: _shortened(category) for category in objects.categories}
     fonts = {category: _font(name, style.text) for category, name in names.items()}
@@ -169,7 +164,8 @@ def _write_labels(
     placed: list[tuple[float, float, float, float]] = []
     for index in np.argsort(-objects.scores, kind="stable").tolist():
         category = objects.categories[index]
-        text, font = f"{prefixes[index]}{names[category]} {objects.scores[index]:.2f}", fonts[category]
+        prefix = "" if objects.ids is None else f"{objects.ids[index]} "
+        text, font = f"{prefix}{names[category]} {objects.scores[index]:.2f}", fonts[category]
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
         width, height = right - left + 2 * margin, bottom - top + 2 * margin
         x, y = _place(objects.boxes[index].tolist(), width, height, objects.size, placed)
