@@ -121,7 +121,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
             schedules = tuned if side == TUNED else DEFAULT_SCHEDULES
             settings = Settings(processors=options.processors)
             compile_model(
-                DEPLOYABLE, case, artifact, settings, questions.capacity, schedules, without=questions.without
+                DEPLOYABLE, case, artifact, settings, questions.capacity, schedules, skipped_entries=questions.without
             )
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": _unchecked(artifact)}
             questions.check(add_side(side, "tvm_side", artifact, facts, artifact), expected)

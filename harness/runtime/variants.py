@@ -56,7 +56,7 @@ def is_for_several(folder: Path) -> bool:
     return (folder / VARIANTS).is_file()
 
 
-def described(folder: Path) -> Manifest:
+def read_any_manifest(folder: Path) -> Manifest:
     """Returns the manifest of a folder; of one for several CPUs, that of its first variant, which has no weights.
 
     Raises:

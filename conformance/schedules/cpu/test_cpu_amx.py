@@ -34,7 +34,7 @@ from conformance.support.convolutions import (
 from conformance.support.examples import examples
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
-from harness.compiler.deployment.lowering import reachable
+from harness.compiler.deployment.lowering import select_reachable
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
@@ -333,7 +333,7 @@ def test_what_weights_alone_decide_is_computed_on_any_machine(cpu: str, precisio
     made = lower(Queries().eval(), (torch.randn(96, 64),), Route(precision=precision))
     lowered_module = cpu_pipeline(target)(made.module)
     assert any("bf16" in name for name in functions_of(lowered_module)) == (precision == "bf16")
-    at_load = reachable(lowered_module, [TRANSFORM_PARAMETERS])
+    at_load = select_reachable(lowered_module, [TRANSFORM_PARAMETERS])
     assert {"matmul", "attention"} <= {name.rstrip("0123456789").split("_")[0] for name in functions_of(at_load)}
     build_library(at_load, ANY, tmp_path / "packing.so")
 

@@ -1,4 +1,4 @@
-"""Deployable: a model as entry points, functions that are written as kernels, and files that go with them."""
+"""Defines a deployable model: entry points, functions that are written as kernels, and accompanying files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class KernelFunction:
     """A function of the compiled model that is written as kernels.
 
     Attributes:
-        name: What it is called in the library.
+        name: Its name in the library.
         outputs: Names of its results, in order.
-        module: Takes TVM's target, makes the module with the Relax function of that name.
-        below: By the name of an input that indexes something: what its values are less than, a number or a dimension.
+        module: Takes TVM's target and returns the module with the Relax function of that name.
+        below: Exclusive upper bound of each index input, by name: a number or a dimension.
     """
 
     name: str
@@ -53,16 +53,16 @@ class Deployable:
 
     Attributes:
         model: Its name, which the manifest keeps.
-        programs: Takes a case, settings and a capacity; builds the model, then yields its entry points, which share
-            its weights.
-        context: What building and exporting happen in.
+        programs: Takes a case, settings and a capacity; builds the model, then yields its entry points, which share its
+            weights.
+        context: The context in which the model is built and exported.
         kernels: Functions that are written as kernels.
-        files: Makes the files that the folder gets besides, by their names there.
-        vocabulary: Name of the tokenizer's vocabulary among them; empty if there is none.
+        files: Returns additional files of the folder, by their names in it.
+        vocabulary: Name of the tokenizer's vocabulary among `files`; empty if there is none.
         knows_points: Whether a checkpoint's weights know points as prompts.
         knows_clicks: Whether weights predict masks of one object: those of a checkpoint, or seeded ones.
-        grounding: Names of the entry points that a folder for clicks alone does without.
-        weights: What its weights can be drawn by.
+        grounding: Names of the entry points that a folder for clicks alone leaves out.
+        weights: Names of the distributions that its weights can be drawn from.
     """
 
     model: str

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.describing import check_described
+from harness.compiler.deployment.describing import check_matches
 from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
 from harness.runtime.sam3.model import Sam3
-from harness.runtime.variants import described
+from harness.runtime.variants import read_any_manifest
 
 if TYPE_CHECKING:
     from harness.compiler.execution.run import Run
@@ -40,7 +40,7 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
     progress, executor = run.progress, run.executor
     capacity = subjects()[run.case.component].capacity
     if run.settings.model is not None:
-        check_described(described(run.settings.model), run.case, run.settings, capacity)
+        check_matches(read_any_manifest(run.settings.model), run.case, run.settings, capacity)
         with _loaded(run, run.settings.model) as model:
             yield model
         return
@@ -54,13 +54,13 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
                 capacity,
                 run.schedules,
                 on_stage=on_stage,
-                without=without,
+                skipped_entries=without,
                 for_emulation=executor.emulates,
                 float32=run.float32,
             )
         progress.kernels += compiled.kernels
         progress.lost_schedules += compiled.lost_schedules
-        sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
+        sizes = {name: file.bytes for name, file in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
         with _loaded(run, folder) as model:
