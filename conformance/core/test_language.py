@@ -13,7 +13,6 @@ from harness.core.settings import REPOSITORY
 
 HARNESS = REPOSITORY / "harness"
 LATER = (
-    "compiler/execution",
     "compiler/schedules",
     "compiler/tuned",
     "tuning",

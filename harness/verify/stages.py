@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
-from harness.compiler.execution.emulated import emulates, emulating_executor
-from harness.compiler.execution.executors import executor_for
+from harness.compiler.execution.emulated import create_emulating_executor, is_emulated
+from harness.compiler.execution.executors import create_executor
 from harness.compiler.execution.remote.client import DeviceLostError
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
@@ -91,8 +91,10 @@ def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Gro
     from harness.compiler.tuned.database import chosen_schedules
 
     subject = subjects()[case.component]
-    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
-    with closing(emulating_executor(case, settings.processors) if emulated else executor_for(settings)) as executor:
+    emulated = settings.remote is None and is_emulated(case, subject.emulated, settings.emulate, settings.processors)
+    with closing(
+        create_emulating_executor(case, settings.processors) if emulated else create_executor(settings)
+    ) as executor:
         try:
             with progress.time_stage(Stage.BUILD):
                 workload = subject.open(case, settings)
@@ -103,7 +105,7 @@ def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Gro
                 with progress.time_stage(Stage.JUDGE):
                     verdicts = workload.judge(settings.expectation)
         finally:
-            progress.device = executor.device()
+            progress.device = executor.describe_device()
             progress.emulated = emulated and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
         if not has_run:
             problem = executor.run_problem(case.target) or ""

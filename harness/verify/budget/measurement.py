@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.compiler.execution.executors import executor_for
+from harness.compiler.execution.executors import create_executor
 from harness.compiler.execution.run import Run
 from harness.compiler.lowering.groups import always_float32
 from harness.compiler.lowering.route import Lowered, Route
@@ -76,7 +76,7 @@ class Bench:
         if not isinstance(workload, TracedWorkload):
             raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
         self._workload = workload
-        executor = executor_for(settings)
+        executor = create_executor(settings)
         if problem := executor.run_problem(case.target):
             raise HarnessError(f"errors are measured by running, and {case.target} cannot run here: {problem}")
         schedules = chosen_schedules(settings.database, case.target, settings.processors)
@@ -114,10 +114,10 @@ class Bench:
     def measure(self, half: Groups) -> Measurement:
         """Compiles the component with these groups in half precision, runs it, and judges every output."""
         lowered = {name: self._lower(name, half) for name in self._imported}
-        compiled = self._run.compiled(self._workload.programs, lowered)
+        compiled = self._run.compile(self._workload.programs, lowered)
         assert compiled is not None
         with closing(compiled):
-            actual = compiled.outputs(self._workload.trace)
+            actual = compiled.run_trace(self._workload.trace)
         verdicts = self._judge(actual)
         errors = {verdict.name: verdict.r_rms for verdict in verdicts if not math.isnan(verdict.r_rms)}
         failed = [verdict for verdict in verdicts if verdict.kind is VerdictKind.FAILED]

@@ -73,7 +73,7 @@ def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
         yield None
         return
     with run.progress.time_stage(Stage.LOAD):
-        model = run.executor.model(folder)
+        model = run.executor.load_model(folder)
     with run.progress.time_stage(Stage.RUN):
         yield model
     run.executor.close()  # other processes may be waiting for the device
