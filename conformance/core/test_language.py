@@ -14,8 +14,6 @@ from harness.core.settings import REPOSITORY
 HARNESS = REPOSITORY / "harness"
 LATER = (
     "compiler/schedules",
-    "compiler/tuned",
-    "tuning",
     "verify/report/performance",
 )
 """The packages that are still to be rewritten."""

@@ -251,7 +251,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
 def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "TUNED", tmp_path)
     database_of(tmp_path / database.current_conditions("llvm").tag, record(BOX_HEAD.key, TUNED))
-    assert database.default_database("llvm") is not None
+    assert database.find_default_database("llvm") is not None
     file = tmp_path / "box_head.json"
     done = CliRunner().invoke(app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])
     assert done.exit_code == 0, done.output

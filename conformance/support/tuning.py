@@ -12,7 +12,7 @@ from tvm import relax
 from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.cpu.schedule import Workload
 from harness.compiler.tuned.database import Database, Record, current_conditions
-from harness.tuning.kernels import arrays_of, module_of
+from harness.tuning.kernels import build_module, draw_arrays
 
 
 def record(task: str, schedule: Schedule, **others: Any) -> Record:
@@ -39,8 +39,8 @@ def database_of(folder: Path, *records: Record, target: str = "llvm") -> Databas
 
 def torch_result(workload: Workload, exact: bool = False) -> np.ndarray:
     """What PyTorch computes of a workload alone: in float32, under autocast if its type is half, or in float64."""
-    function = module_of(workload)["main"]
-    tensors = [torch.from_numpy(array) for array in arrays_of(workload)]
+    function = build_module(workload)["main"]
+    tensors = [torch.from_numpy(array) for array in draw_arrays(workload)]
     if exact:
         tensors = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
     values: dict[relax.Var, torch.Tensor] = dict(zip(function.params, tensors, strict=True))

@@ -183,7 +183,7 @@ def verify(
     )
     limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
-        database.chosen_schedules(database_folder, HOST.name, processors).origin
+        database.choose_schedules(database_folder, HOST.name, processors).origin
         if manifest is None
         else manifest.made.get("schedules", "not told")
     )

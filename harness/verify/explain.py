@@ -80,7 +80,7 @@ def explain_request(
 ) -> Explanation:
     """Explains a component in this process, with the signature that `harness.core.processes` needs."""
     from harness.compiler.schedules.common.provenance import trace
-    from harness.compiler.tuned.database import chosen_schedules
+    from harness.compiler.tuned.database import choose_schedules
     from harness.models.importing import imported_module
 
     case, database, processors, float32 = request
@@ -88,7 +88,7 @@ def explain_request(
     module = imported_module(case, on_stage, float32)
     on_stage(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
-    pipeline = target.pipeline(tvm_target, chosen_schedules(database, case.target, processors).schedules)
+    pipeline = target.pipeline(tvm_target, choose_schedules(database, case.target, processors).schedules)
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 

@@ -88,7 +88,7 @@ def run_case(
 
 def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
     from harness.compiler.execution.run import Run
-    from harness.compiler.tuned.database import chosen_schedules
+    from harness.compiler.tuned.database import choose_schedules
 
     subject = subjects()[case.component]
     emulated = settings.remote is None and is_emulated(case, subject.emulated, settings.emulate, settings.processors)
@@ -98,7 +98,7 @@ def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Gro
         try:
             with progress.time_stage(Stage.BUILD):
                 workload = subject.open(case, settings)
-            schedules = chosen_schedules(settings.database, case.target, settings.processors)
+            schedules = choose_schedules(settings.database, case.target, settings.processors)
             run = Run(case, settings, progress, executor, schedules, float32)
             has_run = settings.judge_saved or workload.run(run)
             if has_run:

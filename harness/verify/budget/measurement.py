@@ -13,7 +13,7 @@ from harness.compiler.execution.run import Run
 from harness.compiler.lowering.groups import always_float32
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.targets import TARGETS
-from harness.compiler.tuned.database import chosen_schedules
+from harness.compiler.tuned.database import choose_schedules
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -79,7 +79,7 @@ class Bench:
         executor = create_executor(settings)
         if problem := executor.run_problem(case.target):
             raise HarnessError(f"errors are measured by running, and {case.target} cannot run here: {problem}")
-        schedules = chosen_schedules(settings.database, case.target, settings.processors)
+        schedules = choose_schedules(settings.database, case.target, settings.processors)
         self._run = Run(case, settings, Progress(lambda stage: None), executor, schedules)
         self._target = TARGETS[case.target].tvm_target(settings.processors)
         self._on_cpu = "cpu" in self._target.keys
