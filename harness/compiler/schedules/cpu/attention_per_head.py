@@ -24,13 +24,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.compiler.schedules.common.kernel import (
-    at_most,
     ceil_div,
     chunk_length,
-    each_thread_keeps,
     fp32,
+    parallel_with_workspace,
     prim_func,
     registers,
+    tail_extent,
 )
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention
@@ -82,13 +82,13 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
         all_elements = blocks_of_keys * elements
         copies = (count + scores.rows, depth), (all_elements, padded) if tiles is None else (padded, all_elements)
         results_shape = (columns, padded) if tiles is None else (padded, columns)
-        tasks = each_thread_keeps(batch * heads * parts, arithmetic.dtype, *copies)
+        tasks = parallel_with_workspace(batch * heads * parts, arithmetic.dtype, *copies)
         with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             keys, values = kept.buffers
             # A task of the same thread may have copied them for other queries of the head.
-            with kept.unless(m):
+            with kept.fill_once(m):
                 pack_channels(attention.key, sources[1], (b, h), keys, lanes, arithmetic=arithmetic)
                 pack_keys(attention.value, sources[2], (b, h), values, lanes, keys_here, arithmetic)
             rotated = T.alloc_buffer((columns, depth), arithmetic.dtype)
@@ -109,7 +109,7 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 with T.serial(keys_here, keys_here + padding) as key:
                     for_each_vector(columns, lanes, lambda j: T.buffer_store(strip, fp32(-math.inf), [key, j]))
             first_block = T.Bind(task % parts * per_part)
-            blocks_here = T.Bind(at_most(per_part, blocks, first_block))
+            blocks_here = T.Bind(tail_extent(per_part, blocks, first_block))
             with T.serial(0, ceil_div(per_part, group)) as g:
                 first_of_group = T.Bind(first_block + g * group)
                 group_here = T.Bind(T.max(0, T.min(group, blocks_here - g * group)))
@@ -267,7 +267,7 @@ def _add_results(
     if panels > 1:
         chunk = chunk_length(elements)
         with T.serial(0, ceil_div(elements, chunk)) as c:
-            exponentials(c * chunk, at_most(chunk, elements, c * chunk))
+            exponentials(c * chunk, tail_extent(chunk, elements, c * chunk))
     with T.serial(0, panels) as panel:
         channel = T.Bind(panel * tile.columns)
         multiply_panels(

@@ -19,7 +19,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.compiler.schedules.common.graph import call
-from harness.compiler.schedules.common.kernel import Argument, at_most, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
 from harness.compiler.schedules.cpu.emit import FP32, LINE, prefetch
 from harness.compiler.schedules.cpu.epilogue import Epilogue
@@ -168,7 +168,7 @@ def _block(layer: LinearLayer, task: Any, rows: int, panels: tirx.Buffer) -> tup
     height = layer.blocking.tile.rows
     slots = rows // height
     first = T.Bind(task * slots)
-    return Block(0, first, at_most(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
+    return Block(0, first, tail_extent(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
 
 
 def _of(panels: tirx.Buffer) -> PanelRead:

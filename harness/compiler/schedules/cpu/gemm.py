@@ -273,7 +273,7 @@ def _operand(
     context: Context, value: relax.Expr, shape: tuple[int, ...], batch: tuple[int, ...], *, may_transpose: bool
 ) -> Operand:
     # PyTorch writes a linear layer on a strided input as a batched product with an expanded weight.
-    value = context.unexpanded(value)
+    value = context.before_broadcast(value)
     shape = static_shape(value, None) or shape
     own = shape[:-2]
     aligned = (1,) * (len(batch) - len(own)) + own

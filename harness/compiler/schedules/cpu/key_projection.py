@@ -66,7 +66,7 @@ def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | 
         return None
     product, _, bias = layer_of(scope, result, shape[3])
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], scope.unexpanded(matmul.args[1])
+    source, weight = matmul.args[0], scope.before_broadcast(matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None

@@ -25,7 +25,7 @@ from harness.compiler.schedules.common.graph import (
     parameters_of,
     static_shape,
 )
-from harness.compiler.schedules.common.origins import joined
+from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.bf16 import multiplies_half, with_half_products
 
@@ -161,7 +161,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
     def _named(self, variables: Sequence[relax.Var], value: relax.Expr) -> relax.Var:
         """Emits a value in place of what some variables hold."""
         value = self.builder_.normalize(value)
-        variable = relax.DataflowVar(joined(variables), value.ty)
+        variable = relax.DataflowVar(join_tags(variables), value.ty)
         self.builder_.emit_normalized(relax.VarBinding(variable, value))
         return variable
 

@@ -25,12 +25,12 @@ from tvm.script.ir_builder import tirx as T
 from harness.compiler.schedules.common.kernel import (
     HELPER,
     Argument,
-    Kept,
-    at_most,
+    ThreadWorkspace,
     ceil_div,
-    each_thread_keeps,
+    parallel_with_workspace,
     prim_func,
     registers,
+    tail_extent,
     view,
 )
 from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo
@@ -392,15 +392,15 @@ def product_function(
                 with T.parallel(0, tasks) as task:
                     do(access, task, None)
             else:
-                with each_thread_keeps(tasks, arithmetic.left_dtype, shape) as (task, kept):
+                with parallel_with_workspace(tasks, arithmetic.left_dtype, shape) as (task, kept):
                     do(access, task, kept)
 
-    def do(access: Access, task: Any, kept: Kept | None) -> None:
+    def do(access: Access, task: Any, kept: ThreadWorkspace | None) -> None:
         b = T.Bind(task // (blocks * partition.splits))
         first_panel = T.Bind(task // partition.splits % blocks * partition.slots)
         first_other = T.Bind(task % partition.splits * per_split)
-        slots = at_most(partition.slots, count, first_panel)
-        parts = at_most(per_split, others, first_other)
+        slots = tail_extent(partition.slots, count, first_panel)
+        parts = tail_extent(per_split, others, first_other)
         if streaming == "right":
             block = Block(b, first_other, parts, first_panel, slots)
             read = _pack_right(extents, blocking, access, block, arithmetic.dtype)
@@ -412,7 +412,7 @@ def product_function(
                 shape = left_shape(extents, blocking, access, arithmetic)
                 packed = T.alloc_buffer(shape, arithmetic.left_dtype) if kept is None else kept.buffers[0]
                 # A task of the same thread may have packed this block for another part of the right operand.
-                with nullcontext() if kept is None else kept.unless(task // partition.splits):
+                with nullcontext() if kept is None else kept.fill_once(task // partition.splits):
                     pack_left(extents, blocking, access, block, packed, arithmetic)
                 read = read_left_panels(extents, blocking, access, block, packed, arithmetic)
         most = partition.slots if streaming == "left" else per_split
@@ -544,7 +544,7 @@ def pack_left(
         if arithmetic.tiles is None:
             # Loops that end earlier in the last chunk were 4 % faster in fp32.
             with T.serial(0, ceil_div(extents.depth, chunk)) as c:
-                pack_chunk(c, at_most(chunk, extents.depth, c * chunk))
+                pack_chunk(c, tail_extent(chunk, extents.depth, c * chunk))
             return
         whole, rest = divmod(extents.depth, chunk)
         with T.serial(0, whole) as c:
@@ -667,7 +667,7 @@ def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, bl
             )
 
         step = 1 if access.interleaved is None else access.interleaved.rows
-        with T.serial(0, at_most(tile.rows, extents.rows, row) // step) as n:
+        with T.serial(0, tail_extent(tile.rows, extents.rows, row) // step) as n:
             i = n * step
             if tail == 0:
                 line(i, tile.columns)

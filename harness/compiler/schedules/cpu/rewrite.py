@@ -23,7 +23,7 @@ from harness.compiler.schedules.common.graph import (
     permutation,
     static_shape,
 )
-from harness.compiler.schedules.common.origins import joined
+from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.cpu import amx, bfmmla, vpmaddwd
 from harness.compiler.schedules.cpu.attention import key_layers, lower_attention
 from harness.compiler.schedules.cpu.bf16 import arithmetic
@@ -145,7 +145,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if fused is not None:
             inputs = [self.visit_expr(value) for value in (*fused.lowering.inputs, *fused.operands)]
             value = self.builder_.normalize(fused.lowering.build(self.builder_, inputs, fused.epilogue))
-            variable = type(binding.var)(joined(fused.covers), value.ty)
+            variable = type(binding.var)(join_tags(fused.covers), value.ty)
             self.builder_.emit_normalized(relax.VarBinding(variable, value))
             self.set_var_remap(binding.var, variable)
         elif binding.var not in self.plan.covered:

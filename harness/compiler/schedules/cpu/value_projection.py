@@ -57,7 +57,7 @@ def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
     if product is None:
         return None
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], scope.unexpanded(matmul.args[1])
+    source, weight = matmul.args[0], scope.before_broadcast(matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None

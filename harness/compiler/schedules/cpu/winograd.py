@@ -32,8 +32,8 @@ from harness.compiler.schedules.common.kernel import (
     HELPER,
     Argument,
     ceil_div,
-    each_thread_keeps,
     fp32,
+    parallel_with_workspace,
     prim_func,
     registers,
 )
@@ -214,7 +214,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
     of_filter = plan.places * plan.tiles
     of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
     # The parts of the filters follow each other, so that a thread has the patches of its block already.
-    tasks = each_thread_keeps(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
+    tasks = parallel_with_workspace(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
     with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
         (patches,) = kept.buffers
         products = T.alloc_buffer(of_products, "float32")
@@ -222,7 +222,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
         b = T.Bind(block // blocks)
         first_line = T.Bind(block % blocks * blocking.lines)
         here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
-        with kept.unless(block):
+        with kept.fill_once(block):
             _transform_patches(plan, arithmetic, image, patches, (b, first_line, here))
         first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
