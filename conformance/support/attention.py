@@ -12,7 +12,7 @@ from tvm import relax
 
 from conformance.support.operators import normal
 from harness.compiler.schedules.common.kernel_info import KernelInfo, infos_of
-from harness.compiler.schedules.cpu.bf16 import with_half_products
+from harness.compiler.schedules.cpu.bf16 import allow_bf16
 
 
 def attention(causal: str | None = None, scale: float | None = None) -> Callable[..., relax.Expr]:
@@ -22,7 +22,7 @@ def attention(causal: str | None = None, scale: float | None = None) -> Callable
 
 def attention_bf16(causal: str | None = None) -> Callable[..., relax.Expr]:
     """The same operator where `harness.compiler.lowering.precision` rounds what is multiplied to bfloat16."""
-    return lambda *operands: with_half_products(attention(causal)(*operands))
+    return lambda *operands: allow_bf16(attention(causal)(*operands))
 
 
 def reference(causal: bool = False, scale: float | None = None) -> Callable[..., torch.Tensor]:

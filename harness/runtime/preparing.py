@@ -1,4 +1,4 @@
-"""Folders for several CPUs: the variant for this CPU is chosen, and its weights are packed, once."""
+"""Chooses the variant of a folder for this CPU, and packs its weights once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders for several CPUs: what is in them.
+"""Reads and writes the description of a folder for several CPUs.
 
 Packed weights differ from CPU to CPU, because each packs operands into panels as wide as its registers. So such a
 folder has the weights as they were imported, and a folder in it, a variant, for each CPU. A variant becomes an ordinary

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from harness.compiler.schedules import Schedule
-from harness.compiler.schedules.cpu.bf16 import BF16, with_half_products
+from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16
 from harness.compiler.schedules.cpu.rewrite import workloads
 from harness.compiler.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
 from harness.compiler.schedules.cpu.widening import widen
@@ -160,7 +160,7 @@ def build_module(workload: Workload) -> tvm.IRModule:
         with builder.dataflow():
             expression = operator.apply(*tensors)
             # The note that its kernel may round operands.
-            expression = with_half_products(expression) if workload.dtype == BF16 else expression
+            expression = allow_bf16(expression) if workload.dtype == BF16 else expression
             result = builder.emit_output(builder.emit(expression))
         builder.emit_func_output(result)
     return builder.get()

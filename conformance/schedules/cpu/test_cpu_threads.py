@@ -145,12 +145,14 @@ def test_a_thread_keeps_what_it_made_and_nobody_else_sees_it(tmp_path: Path) -> 
     """Four things are made of which ten tasks each are: once by each thread that has such a task."""
 
     def body(made: tvm.tirx.Buffer) -> None:
-        with parallel_with_workspace(40, "float32", (3,), (5, 7)) as (task, kept):
-            with kept.fill_once(task // 10):
+        with parallel_with_workspace(40, "float32", (3,), (5, 7)) as (task, workspace):
+            with workspace.fill_once(task // 10):
                 T.buffer_store(made, fp32(1.0), [task])
-                T.buffer_store(kept.buffers[0], tvm.tirx.Cast("float32", task // 10), [2])
-                T.buffer_store(kept.buffers[1], fp32(0.5), [4, 6])
-            wrong = kept.buffers[0][2] - tvm.tirx.Cast("float32", task // 10) + kept.buffers[1][4, 6] - fp32(0.5)
+                T.buffer_store(workspace.buffers[0], tvm.tirx.Cast("float32", task // 10), [2])
+                T.buffer_store(workspace.buffers[1], fp32(0.5), [4, 6])
+            wrong = (
+                workspace.buffers[0][2] - tvm.tirx.Cast("float32", task // 10) + workspace.buffers[1][4, 6] - fp32(0.5)
+            )
             T.buffer_store(made, made[task] + wrong, [task])
 
     library, run = loop(tmp_path, body, 40)

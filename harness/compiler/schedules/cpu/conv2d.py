@@ -1,4 +1,4 @@
-"""Two-dimensional convolutions as products: weights times columns of the image, gathered block by block.
+"""Lowers two-dimensional convolutions to products: weights times columns of the image, gathered block by block.
 
     result[n, g, o, pixel] = Σ_k weight[g, o, k] · column[n, g, k, pixel]     k = (channel, kernel row, kernel column)
 
@@ -98,7 +98,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
 
 
 def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
-    """Returns what an image was before each of its pixels was repeated once in both directions; None if none was."""
+    """Returns the source of an image that repeats each pixel in both directions; None if it repeats none."""
     definition = scope.definition(value)
     if is_call(definition, "relax.image.resize2d"):
         attributes, (before, _) = definition.attrs, definition.args
@@ -129,7 +129,7 @@ def _columns(
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
-        return lambda g, i, k: arithmetic.joined(lambda term: rows[g, i, term], k, extents.depth)
+        return lambda g, i, k: arithmetic.pack_terms(lambda term: rows[g, i, term], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)

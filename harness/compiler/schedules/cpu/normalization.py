@@ -1,8 +1,7 @@
-"""Layer and group normalization with exact moments.
+"""Normalizes layers and groups with exact moments.
 
-Mean and variance come from two passes with fp64 sums over a line that is still in the cache
-(`reduction.emit_moments`); the output is fp32 arithmetic on the centred value, so that a large common offset of the
-inputs costs no digits.
+Mean and variance come from two passes with fp64 sums over a line that is still in the cache (`reduction.emit_moments`);
+the output is fp32 arithmetic on the centred value, so that a large common offset of the inputs costs no digits.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _called(
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    """Computes the moments in a kernel; what is elementwise after that is fused with the activation that follows."""
+    """Computes the moments in a kernel, and leaves the elementwise rest to the fusion with the activation."""
     found = recognized(node, _DTYPES)
     if found is None:
         return default(bb, node)

@@ -95,8 +95,8 @@ class Strides:
 def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
     """Returns the offsets of a tensor's elements; None if they are not linear in the loop variables."""
     offset: Any = _number(0)
-    for at, size in zip(element.index, element.tensor.ty.shape, strict=True):
-        offset = offset * int(size) + at
+    for index, size in zip(element.index, element.tensor.ty.shape, strict=True):
+        offset = offset * int(size) + index
     analyzer = sym.Analyzer()
     for group in groups:
         for variable, extent in zip(group.variables, group.extents, strict=True):
@@ -229,11 +229,11 @@ def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
     kinds = [any(v.iter_type == _REDUCTION for v in schedule.get(block).iter_vars) for block in blocks]
     if kinds.count(True) != 1:
         return None
-    at = kinds.index(True)
-    for block in [*blocks[:at], *blocks[at + 1 : -1]]:
+    reduction_number = kinds.index(True)
+    for block in [*blocks[:reduction_number], *blocks[reduction_number + 1 : -1]]:
         schedule.compute_inline(block)
-    reduction = schedule.get(blocks[at])
-    last = None if at == len(blocks) - 1 else schedule.get(blocks[-1])
+    reduction = schedule.get(blocks[reduction_number])
+    last = None if reduction_number == len(blocks) - 1 else schedule.get(blocks[-1])
     return reduction, last
 
 

@@ -155,14 +155,14 @@ def _add_up(
     def multiply() -> None:
         with T.unroll(tile.depth) as k:
             term = place[2] * tile.depth + k
-            for values, shared, stage, own, n, threads in zip(
+            for values, shared, stage, position, n, threads in zip(
                 factors, tiles, stages, place[:2], counts, (tile.down, tile.across), strict=True
             ):
                 lanes = min(n, _LANES)
                 with T.unroll(n // lanes) as part, T.vectorized(lanes) as lane:
                     T.buffer_store(
                         values,
-                        shared[term * stage.pitch + (part * threads + own) * lanes + lane],
+                        shared[term * stage.pitch + (part * threads + position) * lanes + lane],
                         [part * lanes + lane],
                     )
             with T.unroll(tile.rows) as i, T.unroll(tile.columns) as j:
@@ -217,13 +217,13 @@ def _store(
     down, across = min(tile.rows, _LANES), min(tile.columns, _LANES)
     registers = result.registers(across)
     with T.serial(tile.rows) as row, T.serial(tile.columns // across) as part:
-        own = (row * tile.columns + part * across) * tile.threads + thread
+        first_sum = (row * tile.columns + part * across) * tile.threads + thread
         result.store(
             b,
             first[0] + (row // down * tile.down + place[0]) * down + row % down,
             first[1] + (part * tile.across + place[1]) * across,
             across,
-            lambda lane: sums[own + lane * tile.threads],
+            lambda lane: sums[first_sum + lane * tile.threads],
             registers,
         )
 

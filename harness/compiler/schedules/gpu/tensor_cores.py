@@ -123,12 +123,12 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
             barrier()
             fetch((slab + 1) * tile.slab)
             with T.unroll(tile.slab // _SIDE) as step:
-                for fragments, count, stage, buffer, own, layouts in (
+                for fragments, count, stage, buffer, origin, layouts in (
                     (a, tile.rows, left, shared[0], down, ("row_major", "col_major")),
                     (c, tile.columns, right, shared[1], across, ("col_major", "row_major")),
                 ):
                     with T.unroll(count) as n:
-                        place = stage.place(own + n * _SIDE, step * _SIDE)
+                        place = stage.place(origin + n * _SIDE, step * _SIDE)
                         pointer = buffer.access_ptr("r", ptr_type=half, offset=place)
                         layout = layouts[stage.by_term]
                         T.evaluate(T.tvm_load_matrix_sync(fragments.data, *size, n, pointer, stage.pitch, layout))
@@ -145,13 +145,13 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
             barrier()
             with T.serial(_SIDE // lines) as part:
                 row, column = part * lines + lane // (_SIDE // lanes), lane % (_SIDE // lanes) * lanes
-                own = warp * _SIDE * _SIDE + row * _SIDE + column
+                origin = warp * _SIDE * _SIDE + row * _SIDE + column
                 result.store(
                     b,
                     first[0] + down + i * _SIDE + row,
                     first[1] + across + j * _SIDE + column,
                     lanes,
-                    lambda k: written[own + k],
+                    lambda k: written[origin + k],
                     registers,
                 )
             barrier()
