@@ -111,48 +111,48 @@ def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | 
     return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
 
 
-def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithmetic:
+def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> Arithmetic:
     """Returns the arithmetic of a kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
-    problem = _workload(found)
-    if problem.few(context.unit):
+    workload = _workload(problem)
+    if workload.few(context.unit):
         return FP32
-    return context.multiplied(attention, problem.keys, found.channels, panels=not problem.streams)
+    return context.multiplied(attention, workload.keys, problem.channels, panels=not workload.streams)
 
 
-def _workload(found: Problem) -> schedule.Attention:
+def _workload(problem: Problem) -> schedule.Attention:
     """Returns a problem as a workload, with 0 keys if their number is symbolic."""
     return schedule.Attention(
-        found.batch,
-        found.heads,
-        found.queries,
-        found.keys if isinstance(found.keys, int) else 0,
-        found.channels,
-        found.width,
-        None if found.bias is None else found.bias_dtype,
-        found.diagonal is not None,
-        found.bias or (),
+        problem.batch,
+        problem.heads,
+        problem.queries,
+        problem.keys if isinstance(problem.keys, int) else 0,
+        problem.channels,
+        problem.width,
+        None if problem.bias is None else problem.bias_dtype,
+        problem.diagonal is not None,
+        problem.bias or (),
     )
 
 
-def _choose(context: Context, found: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
+def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
     """Returns the kernel for a problem, and its tile of scores; None as tile for the kernel of few queries."""
-    static = isinstance(found.keys, int)
-    problem = _workload(found)
-    if problem.few(context.unit):
-        parts = context.decide(problem)["parts"]
+    static = isinstance(problem.keys, int)
+    workload = _workload(problem)
+    if workload.few(context.unit):
+        parts = context.decide(workload)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
     if arithmetic.tiles is not None:
-        tile = arithmetic.tiles.tile(problem.keys, context.unit.lanes)
-        attention_schedule = AttentionSchedule(tile, tile, problem.parts_in_tiles(tile))
+        tile = arithmetic.tiles.tile(workload.keys, context.unit.lanes)
+        attention_schedule = AttentionSchedule(tile, tile, workload.parts_in_tiles(tile))
         return lambda attention: per_head_kernel(attention_schedule, attention), tile
-    problem = replace(problem, dtype=arithmetic.multiplies)
+    workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
-    decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})
+    decided = context.decide(workload) if static else schedule.decided(workload, context.unit, {})
     tiles = AttentionTiles(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
     )
-    if problem.streams:
+    if workload.streams:
         return lambda attention: streaming_kernel(tiles, attention), tiles.scores
     attention_schedule = AttentionSchedule(tiles.scores, tiles.output, decided["parts"])
     return lambda attention: per_head_kernel(attention_schedule, attention), tiles.scores

@@ -138,9 +138,9 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
                     state.rescale(q, highest, factor, lanes)
                     fill(total, columns, lanes, 0.0)
 
-                    def exponentials(first: Any, here: Any, top: Any = highest, total: Any = total) -> None:
+                    def exponentials(first: Any, length: Any, top: Any = highest, total: Any = total) -> None:
                         exponentials_of(
-                            attention, scores, strip, weights, top, total, (first, here), padded=padding > 0
+                            attention, scores, strip, weights, top, total, (first, length), padded=padding > 0
                         )
 
                     _add_results(

@@ -128,9 +128,9 @@ class _Plan:
         count, part = self.attention.keys, self.part
         channels = self.chunks * self.chunk * self.attention.arithmetic.terms
         fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (channels + self.padded)))
-        most = max(1, fitting // part) * part
-        wanted = ceil_div(count, ceil_div(count, most)) if isinstance(count, int) else most
-        return ceil_div(wanted, part) * part
+        most_keys = max(1, fitting // part) * part
+        length = ceil_div(count, ceil_div(count, most_keys)) if isinstance(count, int) else most_keys
+        return ceil_div(length, part) * part
 
     @property
     def packed(self) -> int:
@@ -172,9 +172,9 @@ def streaming_kernel(tiles: AttentionTiles, attention: Attention) -> tirx.PrimFu
             _pack_queries(plan, head_of, sources[0], work)
             with T.serial(0, ceil_div(count, plan.keys)) as block:
                 first = T.Bind(block * plan.keys)
-                here = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
-                _pack_keys(plan, head_of, sources, work, (first, here))
-                _attend(plan, head_of, bias, work, (first, here))
+                key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
+                _pack_keys(plan, head_of, sources, work, (first, key_count))
+                _attend(plan, head_of, bias, work, (first, key_count))
             _write(plan, head_of, work, result)
 
     scores, output = tiles.scores, tiles.output
@@ -267,12 +267,12 @@ def _pack_keys(
     attention, lanes, rows = plan.attention, plan.lanes, plan.packed
     arithmetic, depth, panel_width = attention.arithmetic, attention.depth, plan.tiles.output.columns
     terms = arithmetic.terms
-    first, here = block
+    first, key_count = block
     tasks = plan.keys // rows
     with T.parallel(0, plan.heads_together * tasks) as task:
         m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
         head = head_of(m)
-        count = rows if plan.even else T.Bind(T.max(0, T.min(rows, here - start)))
+        count = rows if plan.even else T.Bind(T.max(0, T.min(rows, key_count - start)))
         key = T.alloc_buffer((rows, plan.chunks * plan.chunk), arithmetic.dtype)
         value = T.alloc_buffer((rows, plan.padded), "float32")
         begin = first + start
@@ -366,13 +366,13 @@ def _attend(
     attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
     arithmetic = attention.arithmetic
     terms = arithmetic.terms
-    first_key, here = block
+    first_key, key_count = block
     chunk = plan.part
-    parts = _parts_of(here, chunk)
+    parts = _parts_of(key_count, chunk)
     padded = terms > 1 and not plan.even
 
     def fill_up(buffer: tirx.Buffer, value: float) -> None:
-        with T.serial(here, parts * chunk) as key:
+        with T.serial(key_count, parts * chunk) as key:
             for_each_vector(columns, lanes, lambda j: T.buffer_store(buffer, fp32(value), [key, j]))
 
     with T.parallel(0, plan.heads_together * plan.blocks) as task:
@@ -383,14 +383,14 @@ def _attend(
         highest, total, factor = (registers((columns,)) for _ in range(3))
         work.state.read_highest(task, highest, lanes)
         place = (*head_of(m), T.Bind(task % plan.blocks * columns), first_key)
-        _scores(plan, work, (m, task), strip, highest, here, place, bias)
+        _scores(plan, work, (m, task), strip, highest, key_count, place, bias)
         work.state.rescale(task, highest, factor, lanes)
         fill(total, columns, lanes, 0.0)
         # Keys that do not exist weigh nothing, so that every chunk has the same length.
         if padded:
             fill_up(strip, -math.inf)
         with T.serial(0, parts) as c:
-            count = chunk // terms if plan.even or padded else T.min(chunk, here - c * chunk)
+            count = chunk // terms if plan.even or padded else T.min(chunk, key_count - c * chunk)
             of_chunk = (c * (chunk // terms), count)
             exponentials_of(attention, plan.tiles.scores, strip, weights, highest, total, of_chunk, padded=padded)
         if not (plan.even or padded):
@@ -416,7 +416,7 @@ def _scores(
     block_of: tuple[Any, Any],
     strip: tirx.Buffer,
     highest: tirx.Buffer,
-    here: Any,
+    key_count: Any,
     place: tuple[Any, Any, Any, Any],
     bias: Sequence[tirx.Buffer],
 ) -> None:
@@ -428,7 +428,7 @@ def _scores(
         block_of: Head, and block of queries.
         strip: Gets the scores, [key, query].
         highest: The highest scores so far, which are updated.
-        here: Keys of the block.
+        key_count: Keys of the block.
         place: Batch, head, first query, first key.
         bias: Buffer of the bias, if there is one.
     """
@@ -442,7 +442,7 @@ def _scores(
             if plan.even:
                 finish_row(key, i, product)
             else:
-                with T.If(key < here), T.Then():
+                with T.If(key < key_count), T.Then():
                     finish_row(key, i, product)
 
     def finish_row(key: Any, i: int, product: Callable[[int, Any], Any]) -> None:
@@ -461,7 +461,7 @@ def _scores(
     def right(first: Any, k: Any, j: Any) -> Any:
         return work.queries[q, first + k, j]
 
-    tiles = _parts_of(here, tile.rows)
+    tiles = _parts_of(key_count, tile.rows)
     if plan.chunks == 1:
         with T.serial(0, tiles) as p:
             rows = multiply(

@@ -102,10 +102,10 @@ def bias_of_image(scope: Scope, bias: relax.Expr | None) -> AxialBias | None:
     shape = None if bias is None else static_shape(bias)
     if bias is None or shape is None or len(shape) != 4:
         return None
-    found = _sum_behind(scope, bias)
-    if found is None:
+    sum_found = _sum_behind(scope, bias)
+    if sum_found is None:
         return None
-    total, zeros = found
+    total, zeros = sum_found
     whole = static_shape(total)
     operands = scope.definition(total).args
     if whole is None or any(static_shape(operand) is None for operand in operands):

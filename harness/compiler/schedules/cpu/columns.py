@@ -159,5 +159,7 @@ def _every(planes: tirx.Buffer, line: list[Any], first: Any, count: int, stride:
     loaded = [planes[(*line, tirx.Ramp(first + begin, 1, count))] for begin in begins]
     if stride == 1:
         return loaded[0]
-    wanted = [n * stride for n in range(count)]
-    return tirx.Shuffle(loaded, [index if index < last else (stride - 1) * count + index - last for index in wanted])
+    lanes_kept = [n * stride for n in range(count)]
+    return tirx.Shuffle(
+        loaded, [index if index < last else (stride - 1) * count + index - last for index in lanes_kept]
+    )

@@ -101,11 +101,11 @@ def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
     """Returns the source of an image that repeats each pixel in both directions; None if it repeats none."""
     definition = scope.definition(value)
     if is_call(definition, "relax.image.resize2d"):
-        attributes, (before, _) = definition.attrs, definition.args
+        attributes, (source, _) = definition.attrs, definition.args
         how = attributes.method, attributes.coordinate_transformation_mode, attributes.rounding_method
-        shape, wanted = static_shape(before), static_shape(value)
-        doubled = shape is not None and wanted == (*shape[:2], *(2 * extent for extent in shape[2:]))
-        return before if doubled and how == ("nearest_neighbor", "asymmetric", "floor") else None
+        shape, result_shape = static_shape(source), static_shape(value)
+        is_doubled = shape is not None and result_shape == (*shape[:2], *(2 * extent for extent in shape[2:]))
+        return source if is_doubled and how == ("nearest_neighbor", "asymmetric", "floor") else None
     axes: list[int] = []
     while is_call(definition, "relax.repeat") and int(definition.attrs.repeats) == 2 and definition.attrs.axis:
         axes.append(int(definition.attrs.axis))

@@ -246,9 +246,9 @@ def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
 
 
 def _variables(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, lambda node: found.append(node) if isinstance(node, tirx.Var) else None)
-    return found
+    variables: list[Any] = []
+    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, tirx.Var) else None)
+    return variables
 
 
 def _is_one(extent: Any) -> bool:
@@ -420,23 +420,23 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
 def _enough(sch: s_tir.Schedule, loops: Sequence[Any]) -> list[Any]:
     """Returns as many outer loops as make enough tasks: fused indices cost divisions in every iteration."""
     extents = [int(sch.get(loop).extent) for loop in loops]
-    wanted = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
-    return list(loops[:wanted])
+    loop_count = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
+    return list(loops[:loop_count])
 
 
 def _repetition(block: _Block, body: _Body) -> int:
     """Counts the neighbours along the last axis that read one element; 1 unless a small divisor of the extent."""
     last = block.node.iter_vars[-1].var
-    found: set[int] = set()
+    axes: set[int] = set()
 
     def visit(node: Any) -> None:
         if isinstance(node, tirx.FloorDiv) and node.a.same_as(last) and isinstance(node.b, tirx.IntImm):
-            found.add(int(node.b))
+            axes.add(int(node.b))
 
     for _, indices in body.loads:
         for index in indices:
             tvm_ffi.structural_walk(index, visit)
-    repeat = min(found, default=1)
+    repeat = min(axes, default=1)
     return repeat if 1 < repeat <= _SHORT and block.extents[-1] % repeat == 0 else 1
 
 

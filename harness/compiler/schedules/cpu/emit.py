@@ -153,10 +153,10 @@ class Tiles:
             even: Whether all chunks must be equal in any case.
         """
         steps = depth // self.step
-        most = max(1, self.longest // self.step)
+        most_steps = max(1, self.longest // self.step)
         if even or self.scaled is not None:
-            return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
-        return self.step * ceil_div(steps, ceil_div(steps, most))
+            return self.step * max(length for length in range(1, most_steps + 1) if steps % length == 0)
+        return self.step * ceil_div(steps, ceil_div(steps, most_steps))
 
     def left_panels(self, tile: Tile, depth: int) -> int | None:
         """Returns the left panels of a block at most, of so many elements of the depth; None if any number will do."""

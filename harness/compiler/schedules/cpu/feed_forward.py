@@ -111,8 +111,8 @@ def _rows(first: LinearLayer, second: LinearLayer) -> int:
     step = math.lcm(first.blocking.tile.rows, second.blocking.tile.rows)
     count = ceil_div(first.extents.rows, step)
     block = _THIN_BLOCK_BYTES if _is_thin(first, second) else _BLOCK_BYTES
-    most = max(1, block // (4 * step * first.extents.columns))
-    return step * ceil_div(count, ceil_div(count, most))
+    most_steps = max(1, block // (4 * step * first.extents.columns))
+    return step * ceil_div(count, ceil_div(count, most_steps))
 
 
 def _emit(

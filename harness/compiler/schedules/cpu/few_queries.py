@@ -56,7 +56,7 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
             m, part = T.Bind(task // parts), T.Bind(task % parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             begin = T.Bind(part * per_part)
-            here = per_part if count % per_part == 0 else T.Bind(T.min(per_part, count - begin))
+            key_count = per_part if count % per_part == 0 else T.Bind(T.min(per_part, count - begin))
             scaled = T.alloc_buffer((queries, channels), "float32")
             strip = T.alloc_buffer((queries, per_part), "float32")
             query_at, key_at, value_at = (
@@ -68,13 +68,13 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
                 T.buffer_store(scaled, query_at(i, start, j) * fp32(attention.scale), [i, start + j])
 
             _emit_vectors(queries, channels, lanes, scale)
-            with T.serial(0, here) as k:
+            with T.serial(0, key_count) as k:
                 index = T.Bind(begin + k)
                 products = _products(queries, channels, lanes, scaled, lambda start, j: key_at(index, start, j))
                 for i, product in enumerate(products):
                     T.buffer_store(strip, attention.masked(bias, (b, h, i, index), product), [i, k])
-            vectors = T.Bind((here + lanes - 1) // lanes)
-            with T.serial(here, vectors * lanes) as k:
+            vectors = T.Bind((key_count + lanes - 1) // lanes)
+            with T.serial(key_count, vectors * lanes) as k:
                 for i in range(queries):
                     T.buffer_store(strip, fp32(-math.inf), [i, k])
             top = [_highest(strip, i, vectors, lanes) for i in range(queries)]
@@ -87,9 +87,9 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
             )
             total = T.alloc_buffer((queries, lanes), "float32")
             _emit_vectors(queries, lanes, lanes, lambda i, _, j: T.buffer_store(total, fp32(0.0), [i, j]))
-            with T.serial(0, (here + chunk - 1) // chunk) as c:
+            with T.serial(0, (key_count + chunk - 1) // chunk) as c:
                 first = T.Bind(c * chunk)
-                keys = chunk if isinstance(here, int) else T.Bind(T.min(chunk, here - first))
+                keys = chunk if isinstance(key_count, int) else T.Bind(T.min(chunk, key_count - first))
                 for i in range(queries):
                     _exponentials(strip, i, first, (keys + lanes - 1) // lanes, lanes, top[i], total)
                 _values(
@@ -217,8 +217,8 @@ def _values(
         columns = min(width - start, _MOST_SUMS * lanes)
         rows = max(1, _MOST_SUMS * lanes // columns)
         for top in range(0, queries, rows):
-            here = range(top, min(top + rows, queries))
-            _block_of_values(strip, here, (start, columns), lanes, first, count, value, place)
+            queries_of_block = range(top, min(top + rows, queries))
+            _block_of_values(strip, queries_of_block, (start, columns), lanes, first, count, value, place)
 
 
 def _block_of_values(

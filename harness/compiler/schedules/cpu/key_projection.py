@@ -91,9 +91,9 @@ def _unmoved(_analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
 
 def _result(scope: Scope, key: relax.Expr, width: int) -> relax.Var | None:
     """Returns the only linear layer that foldable operations make a tensor of; None if there is not exactly one."""
-    found: list[relax.Var] = []
+    layers: list[relax.Var] = []
     waiting: list[Any] = [key]
-    seen: set[relax.Var] = set()
+    visited: set[relax.Var] = set()
     while waiting:
         value = waiting.pop()
         if isinstance(value, relax.Tuple):
@@ -101,27 +101,27 @@ def _result(scope: Scope, key: relax.Expr, width: int) -> relax.Var | None:
             continue
         if (
             not isinstance(value, relax.Var)
-            or value in seen
+            or value in visited
             or value not in scope.bindings
             or scope.is_parameter(value)
         ):
             continue
-        seen.add(value)
+        visited.add(value)
         definition = scope.bindings[value]
         if layer_of(scope, value, width)[0] is not None:
-            found.append(value)
+            layers.append(value)
         elif isinstance(definition, relax.TupleGetItem):
             waiting.append(definition.tuple_value)
         elif isinstance(definition, relax.Tuple):
             waiting.append(definition)
         elif is_call(definition, *FOLDED):
             waiting.extend(definition.args)
-    return found[0] if len(found) == 1 else None
+    return layers[0] if len(layers) == 1 else None
 
 
 def _between(scope: Scope, facts: Facts, product: relax.Var, attention: relax.Var) -> tuple[relax.Var, ...] | None:
     """Returns the variables from a layer's product, with it, to the attention; None if anything else reads them."""
-    found: dict[relax.Var, None] = {product: None}
+    variables: dict[relax.Var, None] = {product: None}
     waiting = [product]
     while waiting:
         for user in facts.users.get(waiting.pop(), ()):
@@ -129,10 +129,10 @@ def _between(scope: Scope, facts: Facts, product: relax.Var, attention: relax.Va
                 continue
             if user is None or not _folds(scope.bindings[user]):
                 return None
-            if user not in found:
-                found[user] = None
+            if user not in variables:
+                variables[user] = None
                 waiting.append(user)
-    return tuple(found)
+    return tuple(variables)
 
 
 def _folds(definition: relax.Expr) -> bool:

@@ -42,10 +42,10 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
     shape = static_shape(divide)
     if shape is None or len(shape) != 4 or 0 in shape:
         return None
-    found = _normalized(context, divide)
-    if found is None:
+    normalized = _normalized(context, divide)
+    if normalized is None:
         return None
-    data, epsilon = found
+    data, epsilon = normalized
     batch, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
     layout = _layout(shape)
 

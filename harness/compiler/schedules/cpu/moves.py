@@ -62,35 +62,40 @@ def _step(definition: relax.Expr) -> Reindex | None:
     """Returns the function to the index before one move; None if the move cannot be followed."""
     if not is_call(definition, "relax.permute_dims", *_RESHAPES):
         return None
-    before, after = extents(definition.args[0]), extents(definition)
-    if before is None or after is None:
+    source, result = extents(definition.args[0]), extents(definition)
+    if source is None or result is None:
         return None
     if is_call(definition, "relax.permute_dims"):
         axes = permutation(definition)
         if axes[-1:] != (len(axes) - 1,):
             return None
         return lambda _, index: [index[axes.index(d)] for d in range(len(axes) - 1)]
-    return _reshaped(before[:-1], after[:-1]) if before[-1:] == after[-1:] else None
+    return _reshaped(source[:-1], result[:-1]) if source[-1:] == result[-1:] else None
 
 
-def _reshaped(before: Sequence[Any], after: Sequence[Any]) -> Reindex | None:
+def _reshaped(source_shape: Sequence[Any], result_shape: Sequence[Any]) -> Reindex | None:
     """Returns the function to the index before a reshape of static dimensions around symbolic ones; None for others."""
-    parts, others = _parts(before), _parts(after)
-    if len(parts) != len(others):
+    parts, result_parts = _parts(source_shape), _parts(result_shape)
+    if len(parts) != len(result_parts):
         return None
-    if any(math.prod(static) != math.prod(other) for (static, _), (other, _) in zip(parts, others, strict=True)):
+    if any(
+        math.prod(static) != math.prod(counterpart)
+        for (static, _), (counterpart, _) in zip(parts, result_parts, strict=True)
+    ):
         return None
-    symbolic = [(extent, other) for (_, extent), (_, other) in zip(parts[:-1], others[:-1], strict=True)]
-    if not all(sym.Analyzer().can_prove_equal(extent, other) for extent, other in symbolic):
+    symbolic = [
+        (extent, counterpart) for (_, extent), (_, counterpart) in zip(parts[:-1], result_parts[:-1], strict=True)
+    ]
+    if not all(sym.Analyzer().can_prove_equal(extent, counterpart) for extent, counterpart in symbolic):
         return None
 
     def index(analyzer: sym.Analyzer, position: Sequence[Any]) -> list[Any]:
         indices: list[Any] = []
         start = 0
-        for (static, extent), (other, _) in zip(parts, others, strict=True):
-            part = list(position[start : start + len(other)])
-            indices += part if static == other else unravel(analyzer, ravel(part, other), static)
-            start += len(other)
+        for (static, extent), (counterpart, _) in zip(parts, result_parts, strict=True):
+            part = list(position[start : start + len(counterpart)])
+            indices += part if static == counterpart else unravel(analyzer, ravel(part, counterpart), static)
+            start += len(counterpart)
             if extent is not None:
                 indices.append(position[start])
                 start += 1
@@ -101,12 +106,12 @@ def _reshaped(before: Sequence[Any], after: Sequence[Any]) -> Reindex | None:
 
 def _parts(shape: Sequence[Any]) -> list[tuple[list[int], Any]]:
     """Returns static extents with the symbolic extent that follows them, None at the end."""
-    found: list[tuple[list[int], Any]] = []
+    parts: list[tuple[list[int], Any]] = []
     static: list[int] = []
     for extent in shape:
         if isinstance(extent, int):
             static.append(extent)
         else:
-            found.append((static, extent))
+            parts.append((static, extent))
             static = []
-    return [*found, (static, None)]
+    return [*parts, (static, None)]

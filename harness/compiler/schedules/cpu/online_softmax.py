@@ -219,8 +219,8 @@ def pack_keys(
     elements = rows // blocks
     lines = T.alloc_buffer((terms, padded), "float32")
     with T.serial(0, blocks) as b, T.serial(0, elements) as k:
-        here = terms if block == elements * terms else T.Bind(T.max(0, T.min(terms, block - k * terms)))
-        copy_rows(operand, buffers, head, lines, lanes, b * block + k * terms, here)
+        key_count = terms if block == elements * terms else T.Bind(T.max(0, T.min(terms, block - k * terms)))
+        copy_rows(operand, buffers, head, lines, lanes, b * block + k * terms, key_count)
 
         def store(c: Any, b: Any = b, k: Any = k) -> None:
             row = b * elements + k

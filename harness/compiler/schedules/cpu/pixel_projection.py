@@ -72,12 +72,12 @@ def project_rows(module: tvm.IRModule, _context: tvm.transform.PassContext) -> t
 
 def _projections(scope: Scope, facts: Facts) -> dict[relax.Var, Projection]:
     """Returns the projections by the variable of the product; nothing else may read the convolution."""
-    found = {
+    projections = {
         variable: projection
         for variable, value in facts.bindings.items()
         if is_call(value, "relax.matmul") and (projection := _projection(scope, value)) is not None
     }
-    return {v: projection for v, projection in found.items() if _is_only_reader(facts, v, projection)}
+    return {v: projection for v, projection in projections.items() if _is_only_reader(facts, v, projection)}
 
 
 def _is_only_reader(facts: Facts, product: relax.Var, projection: Projection) -> bool:
@@ -107,8 +107,8 @@ def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:
     if not is_call(definition, "relax.nn.conv2d") or not _projects_pixels(definition):
         return None
     shape = static_shape(definition.args[0])
-    before = static_shape(bias) if bias is not None else (1, channels, 1, 1)
-    if shape is None or shape[0] != 1 or shape[2] * shape[3] != count or before != (1, channels, 1, 1):
+    source = static_shape(bias) if bias is not None else (1, channels, 1, 1)
+    if shape is None or shape[0] != 1 or shape[2] * shape[3] != count or source != (1, channels, 1, 1):
         return None
     if rows * (channels + count) >= channels * count:
         return None

@@ -271,22 +271,22 @@ def choose_partition(extents: Extents, streaming: Side, tile: Tile, most_left: i
     """
     panel = panel_width(streaming, tile)
     count, others = panels(extents, streaming, tile)
-    most = count
+    most_slots = count
     if streaming == "left":
-        most = min(_LEFT_PANELS, most_left or max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
-    slots = min(most, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
+        most_slots = min(_LEFT_PANELS, most_left or max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
+    slots = min(most_slots, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, extents.batch * blocks)))
     if streaming == "left":
         # More parts cost nothing: a thread packs a block once for all parts that it takes one after the other.
         of_panel = slots * panel * tile.columns * extents.depth
-        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
-        splits = max(splits, others // least)
+        least_panels = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
+        splits = max(splits, others // least_panels)
     else:
         # Nor do smaller blocks: panels are packed one by one.
         of_panel = extents.rows * panel * extents.depth
-        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
-        blocks = max(blocks, count // least)
+        least_panels = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
+        blocks = max(blocks, count // least_panels)
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
     return Partition(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
 
@@ -417,9 +417,9 @@ def product_function(
                 with nullcontext() if workspace is None else workspace.fill_once(task // partition.splits):
                     pack_left(extents, blocking, access, block, packed, arithmetic)
                 read = read_left_panels(extents, blocking, access, block, packed, arithmetic)
-        most = partition.slots if streaming == "left" else per_split
+        panel_count = partition.slots if streaming == "left" else per_split
         with arithmetic.tile_config():
-            multiply_block(extents, blocking, access, block, most, read, arithmetic)
+            multiply_block(extents, blocking, access, block, panel_count, read, arithmetic)
 
     depth = extents.depth * arithmetic.terms
     sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
@@ -439,7 +439,7 @@ def multiply_block(
     blocking: Blocking,
     access: Access,
     block: Block,
-    most: int,
+    panel_count: int,
     read: Callable[[Any], Operands],
     arithmetic: Arithmetic = FP32,
 ) -> None:
@@ -450,12 +450,12 @@ def multiply_block(
         blocking: The blocking.
         access: Stores elements.
         block: The work.
-        most: Left panels of a task at most.
+        panel_count: Left panels of a task at most.
         read: Right panel, counted from the task's first → the operands.
         arithmetic: The arithmetic of the product.
     """
     tile = blocking.tile
-    totals = T.alloc_buffer((most, tile.size), "float32")
+    totals = T.alloc_buffer((panel_count, tile.size), "float32")
     with T.serial(0, block.right_panels) as r:
         column = T.Bind((block.right_first + r) * tile.columns)
         operands = read(r)

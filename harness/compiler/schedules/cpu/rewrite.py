@@ -70,14 +70,14 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
 def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]:
     """Returns the tunable workloads of an imported module, call by call."""
-    found: list[Workload] = []
+    workloads_found: list[Workload] = []
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
             context, facts = _context_of(function, module, target, UNTUNED)
             _plan(context, facts)
-            found += context.workloads
-    return found
+            workloads_found += context.workloads
+    return workloads_found
 
 
 def _context_of(

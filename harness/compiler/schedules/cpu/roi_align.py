@@ -127,14 +127,19 @@ def _fp32(value: Any) -> Any:
 
 def _legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     data, boxes = node.args
-    image, listed, attributes = static_shape(data), static_shape(boxes), node.attrs
-    if not image or not listed or 0 in image + listed or (attributes.layout, attributes.mode) != ("NCHW", "avg"):
+    image, boxes_shape, attributes = static_shape(data), static_shape(boxes), node.attrs
+    if (
+        not image
+        or not boxes_shape
+        or 0 in image + boxes_shape
+        or (attributes.layout, attributes.mode) != ("NCHW", "avg")
+    ):
         return default(bb, node)
     rows, columns = (int(size) for size in attributes.pooled_size)
     pooling = Pooling(
         rows, columns, float(attributes.spatial_scale), int(attributes.sample_ratio), bool(attributes.aligned)
     )
-    function = roi_align_kernel(image, listed[0], pooling)
+    function = roi_align_kernel(image, boxes_shape[0], pooling)
     return call(bb, "roi_align", function, [data, boxes])
 
 

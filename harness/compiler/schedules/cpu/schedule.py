@@ -71,8 +71,8 @@ RESULT_TILE = frozenset({"result_rows", "result_vectors"})
 
 def key_blocks(keys: int) -> int:
     """Returns into how many equal blocks of at most `_MOST_KEYS` keys are cut; 1 where no fitting length divides."""
-    least = ceil_div(keys, _MOST_KEYS)
-    return next((n for n in range(least, 2 * least) if keys % n == 0), 1)
+    least_blocks = ceil_div(keys, _MOST_KEYS)
+    return next((n for n in range(least_blocks, 2 * least_blocks) if keys % n == 0), 1)
 
 
 def query_group(keys: int, columns: int, channels: int, width: int) -> int:
@@ -130,14 +130,14 @@ def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[st
 @lru_cache(maxsize=64)
 def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
     """Returns every complete schedule of a workload, the default first, none twice."""
-    found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+    schedules: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
     for candidate in ({}, *workload.candidates(unit)):
         try:
             schedule = workload.completed(unit, candidate)
         except ValueError:
             continue
-        found.setdefault(tuple(sorted(schedule.items())), schedule)
-    return tuple(found.values())
+        schedules.setdefault(tuple(sorted(schedule.items())), schedule)
+    return tuple(schedules.values())
 
 
 def distance(a: Schedule, b: Schedule) -> int:
@@ -157,8 +157,10 @@ def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]
     """Yields the tiles that are worth trying for a result of this many rows and columns."""
     for height in range(1, min(_MOST_ROWS, rows) + 1):
         for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
-            least = min(_LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows)
-            if fits(unit, height, vectors) and height * vectors >= least:
+            least_accumulators = min(
+                _LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows
+            )
+            if fits(unit, height, vectors) and height * vectors >= least_accumulators:
                 yield {"rows": height, "vectors": vectors}
 
 
@@ -176,10 +178,10 @@ def _tile(unit: VectorUnit, schedule: Schedule, default: Tile, names: tuple[str,
     return Tile(rows, vectors * unit.lanes, unit.lanes)
 
 
-def _in_range(schedule: Schedule, name: str, default: int, most: int) -> int:
+def _in_range(schedule: Schedule, name: str, default: int, limit: int) -> int:
     value = schedule.get(name, default)
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} = {value} is not in 1 … {most}")
+    if not 1 <= value <= limit:
+        raise ValueError(f"{name} = {value} is not in 1 … {limit}")
     return value
 
 
@@ -535,8 +537,12 @@ class Attention:
         """Returns the complete schedule."""
         if self.few(unit):
             _only(schedule, ("parts",))
-            most = ceil_div(self.keys, _KEYS_OF_A_PART)
-            return {"parts": _in_range(schedule, "parts", min(most, ceil_div(_TASKS, self.batch * self.heads)), most)}
+            most_parts = ceil_div(self.keys, _KEYS_OF_A_PART)
+            return {
+                "parts": _in_range(
+                    schedule, "parts", min(most_parts, ceil_div(_TASKS, self.batch * self.heads)), most_parts
+                )
+            }
         parts_of_queries = () if self.streams else ("parts",)
         _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", *parts_of_queries))
         scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
@@ -589,7 +595,7 @@ class Attention:
         least half as many.
         """
         heads = self.batch * self.heads
-        least = min(blocks, ceil_div(_TASKS, heads))
+        least_parts = min(blocks, ceil_div(_TASKS, heads))
         padded = ceil_div(self.width, output.columns) * output.columns
         group = query_group(self.keys, scores.columns, self.channels, padded)
         of_block = scores.columns * self.keys * (self.channels + self.width)
@@ -599,8 +605,8 @@ class Attention:
         def cost(parts: int) -> float:
             return sum(1 / division.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in division.THREADS)
 
-        costs = {parts: cost(parts) for parts in range(least, blocks + 1) if ceil_div(blocks, parts) >= smallest}
-        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least)
+        costs = {parts: cost(parts) for parts in range(least_parts, blocks + 1) if ceil_div(blocks, parts) >= smallest}
+        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least_parts)
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
         """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
@@ -627,8 +633,8 @@ class Attention:
         shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
         if self.streams:
             # Sums, a row of values and a broadcast; with 32 registers LLVM needs one to spare.
-            most = 31 if unit.registers == 32 else unit.registers
-            shapes = [(rows, vectors) for rows, vectors in shapes if (rows + 1) * vectors + 1 <= most]
+            register_count = 31 if unit.registers == 32 else unit.registers
+            shapes = [(rows, vectors) for rows, vectors in shapes if (rows + 1) * vectors + 1 <= register_count]
         rows, vectors = min(shapes, key=cost)
         return Tile(rows, vectors * unit.lanes, unit.lanes)
 

@@ -98,16 +98,16 @@ def _scale_row(panel: tirx.Buffer, index: Callable[[Any], Sequence[Any]], count:
         T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[tuple(index(k))])), [lane])
 
     for_each_vector(count, lanes, find)
-    most: Any = highest[0]
+    highest_term: Any = highest[0]
     for lane in range(1, lanes):
-        most = T.max(most, highest[lane])
+        highest_term = T.max(highest_term, highest[lane])
     factor = registers((1,))
-    most = T.Bind(most)
-    T.buffer_store(factor, _factor(most, count), [0])
+    highest_term = T.Bind(highest_term)
+    T.buffer_store(factor, _factor(highest_term, count), [0])
     for_each_vector(
         count, lanes, lambda k: T.buffer_store(panel, _integers(panel[tuple(index(k))], factor[0]), index(k))
     )
-    T.buffer_store(panel, _scale(most, factor[0]), index(count))
+    T.buffer_store(panel, _scale(highest_term, factor[0]), index(count))
 
 
 def _scale_columns(
@@ -145,18 +145,18 @@ def _magnitude(pair: Any) -> Any:
     return T.max(tirx.bitwise_and(high, _int(-0x10000)), low)
 
 
-def _factor(most: Any, pairs: int) -> Any:
+def _factor(highest_term: Any, pairs: int) -> Any:
     """Returns the factor of terms, from the bits of their largest absolute value; 0 if one is not finite."""
-    most = T.max(tirx.reinterpret("float32", most), tirx.const(LEAST, "float32"))
-    quotient = tirx.reinterpret("int32", tirx.const(largest_integer(pairs), "float32") / most)
+    highest_term = T.max(tirx.reinterpret("float32", highest_term), tirx.const(LEAST, "float32"))
+    quotient = tirx.reinterpret("int32", tirx.const(largest_integer(pairs), "float32") / highest_term)
     factor = tirx.reinterpret("float32", tirx.bitwise_and(quotient, _int(_EXACT)))
-    return tirx.Select(most < tirx.const(math.inf, "float32"), factor, tirx.const(0.0, "float32"))
+    return tirx.Select(highest_term < tirx.const(math.inf, "float32"), factor, tirx.const(0.0, "float32"))
 
 
-def _scale(most: Any, factor: Any) -> Any:
+def _scale(highest_term: Any, factor: Any) -> Any:
     """Returns the bits of the factor of sums of integers; NaN if a term is not finite."""
     inverse = tirx.reinterpret("int32", tirx.const(1.0, "float32") / factor)
-    return tirx.Select(most < _int(_EXPONENT), inverse, _int(0x7FC00000))
+    return tirx.Select(highest_term < _int(_EXPONENT), inverse, _int(0x7FC00000))
 
 
 def _integers(pair: Any, factor: Any) -> Any:

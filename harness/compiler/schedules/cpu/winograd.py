@@ -223,14 +223,14 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
         block = T.Bind(task // blocking.splits)
         b = T.Bind(block // blocks)
         first_line = T.Bind(block % blocks * blocking.lines)
-        here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
+        line_count = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
         with workspace.fill_once(block):
-            _transform_patches(plan, arithmetic, image, patches, (b, first_line, here))
+            _transform_patches(plan, arithmetic, image, patches, (b, first_line, line_count))
         first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
-            with T.serial(0, plan.places) as index, T.serial(0, ceil_div(here * plan.line, tile.columns)) as r:
+            with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
 
                 def left(p: Any, first: Any, k: Any, i: int, index: Any = index) -> Any:
                     place = (i, first + k) if plan.in_panels else (first + k, i)
@@ -257,7 +257,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
             first_filter = T.Bind(first_panel * tile.rows)
             with (
                 T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
-                T.serial(0, here) as at_line,
+                T.serial(0, line_count) as at_line,
             ):
                 row = _transform_back(plan, products, o, at_line)
                 y = T.Bind((first_line + at_line) * plan.filtering.outputs)
@@ -409,8 +409,8 @@ def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffe
         T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
     not_finite = highest[0] >= tirx.const(_INFINITE, "int32")
     with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
-        found = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
-        with T.If(found), T.Then():
+        is_infinite = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
+        with T.If(is_infinite), T.Then():
             total = registers((1,), "float64")
             T.buffer_store(total, tirx.const(0.0, "float64"), [0])
             with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
