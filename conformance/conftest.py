@@ -1,4 +1,4 @@
-"""What many tests use and is slow to make: built once per session."""
+"""Provides the session's fixtures, which many tests use and which are slow to make."""
 
 from __future__ import annotations
 

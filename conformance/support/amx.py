@@ -1,4 +1,4 @@
-"""The matrix unit of x86: a target that has it, and its sums in NumPy."""
+"""Provides a target with the matrix unit of x86, and computes its sums in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assembly that LLVM wrote for a module, and the loops in it that multiply and add: for the tests of the kernels.
+"""Reads the assembly that LLVM wrote for a module, and finds its loops that multiply and add.
 
 Reads what LLVM prints for x86-64 (AT&T syntax) and for AArch64 (Linux and macOS); there is no general parser in it.
 """

@@ -1,4 +1,4 @@
-"""Attention on Relax and in PyTorch, with its operands: for the tests of the CPU's kernels."""
+"""Builds attention on Relax and in PyTorch, with operands, for the tests of the CPU's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many small programs in one, because exporting, importing and building cost about as much for one as for ten."""
+"""Joins many small programs in one, because exporting, importing and building cost as much for one as for ten."""
 
 from __future__ import annotations
 

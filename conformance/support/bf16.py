@@ -1,4 +1,4 @@
-"""Products of bfloat16 pairs in NumPy, bit for bit as the kernels compute them: order, rounding, denormals."""
+"""Computes products of bfloat16 pairs in NumPy, bit for bit as the kernels do: order, rounding, denormals."""
 
 from __future__ import annotations
 

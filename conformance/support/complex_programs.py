@@ -1,4 +1,4 @@
-"""Complex programs, and how far rounding may move their results: what every complex strategy is held to.
+"""Defines complex programs, and the distance by which rounding may move their results, for every complex strategy.
 
 `programs()` draws random compositions of the operators that the strategies promise (`OPERATIONS`), with inputs,
 parameters, buffers and constants, mixed with real and integer tensors and Python numbers. `EXAMPLES` are programs as

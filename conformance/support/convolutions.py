@@ -1,4 +1,4 @@
-"""Geometries of convolutions, arbitrary ones among them: for the tests of the CPU's kernels."""
+"""Draws geometries of convolutions for the tests of the CPU's kernels."""
 
 from __future__ import annotations
 

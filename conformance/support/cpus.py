@@ -1,4 +1,4 @@
-"""Processors besides this machine's whose code the tests execute here: kernels differ with the width of vectors."""
+"""Lists other processors whose code the tests execute here, because kernels differ with the width of vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files of every format that images, animations and videos are read from, to be damaged."""
+"""Writes small files of every format of images, animations and videos, for tests that damage them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers do on an emulated GPU, for the tests that have one."""
+"""Runs workers on an emulated GPU."""
 
 from __future__ import annotations
 

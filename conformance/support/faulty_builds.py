@@ -1,4 +1,4 @@
-"""A build of kernels of which some crash, hang or are wrong; worker processes import it, without PyTorch."""
+"""Builds kernels of which some crash, hang or are wrong; worker processes import it, without PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A component's generated kernels, broken before the CPU runs them, and what the judge says of the results."""
+"""Breaks a component's generated kernels before the CPU runs them, and returns the verdicts on the results."""
 
 from __future__ import annotations
 

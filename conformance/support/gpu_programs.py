@@ -1,4 +1,4 @@
-"""Many small expressions as one program: compiled for a GPU, emulated, and held to PyTorch in float64."""
+"""Compiles many small expressions as one program for a GPU, emulates it, and compares it with PyTorch in float64."""
 
 from __future__ import annotations
 

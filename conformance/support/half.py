@@ -1,4 +1,4 @@
-"""Small modules in half precision, compiled by TVM's own loops."""
+"""Compiles small modules in half precision by TVM's own loops."""
 
 from __future__ import annotations
 

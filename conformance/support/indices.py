@@ -1,4 +1,4 @@
-"""Calls of entry points with indices out of range, which nobody checks; in a process of its own, for it may crash."""
+"""Calls entry points with indices out of range in a process of its own, which may crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions of x86 that multiply pairs, in LLVM IR for any CPU: kernels that have them run where the CPU has not.
+"""Emulates instructions of x86 that multiply pairs, as LLVM IR for any CPU, so that kernels with them run anywhere.
 
 A lowered module of a newer CPU keeps its loops, panels and order of additions; its code is that of AVX2, and what takes
 the place of an instruction rounds as Intel's manual says that the instruction does.

@@ -1,4 +1,4 @@
-"""Relax operators with weights, compiled by the CPU pipeline and held to PyTorch: for the tests of the kernels."""
+"""Compiles Relax operators with weights by the CPU pipeline, and compares them with PyTorch."""
 
 from __future__ import annotations
 

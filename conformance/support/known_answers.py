@@ -1,4 +1,4 @@
-"""Models whose answers are known at once, for tests of what `segment` and `track` write: dark pixels are the object."""
+"""Defines models whose answers are known at once, for tests of written files: dark pixels are the object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that this one is not: the files in which Linux describes them, as `fixtures/machines/` has them."""
+"""Imitates other machines by the files in which Linux describes them, as in `fixtures/machines/`."""
 
 from __future__ import annotations
 

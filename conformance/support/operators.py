@@ -1,4 +1,4 @@
-"""Relax operators as functions on NumPy arrays: compiled by the CPU pipeline, for the tests of its parts."""
+"""Compiles Relax operators by the CPU pipeline as functions on NumPy arrays."""
 
 from __future__ import annotations
 

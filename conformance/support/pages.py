@@ -1,4 +1,4 @@
-"""`sam3-tvm ui` as a real process, and the system's Chromium, for tests of the page."""
+"""Runs `sam3-tvm ui` as a real process, and the system's Chromium, for tests of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tests of the CPU kernels run what they compile: on this machine, or on another one that pytest was told of."""
+"""Chooses the machine on which tests of the CPU kernels run compiled code: this one, or the one of pytest's option."""
 
 from __future__ import annotations
 

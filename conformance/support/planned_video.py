@@ -1,4 +1,4 @@
-"""A session of one scripted video with this project's planner: what a user does, and what is shown."""
+"""Runs a session of one scripted video with this project's planner: the user's requests, and the visible results."""
 
 from __future__ import annotations
 

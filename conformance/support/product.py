@@ -1,4 +1,4 @@
-"""A component small enough to be compiled in a second."""
+"""Defines a component small enough to be compiled in a second."""
 
 from __future__ import annotations
 

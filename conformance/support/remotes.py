@@ -1,4 +1,4 @@
-"""Real devices on this machine, in process groups of their own, and a tunnel, for tests of what runs elsewhere."""
+"""Starts real devices on this machine, in process groups of their own, and a tunnel to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rotation is held to: upstream's complex RoPE, and what RoPE promises.
+"""Tests the laws of every rotation: upstream's complex RoPE, and the properties of RoPE.
 
 Bounds are rounding bounds. Upstream computes in float32, eps = 2⁻²³, and casts back; `length` is that of the pair.
 """

@@ -1,4 +1,4 @@
-"""Videos of 12 x 12 pixels without a model: what detector and tracker say of each frame is made of a seed.
+"""Scripts videos of 12 x 12 pixels without a model: the answers of detector and tracker come from a seed.
 
 Masks are runs of pixels that begin where one of four things begins, so that IoU is a ratio of two lengths. Lengths,
 scores and logits lie at the thresholds and right beside them.

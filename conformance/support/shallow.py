@@ -1,4 +1,4 @@
-"""The shallow models with seed 0 and what they compute on the photograph, made once per process.
+"""Builds the shallow models with seed 0 and their results on the photograph, once per process.
 
 Inside `drawn_by` they have other weights.
 """

@@ -1,4 +1,4 @@
-"""The results of a video whose objects are known; as a program, for tests that interrupt it:
+"""Writes the results of a video whose objects are known; as a program, for tests that interrupt it:
 
 python -m conformance.support.tracked OUT [LARGEST_FILE] [--slowly]
 """

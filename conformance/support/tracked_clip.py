@@ -1,4 +1,4 @@
-"""A clip that is tracked into a folder; as a program, for tests that interrupt it:
+"""Tracks a clip into a folder; as a program, for tests that interrupt it:
 
 python -m conformance.support.tracked_clip MODEL CLIP OUT
 """

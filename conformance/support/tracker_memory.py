@@ -1,4 +1,4 @@
-"""Upstream's tracker on scripts: its own state machine runs, its networks are replaced by small numbered arrays.
+"""Runs upstream's tracker on scripts: its own state machine, with small numbered arrays in place of its networks.
 
 Every memory and every pointer is a number of its own, and the tables of temporal positions hold their row and their
 time, so that what the attention to memories gets tells which frames it reads, in which order, as how old.

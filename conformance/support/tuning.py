@@ -1,4 +1,4 @@
-"""Tuning for tests: databases of what was never measured, and what PyTorch computes of a workload."""
+"""Makes databases without measurements, and computes workloads by PyTorch, for tests of tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream's video model with scripted networks: its own planning, sessions and outputs, unchanged, without weights.
+"""Runs upstream's video model with scripted networks: its own planning, sessions and outputs, without weights.
 
 Replaced are the methods of its detector and its tracker that run a network; what they were asked is recorded.
 """

@@ -1,4 +1,4 @@
-"""Differential fuzzing of the video planner: sessions of scripted videos, upstream's decisions against this project's.
+"""Fuzzes the video planner: sessions of scripted videos, upstream's decisions against this project's.
 
     python -m conformance.support.video_fuzz --frames 50000
 

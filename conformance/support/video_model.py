@@ -1,4 +1,4 @@
-"""Upstream's own video model on the CPU, shallow."""
+"""Builds upstream's own video model on the CPU, shallow."""
 
 from __future__ import annotations
 
