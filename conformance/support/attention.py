@@ -16,17 +16,17 @@ from harness.compiler.schedules.cpu.bf16 import allow_bf16
 
 
 def attention(causal: str | None = None, scale: float | None = None) -> Callable[..., relax.Expr]:
-    """The operator of [batch, length, head, channel] and a bias, if there is one."""
+    """Returns the operator of [batch, length, head, channel] and a bias, if there is one."""
     return lambda q, k, v, bias=None: relax.op.nn.attention(q, k, v, bias, scale, causal)
 
 
 def attention_bf16(causal: str | None = None) -> Callable[..., relax.Expr]:
-    """The same operator where `harness.compiler.lowering.precision` rounds what is multiplied to bfloat16."""
+    """Returns the same operator with operands that `harness.compiler.lowering.precision` rounds to bfloat16."""
     return lambda *operands: allow_bf16(attention(causal)(*operands))
 
 
 def reference(causal: bool = False, scale: float | None = None) -> Callable[..., torch.Tensor]:
-    """PyTorch's, on [batch, length, head, channel]; its plain form, which is the same in fp64."""
+    """Computes PyTorch's attention on [batch, length, head, channel] in its plain form, which is the same in fp64."""
 
     def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         heads = [x.transpose(1, 2) for x in (q, k, v)]
@@ -38,7 +38,7 @@ def reference(causal: bool = False, scale: float | None = None) -> Callable[...,
 def operands(
     batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None = None, scale: float = 1.0
 ) -> list[np.ndarray]:
-    """Seeded queries, keys and values."""
+    """Draws seeded queries, keys and values."""
     return [
         normal((batch, queries, heads, channels), 0, scale=scale),
         normal((batch, keys, heads, channels), 1),
@@ -47,12 +47,12 @@ def operands(
 
 
 def kernels(module: tvm.IRModule) -> list[KernelInfo]:
-    """The facts of the attention kernels of a lowered module."""
+    """Returns the facts of the attention kernels of a lowered module."""
     return [info for info in infos_of(module).values() if info.operator == "nn.attention"]
 
 
 def mask_of(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
-    """The bias that masks what lies right of the diagonal that ends in the last corner."""
+    """Returns the bias that masks keys right of the diagonal that ends in the last corner."""
     seen = torch.ones(queries, keys).tril(keys - queries).bool()
     return torch.zeros(queries, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
 

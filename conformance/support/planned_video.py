@@ -32,7 +32,7 @@ _REMOVED_SCORE = -1e4
 
 
 class PlannedVideo:
-    """As `UpstreamVideo`; where this project repairs upstream, it is told to do as upstream."""
+    """A video with the interface of `UpstreamVideo`; this project's repairs of upstream are switched off."""
 
     def __init__(self, script: Script, rules: Rules) -> None:
         self.script, self.rules = script, rules

@@ -8,7 +8,7 @@ from tvm.relax import op
 
 
 def product_module(*returned: int) -> tvm.IRModule:
-    """x [6, 4], weight [4, 4], table [3] → x · weight, and those of the three whose numbers are given."""
+    """Builds x [6, 4], weight [4, 4], table [3] → x · weight, and those of the three whose numbers are given."""
     builder = relax.BlockBuilder()
     shapes = ((6, 4), (4, 4), (3,))
     parameters = [relax.Var(f"x{n}", relax.TensorType(list(shape), "float32")) for n, shape in enumerate(shapes)]

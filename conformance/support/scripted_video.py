@@ -45,12 +45,12 @@ def score_logits() -> np.ndarray:
 
 
 def pick(random: np.random.Generator, values: np.ndarray, size: int | None = None) -> Any:
-    """As `random.choice`, without what makes it slow."""
+    """Chooses like `random.choice`, but faster."""
     return values[random.integers(len(values), size=size)]
 
 
 class Script:
-    """What detector and tracker say in one video.
+    """The answers of detector and tracker in one video.
 
     An object follows the thing of its number; some, by their number, have a mask elsewhere (ghosts), follow the next
     thing (twins), are often empty or do anything.

@@ -25,7 +25,7 @@ QUESTION = {"scene": 1}
 
 
 def tracked(frame: int) -> TrackedObjects:
-    """What is seen in a frame of the scene; scores differ by object and frame."""
+    """Returns the visible objects in a frame of the scene; scores differ by object and frame."""
     masks = SCENE.masks(frame)
     ids = [index for index, mask in enumerate(masks) if mask.any()]
     boxes = []

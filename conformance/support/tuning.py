@@ -16,7 +16,7 @@ from harness.tuning.kernels import build_module, draw_arrays
 
 
 def record(task: str, schedule: Schedule, **others: Any) -> Record:
-    """A record under the conditions of this process."""
+    """Returns a record under the conditions of this process."""
     values = {
         "conditions": current_conditions("llvm"),
         "seconds": 0.5,
@@ -29,7 +29,7 @@ def record(task: str, schedule: Schedule, **others: Any) -> Record:
 
 
 def database_of(folder: Path, *records: Record, target: str = "llvm") -> Database:
-    """A database with these records alone."""
+    """Writes a database with these records alone."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Database(folder, target)
     for one in records:
@@ -38,7 +38,7 @@ def database_of(folder: Path, *records: Record, target: str = "llvm") -> Databas
 
 
 def torch_result(workload: Workload, exact: bool = False) -> np.ndarray:
-    """What PyTorch computes of a workload alone: in float32, under autocast if its type is half, or in float64."""
+    """Computes a workload by PyTorch: in float32, under autocast if its type is half, or in float64."""
     function = build_module(workload)["main"]
     tensors = [torch.from_numpy(array) for array in draw_arrays(workload)]
     if exact:
