@@ -1,4 +1,4 @@
-"""What many tests use and is slow to make: built once per session."""
+"""Provides the session's fixtures, which many tests use and which are slow to make."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ gc.disable()  # while test modules and their libraries are imported: collections
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, so that collections, one after each module at least, need not go through it."""
+    """Freezes the imported objects, so that garbage collections after each module skip them."""
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -109,7 +109,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test module caches for its own tests, whole models among it, goes with the last of them.
+    """Drops the caches of a test module, whole models among them, after the last of its tests.
 
     The shallow models go when a module comes that does not use them: both processes' take half of a small machine.
     """
@@ -145,7 +145,7 @@ def nvcc() -> None:
 
 @pytest.fixture(scope="session")
 def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shallow model with seed 0, compiled for this machine's CPU with one tuned schedule.
+    """Compiles the shallow model with seed 0 for this machine's CPU, with one tuned schedule.
 
     Whoever changes it changes a copy.
     """
@@ -165,11 +165,11 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(shallow_artifact: Path, tmp_path: Path) -> Path:
-    """A copy of `shallow_artifact`; files that a test changes must be written anew, for they are hard links."""
+    """Copies `shallow_artifact`; changed files must be written anew, because they are hard links."""
     return Path(shutil.copytree(shallow_artifact, tmp_path / "copy", copy_function=os.link))
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run that all processes of pytest-xdist have in common."""
+    """Returns a folder of this run that all processes of pytest-xdist share."""
     own = factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

@@ -1,4 +1,4 @@
-"""Layers of the suite by cost: which tests belong to each, what one of them may cost, and which files start first."""
+"""Divides the suite into layers by cost: the tests of each, the limit of a test, and the files that start first."""
 
 from __future__ import annotations
 

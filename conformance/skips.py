@@ -1,4 +1,4 @@
-"""The reasons for which tests may be skipped, and where those tests run; a test with another reason fails."""
+"""Lists the reasons for which tests may be skipped, and where those tests run; a test with another reason fails."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""sam3-tvm: a conformance harness that takes Meta's SAM 3 through Apache TVM and proves the result with numbers."""
+"""Takes Meta's SAM 3 through Apache TVM and proves the result with numbers: the conformance harness sam3-tvm."""
 
 __version__ = "0.1.0"

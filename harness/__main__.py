@@ -1,4 +1,4 @@
-"""`python -m harness` is the `sam3-tvm` command."""
+"""Runs the command `sam3-tvm` as `python -m harness`."""
 
 from harness.cli.main import main
 

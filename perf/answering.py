@@ -21,7 +21,7 @@ import pytest
 from harness.compiler.deployment.compiling import compile_model
 from harness.compiler.schedules import DEFAULT_SCHEDULES
 from harness.compiler.targets import TARGETS
-from harness.compiler.tuned.database import chosen_schedules
+from harness.compiler.tuned.database import choose_schedules
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processes import WorkerEnd, run_isolated
@@ -112,7 +112,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
             return answer
 
         expected = add_side(TORCH, "torch_side", case, {"compile_seconds": None})
-        tuned = chosen_schedules(options.database_for(TARGET), TARGET, options.processors)
+        tuned = choose_schedules(options.database_for(TARGET), TARGET, options.processors)
         for side in (UNTUNED, TUNED) if tuned.schedules else (UNTUNED,):
             artifact = Path(name) / side
             start = time.perf_counter()

@@ -3,9 +3,10 @@
     python -m perf.beside_matrix_unit --component vision_backbone --scale full
 
 A component is compiled for the unit, and each of the unit's instructions is overwritten by one that does nothing
-(`harness.compiler.execution.emulation.matrix_unit.leave_out`). What is left is everything else that such code does, at
-full speed: rounding and packing operands, softmax, epilogues, what is not multiplied on the unit. The quotient of both
-times is what no unit can exceed beside these vectors. A unit adds what its products take, which is told in cycles.
+(`harness.compiler.execution.emulation.matrix_unit.skip_instructions`). What is left is everything else that such code
+does, at full speed: rounding and packing operands, softmax, epilogues, what is not multiplied on the unit. The quotient
+of both times is what no unit can exceed beside these vectors. A unit adds what its products take, which is told in
+cycles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import tvm
 
-from harness.compiler.execution.emulation.matrix_unit import leave_out
+from harness.compiler.execution.emulation.matrix_unit import skip_instructions
 from harness.compiler.lowering.route import Route
 from harness.compiler.schedules import UNTUNED
 from harness.compiler.targets import HOST
@@ -106,7 +107,7 @@ def measure(component: str, scale: str, cpu: str, rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         plain = _compiled(fp32, cpu.removesuffix(UNIT), Path(folder) / f"fp32{LIBRARY_SUFFIX}")
         beside = _compiled(replace(fp32, precision="bf16"), cpu, Path(folder) / f"bf16{LIBRARY_SUFFIX}")
-        leave_out()
+        skip_instructions()
         with launched_by(beside.library, one_by_one(threads)):
             beside.run()
         sides = {FP32: Side(plain.run), BESIDE: Side(beside.run)}

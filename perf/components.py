@@ -18,7 +18,7 @@ from harness.compiler.lowering.route import Route
 from harness.compiler.schedules import UNTUNED as NO_SCHEDULES
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.compiler.tuned.database import chosen_schedules
+from harness.compiler.tuned.database import choose_schedules
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -147,7 +147,7 @@ def _compile(
     lowered: tvm.IRModule | None = None
     sides = {UNTUNED: NO_SCHEDULES}
     if database is not None:
-        sides[TUNED] = chosen_schedules(database, case.target, processors).schedules
+        sides[TUNED] = choose_schedules(database, case.target, processors).schedules
     for side, chosen in sides.items():
         start = time.perf_counter()
         tvm_target = target.tvm_target(processors)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from conformance.models.sam3.test_mask_resizing import NORMAL, upstream
 from conformance.support.shallow import shallow_model
-from harness.compiler.deployment.compiling import Compiled, compile_into
+from harness.compiler.deployment.compiling import CompiledModel, compile_into
 from harness.compiler.targets import TARGETS, cuda
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
@@ -49,7 +49,7 @@ HALVES = [
 
 
 @pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compiled]:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompiledModel]:
     """The text encoder and what is done to images, compiled for a GPU, with source."""
     target, precision = request.param
     problem = TARGETS[target].compile_problem()
@@ -57,7 +57,12 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.skip(problem)
     folder, case = tmp_path_factory.mktemp(target), Case("sam3", "real", target, precision=precision)
     return folder, compile_into(
-        DEPLOYABLE, case, folder, options=GROUNDING_ALONE, only=(ENCODE_TEXT.name,), for_emulation=target == "cuda"
+        DEPLOYABLE,
+        case,
+        folder,
+        options=GROUNDING_ALONE,
+        entry_names=(ENCODE_TEXT.name,),
+        for_emulation=target == "cuda",
     )
 
 
@@ -68,7 +73,9 @@ for_cuda_in_half = pytest.mark.parametrize("compiled", HALVES[:2], indirect=True
 
 
 @for_gpus
-def test_the_folder_is_what_the_manifest_says(compiled: tuple[Path, Compiled], request: pytest.FixtureRequest) -> None:
+def test_the_folder_is_what_the_manifest_says(
+    compiled: tuple[Path, CompiledModel], request: pytest.FixtureRequest
+) -> None:
     folder, result = compiled
     manifest = read_manifest(folder)
     assert manifest == result.manifest
@@ -96,7 +103,7 @@ def called(folder: Path, calls: list[tuple[str, dict[str, np.ndarray]]]) -> dict
 
 
 @for_cuda
-def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
+def test_it_computes_what_pytorch_does(compiled: tuple[Path, CompiledModel]) -> None:
     """On the device where there is one, otherwise emulated: weights and inputs go there, results come back."""
     folder, _ = compiled
     image = np.random.default_rng(0).integers(0, 256, (301, 451, 3), dtype=np.uint8)
@@ -116,7 +123,7 @@ def test_it_computes_what_pytorch_does(compiled: tuple[Path, Compiled]) -> None:
 
 
 @for_cuda_in_half
-def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Compiled]) -> None:
+def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, CompiledModel]) -> None:
     folder, result = compiled
     precision = PRECISIONS[result.manifest.precision]
     found = called(folder, [("encode_text", {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)})])
@@ -131,7 +138,7 @@ def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Comp
 
 
 @in_half
-def test_weights_of_products_are_half_on_disk(compiled: tuple[Path, Compiled]) -> None:
+def test_weights_of_products_are_half_on_disk(compiled: tuple[Path, CompiledModel]) -> None:
     folder, result = compiled
     manifest, dtype = result.manifest, PRECISIONS[result.manifest.precision].dtype
     assert read_manifest(folder).precision == manifest.precision
@@ -162,7 +169,7 @@ def test_half_weights_come_back_from_the_file_bit_by_bit(tmp_path: Path, dtype: 
 
 
 @for_gpus
-def test_a_machine_without_the_device_says_so(compiled: tuple[Path, Compiled]) -> None:
+def test_a_machine_without_the_device_says_so(compiled: tuple[Path, CompiledModel]) -> None:
     folder, result = compiled
     target = result.manifest.target
     if TARGETS[target].run_problem() is None:
@@ -177,7 +184,9 @@ def test_a_machine_without_the_device_says_so(compiled: tuple[Path, Compiled]) -
 
 
 @for_cuda
-def test_a_folder_without_its_runtime_libraries_is_complete(compiled: tuple[Path, Compiled], tmp_path: Path) -> None:
+def test_a_folder_without_its_runtime_libraries_is_complete(
+    compiled: tuple[Path, CompiledModel], tmp_path: Path
+) -> None:
     folder, _ = compiled
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy, copy_function=os.link, ignore=shutil.ignore_patterns(*RUNTIME_LIBRARIES))

@@ -26,7 +26,7 @@ from harness.runtime.loading import LoadError
 from harness.runtime.manifest import MANIFEST, VARIANT, VARIANTS, ArtifactError, read_manifest, weights_file
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.preparing import prepared
-from harness.runtime.variants import described, read_variants
+from harness.runtime.variants import read_any_manifest, read_variants
 from harness.runtime.weights import MappedWeights, file_digest
 
 FOREIGN, LESS, BEST = {
@@ -87,7 +87,7 @@ def test_weights_are_there_once_and_each_cpu_has_its_code(folder: Path) -> None:
         manifest = read_manifest(folder / name, VARIANT)
         assert {path.name for path in (folder / name).iterdir()} == {VARIANT, *manifest.files}
         assert manifest.cpu == name
-    assert described(folder).model == "recurrent"
+    assert read_any_manifest(folder).model == "recurrent"
 
 
 @pytest.fixture(scope="module")

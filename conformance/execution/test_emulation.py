@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from conformance.support.gpu_programs import target_of
 from conformance.targets.test_targets import MODULES
-from harness.compiler.execution.emulated import emulates
-from harness.compiler.execution.emulation.device import compiled
+from harness.compiler.execution.emulated import is_emulated
+from harness.compiler.execution.emulation.device import compile_kernels
 from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.targets import TARGETS
@@ -46,7 +46,7 @@ def launched(body: str, grid: int, block: int, arrays: list[np.ndarray], *option
     module = DeviceModule(source, (Launch("k", len(parameters), ("blockIdx.x", "threadIdx.x")),))
     assert all(array.flags.c_contiguous for array in arrays)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
-    compiled(module, "cuda", *options)["k"](*pointers, *scalars, grid, block)
+    compile_kernels(module, "cuda", *options)["k"](*pointers, *scalars, grid, block)
 
 
 def test_an_elementwise_kernel():
@@ -244,7 +244,7 @@ def test_layers_compute_what_pytorch_does(kind, name, tmp_path):
 def test_only_cheap_components_are_emulated_and_never_beside_a_device(monkeypatch):
     def emulated(component: str, target: str, precision: str = "fp32", every: bool = False) -> bool:
         case = Case(component, "real", target, precision=precision)
-        return emulates(case, subjects()[component].emulated, every)
+        return is_emulated(case, subjects()[component].emulated, every)
 
     for kind in ("cuda", "metal"):
         if TARGETS[kind].run_problem() is not None:

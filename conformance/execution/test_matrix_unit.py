@@ -20,7 +20,7 @@ from conformance.support.bf16 import Processor, flushed, multiply_add
 from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
-from harness.compiler.execution.emulated import emulates
+from harness.compiler.execution.emulated import is_emulated
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.compiler.targets import HOST
 from harness.compiler.targets.linking import linker
@@ -288,7 +288,7 @@ def test_a_case_is_judged_by_its_emulated_outputs(tmp_path: Path) -> None:
 
 def test_only_the_unit_is_emulated_and_only_where_it_is_asked_for() -> None:
     def emulated(cpu: str | None, every: bool = True) -> bool:
-        return emulates(Case("box_head", "real", "llvm", precision="bf16"), ("bf16",), every, Processors(cpu))
+        return is_emulated(Case("box_head", "real", "llvm", precision="bf16"), ("bf16",), every, Processors(cpu))
 
     lacking = not set(MATRIX_UNIT) <= (cpu_features() or set())
     assert emulated(CPU) == lacking
@@ -315,8 +315,8 @@ def test_code_goes_on_at_full_speed_without_the_units_instructions(program: Path
         pytest.skip("this processor has the unit, and nothing traps")
     code = (
         "import ctypes, signal, numpy as np\n"
-        "from harness.compiler.execution.emulation.matrix_unit import emulated_products, leave_out\n"
-        "leave_out()\n"
+        "from harness.compiler.execution.emulation.matrix_unit import emulated_products, skip_instructions\n"
+        "skip_instructions()\n"
         f"unit, shapes = ctypes.CDLL({str(program)!r}), {shapes_of(tile0=WHOLE, tile1=WHOLE, tile7=WHOLE)!r}\n"
         "sums, others = np.full((16, 16), 3.0, np.float32), np.ones((16, 32), np.uint16)\n"
         "left = sums.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(64)\n"

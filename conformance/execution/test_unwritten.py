@@ -53,6 +53,6 @@ def test_an_element_that_is_left_out_is_nan(tmp_path: Path) -> None:
             str(tmp_path / "program.so")
         )
     x = np.arange(64, dtype=np.float32)
-    y, z = LocalExecutor().executable(tmp_path / "program.so", HOST.name, []).run([x])
+    y, z = LocalExecutor().load_program(tmp_path / "program.so", HOST.name, []).run([x])
     np.testing.assert_array_equal(y, np.append(2 * x[:-1], np.nan))
     np.testing.assert_array_equal(z, 2 * y)

@@ -24,7 +24,7 @@ from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, Kind, infos_of
-from harness.compiler.schedules.common.provenance import How, Operator, trace
+from harness.compiler.schedules.common.provenance import LoweringKind, Operator, trace
 from harness.compiler.schedules.cpu import cpu_pipeline, rewrite
 from harness.compiler.schedules.cpu.product import Extents
 from harness.compiler.schedules.cpu.schedule import Product, space
@@ -70,7 +70,7 @@ def schedules(operator: Operator) -> list[str]:
     return [name for info in operator.facts for name in info.schedules]
 
 
-def ways(operators: list[Operator]) -> list[tuple[str, How]]:
+def ways(operators: list[Operator]) -> list[tuple[str, LoweringKind]]:
     return [(operator.name, operator.how) for operator in operators]
 
 
@@ -93,8 +93,8 @@ def test_every_operator_is_told_once_and_every_compiled_function_is_somebodys(na
     # The rest brings operands of kernels into layout or shape.
     assert {name for name in compiled - told if facts[name].kind is not Kind.HELPER} <= reshapes
     for operator in operators:
-        assert bool(operator.functions) == (operator.how is not How.NOTHING)
-        assert operator.name in operator.beside or operator.how is How.NOTHING
+        assert bool(operator.functions) == (operator.how is not LoweringKind.NOTHING)
+        assert operator.name in operator.beside or operator.how is LoweringKind.NOTHING
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -104,14 +104,14 @@ def test_products_convolutions_and_norms_have_kernels(name: str) -> None:
     operators = explained(name)
     for operator in operators:
         # The kernel of two linear layers is told as the first one's; it does the second one after that.
-        second = [fact.algorithm for fact in operator.facts] == [FEED_FORWARD] and operator.how is How.FOLDED
+        second = [fact.algorithm for fact in operator.facts] == [FEED_FORWARD] and operator.how is LoweringKind.FOLDED
         if operator.name in own + norms:
-            assert operator.how is How.KERNEL or (second and operator.name == "matmul"), operator
+            assert operator.how is LoweringKind.KERNEL or (second and operator.name == "matmul"), operator
         if operator.name in own and operator.name != "nn.attention_bias":
             (info,) = operator.facts
             assert info.kind is Kind.KERNEL and info.flop and info.extents
             assert info.tile or info.algorithm in ("depthwise", "attention of few queries")
-        assert operator.how is not How.UNSCHEDULED, operator
+        assert operator.how is not LoweringKind.UNSCHEDULED, operator
     assert any(operator.name in own for operator in operators)
 
 
@@ -126,7 +126,7 @@ def test_what_is_fused_is_told_with_the_kernel() -> None:
     assert info.bytes_moved is not None and info.bytes_moved >= 4 * (35 * 256 + 256 * 2048 + 2048 + 35 * 2048)
     assert [name for name in first.beside if name not in ("reshape", "permute_dims")] == ["matmul", "add", "nn.relu"]
     relu = next(operator for operator in explained("scoring_head") if operator.name == "nn.relu")
-    assert (relu.how, relu.functions, relu.beside) == (How.FOLDED, first.functions, first.beside)
+    assert (relu.how, relu.functions, relu.beside) == (LoweringKind.FOLDED, first.functions, first.beside)
 
 
 def test_attention_folds_the_permutations_around_it() -> None:
@@ -141,7 +141,11 @@ def test_a_kernel_of_the_import_that_attention_folds_is_told_with_it() -> None:
     rotation = next(
         operator for operator in traced(imported("vit", "tensorir")) if operator.name.startswith("call_tir")
     )
-    assert (rotation.name, rotation.how, rotation.functions) == ("call_tir rotate_pairs", How.FOLDED, ("attention",))
+    assert (rotation.name, rotation.how, rotation.functions) == (
+        "call_tir rotate_pairs",
+        LoweringKind.FOLDED,
+        ("attention",),
+    )
     assert [info.reads for info in rotation.facts] == [("queries", "keys")]
 
 
@@ -149,35 +153,40 @@ def test_without_a_kernel_an_operator_falls_to_the_default(monkeypatch: pytest.M
     def product(a: relax.Expr, b: relax.Expr) -> relax.Expr:
         return op.matmul(a, b)
 
-    assert ways(of(product, (40, 50), (50, 60))) == [("matmul", How.KERNEL)]
+    assert ways(of(product, (40, 50), (50, 60))) == [("matmul", LoweringKind.KERNEL)]
     monkeypatch.delitem(rewrite.KERNELS, "relax.matmul")
     (alone,) = of(product, (40, 50), (50, 60))
-    assert (alone.how, alone.functions, schedules(alone)) == (How.DEFAULT, ("matmul",), ["reduction"])
+    assert (alone.how, alone.functions, schedules(alone)) == (LoweringKind.DEFAULT, ("matmul",), ["reduction"])
 
 
-OTHERS: dict[str, tuple[Callable[..., relax.Expr], tuple[int, ...], list[tuple[str, How]], str]] = {
-    "flat": (lambda x: op.abs(x), (64, 1024), [("abs", How.DEFAULT)], "flat"),
-    "tiled": (lambda x: op.permute_dims(x, [1, 0]), (64, 96), [("permute_dims", How.DEFAULT)], "tiled"),
+OTHERS: dict[str, tuple[Callable[..., relax.Expr], tuple[int, ...], list[tuple[str, LoweringKind]], str]] = {
+    "flat": (lambda x: op.abs(x), (64, 1024), [("abs", LoweringKind.DEFAULT)], "flat"),
+    "tiled": (lambda x: op.permute_dims(x, [1, 0]), (64, 96), [("permute_dims", LoweringKind.DEFAULT)], "tiled"),
     "banded": (
         lambda x: op.permute_dims(x, [1, 0, 2]),
         (128, 24, 256),
-        [("permute_dims", How.DEFAULT)],
+        [("permute_dims", LoweringKind.DEFAULT)],
         "banded",
     ),
-    "rows": (lambda x: op.strided_slice(x, [1], [1], [40]), (30, 50), [("strided_slice", How.DEFAULT)], "rows"),
+    "rows": (
+        lambda x: op.strided_slice(x, [1], [1], [40]),
+        (30, 50),
+        [("strided_slice", LoweringKind.DEFAULT)],
+        "rows",
+    ),
     "reduction": (
         lambda x: op.nn.max_pool2d(x, (2, 2), (2, 2)),
         (1, 8, 16, 16),
-        [("nn.max_pool2d", How.DEFAULT)],
+        [("nn.max_pool2d", LoweringKind.DEFAULT)],
         "reduction",
     ),
-    "unscheduled": (lambda x: op.sort(x, 1), (3, 50), [("sort", How.UNSCHEDULED)], ""),
-    "ours": (lambda x: op.exp(x), (64, 1024), [("exp", How.LEGALIZATION)], "flat"),
-    "kernel of a legalization": (lambda x: op.nn.softmax(x), (3, 50), [("nn.softmax", How.KERNEL)], ""),
+    "unscheduled": (lambda x: op.sort(x, 1), (3, 50), [("sort", LoweringKind.UNSCHEDULED)], ""),
+    "ours": (lambda x: op.exp(x), (64, 1024), [("exp", LoweringKind.LEGALIZATION)], "flat"),
+    "kernel of a legalization": (lambda x: op.nn.softmax(x), (3, 50), [("nn.softmax", LoweringKind.KERNEL)], ""),
     "view": (
         lambda x: op.nn.softmax(op.reshape(op.nn.softmax(x), [50, 3])),
         (3, 50),
-        [("nn.softmax", How.KERNEL), ("reshape", How.VIEW), ("nn.softmax", How.KERNEL)],
+        [("nn.softmax", LoweringKind.KERNEL), ("reshape", LoweringKind.VIEW), ("nn.softmax", LoweringKind.KERNEL)],
         "",
     ),
 }
@@ -185,7 +194,7 @@ OTHERS: dict[str, tuple[Callable[..., relax.Expr], tuple[int, ...], list[tuple[s
 
 @pytest.mark.parametrize(("operator", "shape", "expected", "detail"), OTHERS.values(), ids=OTHERS)
 def test_loops_are_told_with_their_schedule(
-    operator: Callable[..., relax.Expr], shape: tuple[int, ...], expected: list[tuple[str, How]], detail: str
+    operator: Callable[..., relax.Expr], shape: tuple[int, ...], expected: list[tuple[str, LoweringKind]], detail: str
 ) -> None:
     operators = of(operator, shape)
     assert ways(operators) == expected
@@ -201,8 +210,12 @@ def test_a_group_is_told_whole_and_what_nobody_needs_is_nothing() -> None:
         return op.add(y, relax.const(1.0))
 
     unused, *group = of(operator, (64, 1024))
-    assert (unused.name, unused.how, unused.functions) == ("negative", How.NOTHING, ())
-    assert ways(group) == [("abs", How.DEFAULT), ("exp", How.LEGALIZATION), ("add", How.DEFAULT)]
+    assert (unused.name, unused.how, unused.functions) == ("negative", LoweringKind.NOTHING, ())
+    assert ways(group) == [
+        ("abs", LoweringKind.DEFAULT),
+        ("exp", LoweringKind.LEGALIZATION),
+        ("add", LoweringKind.DEFAULT),
+    ]
     assert {operator.beside for operator in group} == {("abs", "exp", "add")}
     assert len({operator.functions for operator in group}) == 1
 
@@ -251,7 +264,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
 def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "TUNED", tmp_path)
     database_of(tmp_path / database.current_conditions("llvm").tag, record(BOX_HEAD.key, TUNED))
-    assert database.default_database("llvm") is not None
+    assert database.find_default_database("llvm") is not None
     file = tmp_path / "box_head.json"
     done = CliRunner().invoke(app, ["explain", "--component", "box_head", "--untuned", "--json", str(file)])
     assert done.exit_code == 0, done.output
@@ -315,10 +328,10 @@ def test_every_operator_is_told_once_on_gpus(name: str, target: str) -> None:
     assert [operator.name for operator in operators] == names
     kernels = ("nn.conv2d", "nn.attention", "nn.attention_bias", "nn.layer_norm", "nn.group_norm", "nn.softmax")
     for operator in operators:
-        assert bool(operator.functions) == (operator.how is not How.NOTHING)
-        assert operator.how is not How.UNSCHEDULED, operator
-        assert operator.how is How.KERNEL or operator.name not in kernels, operator
-        if operator.how is How.DEFAULT:
+        assert bool(operator.functions) == (operator.how is not LoweringKind.NOTHING)
+        assert operator.how is not LoweringKind.UNSCHEDULED, operator
+        assert operator.how is LoweringKind.KERNEL or operator.name not in kernels, operator
+        if operator.how is LoweringKind.DEFAULT:
             assert schedules(operator), operator
     assert not any(operator.at_load for operator in operators)
 
@@ -332,10 +345,10 @@ def test_a_linear_layer_is_one_kernel_on_gpus(target: str) -> None:
 
     operators = on(target, module_of(layer, [(40, 50), (60, 50), (60,)]))
     expected = [
-        ("permute_dims", How.FOLDED),
-        ("matmul", How.KERNEL),
-        ("add", How.FOLDED),
-        ("nn.relu", How.FOLDED),
+        ("permute_dims", LoweringKind.FOLDED),
+        ("matmul", LoweringKind.KERNEL),
+        ("add", LoweringKind.FOLDED),
+        ("nn.relu", LoweringKind.FOLDED),
     ]
     assert ways(operators) == expected
     assert {operator.beside for operator in operators} == {("permute_dims", "matmul", "add", "nn.relu")}
@@ -357,9 +370,9 @@ def test_layers_that_are_alike_are_told_apart(target: str) -> None:
         return op.negative(x)
 
     operators = on(target, module_of(layers, [(40, 50), (50, 50), (50, 50)]))
-    assert [o.how for o in operators if o.name == "matmul"] == [How.KERNEL] * 3
-    assert [o.how for o in operators if o.name in ("permute_dims", "nn.relu")] == [How.FOLDED] * 6
-    assert [o.how for o in operators if o.name == "tanh"] == [How.DEFAULT] * 3
+    assert [o.how for o in operators if o.name == "matmul"] == [LoweringKind.KERNEL] * 3
+    assert [o.how for o in operators if o.name in ("permute_dims", "nn.relu")] == [LoweringKind.FOLDED] * 6
+    assert [o.how for o in operators if o.name == "tanh"] == [LoweringKind.DEFAULT] * 3
     products = [o.functions for o in operators if o.name == "matmul"]
     assert len(set(products)) == 1
 
@@ -367,7 +380,7 @@ def test_layers_that_are_alike_are_told_apart(target: str) -> None:
 @pytest.mark.parametrize("target", GPUS)
 def test_the_rule_is_named_with_loops_on_gpus(target: str) -> None:
     (alone,) = on(target, module_of(lambda x: op.abs(x), [(64, 1024)]))
-    assert (alone.how, schedules(alone)) == (How.DEFAULT, ["Fallback"])
+    assert (alone.how, schedules(alone)) == (LoweringKind.DEFAULT, ["Fallback"])
 
 
 @pytest.mark.parametrize("target", GPUS)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, programs
 from conformance.support.examples import examples
+from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends.running import run_module
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.lowering.frontends.torch_export.complex import (
@@ -45,17 +46,6 @@ PROMISED = {
     "dtype and device moves",
 }
 U = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-
-
-class Call(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor):
-        return self.function(*args)
 
 
 @torch.no_grad()
@@ -195,7 +185,7 @@ def test_nothing_complex_is_left_and_the_original_is_untouched():
 
 
 def test_a_real_program_is_returned_as_it_is():
-    program = export_program(Call(lambda x: x.exp() + 1), (torch.randn(3),))
+    program = export_program(FunctionModule(lambda x: x.exp() + 1), (torch.randn(3),))
     assert lower_complex(program) is program
 
 
@@ -260,7 +250,7 @@ SQUARE = torch.randn(3, 3, dtype=torch.complex128, generator=torch.Generator().m
 @pytest.fixture(scope="module")
 def further() -> dict[str, list[torch.Tensor]]:
     """What each function returns for `SQUARE`, lowered."""
-    parts = [Part(name, Call(function), (SQUARE.clone(),)) for name, function in FURTHER.items()]
+    parts = [Part(name, FunctionModule(function), (SQUARE.clone(),)) for name, function in FURTHER.items()]
     return dict(zip(FURTHER, run_together(in_pytorch, parts), strict=True))
 
 
@@ -278,12 +268,12 @@ def test_further_functions(further, name: str):
 
 def test_indexing_with_a_mask():
     z, mask = torch.randn(4, 3, dtype=torch.complex64), torch.tensor([True, False, True, True])
-    torch.testing.assert_close(in_pytorch(Call(lambda z, mask: z[mask] * 1j), (z, mask))[0], z[mask] * 1j)
+    torch.testing.assert_close(in_pytorch(FunctionModule(lambda z, mask: z[mask] * 1j), (z, mask))[0], z[mask] * 1j)
 
 
 @torch.no_grad()
 def test_dynamic_shapes():
-    module = Call(lambda z: torch.view_as_real(z * z.conj() + z.abs().sum(0)))
+    module = FunctionModule(lambda z: torch.view_as_real(z * z.conj() + z.abs().sum(0)))
     count = torch.export.Dim("count", min=2, max=9)
     z = torch.randn(4, 3, dtype=torch.complex64)
     program = torch.export.export(module, (z,), dynamic_shapes=(({0: count},),), strict=False)
@@ -306,7 +296,7 @@ def test_float64_matrix_products_keep_their_digits():
         ),
     }
     for form in forms.values():
-        for actual, expected in zip(in_tvm(Call(form), (x, z)), form(x, z), strict=True):
+        for actual, expected in zip(in_tvm(FunctionModule(form), (x, z)), form(x, z), strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-14, atol=1e-14)
 
 
@@ -336,23 +326,25 @@ def test_an_unknown_operator_is_named_with_its_line():
 
 
 def test_half_precision_complex_is_refused():
-    assert "torch.complex32" in _error_of(Call(lambda x: torch.complex(x, x)), torch.ones(2, dtype=torch.float16))
+    assert "torch.complex32" in _error_of(
+        FunctionModule(lambda x: torch.complex(x, x)), torch.ones(2, dtype=torch.float16)
+    )
 
 
 def test_control_flow_over_complex_tensors_is_refused():
     def choose(z: torch.Tensor) -> torch.Tensor:
         return torch.cond(z.real.sum() > 0, lambda z: z * 2j, lambda z: z + 1, (z,))
 
-    assert "control flow" in _error_of(Call(choose), torch.randn(3, dtype=torch.complex64))
+    assert "control flow" in _error_of(FunctionModule(choose), torch.randn(3, dtype=torch.complex64))
 
 
 def test_pytorch_cannot_decompose_what_was_exported_with_a_complex_view():
     """Its guard names the base of the argument, which run_decompositions does not have: pass a copy to torch.export."""
     view = torch.view_as_complex(torch.randn(3, 2))
-    program = export_program(Call(lambda z: z * z), (view,))
+    program = export_program(FunctionModule(lambda z: z * z), (view,))
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'size'"):
         lower_complex(program)
-    torch.testing.assert_close(in_pytorch(Call(lambda z: z * z), (view.clone(),))[0], view * view)
+    torch.testing.assert_close(in_pytorch(FunctionModule(lambda z: z * z), (view.clone(),))[0], view * view)
 
 
 # The calling convention.
@@ -404,7 +396,7 @@ def test_inputs_that_are_changed_and_inputs_that_are_returned():
         return z_real + z, z_real, torch.view_as_real(z)
 
     args = torch.randn(3), torch.randn(3, dtype=torch.complex64)
-    program = export_program(Call(change), args)
+    program = export_program(FunctionModule(change), args)
     call = complex_call(program, lower_complex(program))
     mine, theirs = [tuple(arg.clone() for arg in args) for _ in range(2)]
     for actual, expected in zip(call(*mine), change(*theirs), strict=True):
@@ -414,7 +406,7 @@ def test_inputs_that_are_changed_and_inputs_that_are_returned():
 
 def test_lazily_conjugated_arguments():
     z = torch.randn(2, 3, dtype=torch.complex64)
-    program = export_program(Call(lambda z: z * 2), (z,))
+    program = export_program(FunctionModule(lambda z: z * 2), (z,))
     assert torch.equal(complex_call(program, lower_complex(program))(z.conj()), z.conj() * 2)
 
 
@@ -422,7 +414,9 @@ def test_lazily_conjugated_arguments():
 
 
 def test_a_round_trip_costs_nothing():
-    program = export_program(Call(lambda x: torch.view_as_real(torch.view_as_complex(x)) + 1), (torch.randn(3, 2),))
+    program = export_program(
+        FunctionModule(lambda x: torch.view_as_real(torch.view_as_complex(x)) + 1), (torch.randn(3, 2),)
+    )
     assert operators(lower_complex(program)) == Counter(add=1)
 
 
@@ -432,13 +426,15 @@ def test_a_product_is_two_products_and_a_sum_for_each_part():
     def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(table)).flatten(1)
 
-    program = lower_complex(export_program(Call(rotate), args))
+    program = lower_complex(export_program(FunctionModule(rotate), args))
     assert operators(program) == Counter(select=4, mul=4, sub=1, add=1, stack=1, view=1)
 
 
 def test_a_real_operand_takes_two_products():
     z, x = torch.randn(3, 3, dtype=torch.complex64), torch.randn(3, 3)
-    program = lower_complex(export_program(Call(lambda z, x: torch.view_as_real((z * x) @ x.to(z.dtype))), (z, x)))
+    program = lower_complex(
+        export_program(FunctionModule(lambda z, x: torch.view_as_real((z * x) @ x.to(z.dtype))), (z, x))
+    )
     assert operators(program) == Counter(select=2, mul=2, mm=2, stack=1)
 
 
@@ -447,7 +443,7 @@ def test_what_depends_on_no_input_is_computed_once():
         angles = torch.outer(torch.arange(5.0), 100.0 ** -torch.arange(0, 1, 0.5))
         return torch.view_as_complex(x) * torch.polar(torch.ones_like(angles), angles).repeat(2, 1)
 
-    lowered = lower_complex(export_program(Call(rotate), (torch.randn(10, 2, 2),)))
+    lowered = lower_complex(export_program(FunctionModule(rotate), (torch.randn(10, 2, 2),)))
     assert operators(lowered) == Counter(select=2, repeat=2, mul=4, sub=1, add=1, stack=1)
     angles = torch.outer(torch.arange(5.0), 100.0 ** -torch.arange(0, 1, 0.5))
     table = torch.polar(torch.ones_like(angles), angles)
@@ -481,7 +477,7 @@ def one_by_one(z: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_float32_parts_from_1e_minus_30_to_1e30(run):
     z, w = (magnitudes(4096, 30, seed, torch.float32) for seed in (0, 1))
     u, tiny = U[torch.float32], 2.0**-148
-    length, angle, quotient, _ = run(Call(one_by_one), (z, w))
+    length, angle, quotient, _ = run(FunctionModule(one_by_one), (z, w))
     exact_z, exact_w = z.to(torch.complex128), w.to(torch.complex128)
     assert bool(((length.double() - exact_z.abs()).abs() <= 3 * u * exact_z.abs()).all())
     assert bool(((angle.double() - exact_z.angle()).abs() <= 4 * u * exact_z.angle().abs() + tiny).all())
@@ -497,7 +493,7 @@ def test_products_are_within_two_ulp_of_the_larger_of_their_two_products(run):
     z, w = magnitudes(4096, 18, 2, torch.float32), magnitudes(4096, 18, 3, torch.float32)
     table = torch.polar(torch.ones(4096), torch.linspace(0, 200, 4096))
     for left, right in ((z, w), (magnitudes(4096, 30, 4, torch.float32), table)):
-        (product,) = run(Call(lambda z, w: z * w), (left, right))
+        (product,) = run(FunctionModule(lambda z, w: z * w), (left, right))
         (a, b), (c, d) = ((x.real.double(), x.imag.double()) for x in (left, right))
         for part, terms in ((product.real, (a * c, -b * d)), (product.imag, (a * d, b * c))):
             ulp = ulp_of(torch.maximum(*(term.abs() for term in terms)))
@@ -510,7 +506,7 @@ def test_exp_reaches_as_far_as_its_result(run):
     z = torch.complex(
         re, torch.linspace(-50, 50, 4096)[torch.randperm(4096, generator=torch.Generator().manual_seed(0))]
     )
-    (result,) = run(Call(torch.exp), (z,))
+    (result,) = run(FunctionModule(torch.exp), (z,))
     exact = z.to(torch.complex128).exp()
     largest = torch.finfo(torch.float32).max
     inside = (exact.real.abs() < largest) & (exact.imag.abs() < largest)
@@ -521,7 +517,7 @@ def test_exp_reaches_as_far_as_its_result(run):
 
 def test_float64_parts_from_1e_minus_300_to_1e300():
     z, w = (magnitudes(200, 300, seed, torch.float64) for seed in (5, 6))
-    length, angle, quotient, _ = in_pytorch(Call(one_by_one), (z, w))
+    length, angle, quotient, _ = in_pytorch(FunctionModule(one_by_one), (z, w))
     u = U[torch.float64]
     held = 0
     with mpmath.workdps(50):
@@ -544,7 +540,7 @@ def test_abs_at_the_ends_of_the_range(dtype):
     smallest = limits.smallest_normal * limits.eps
     parts = [3 * smallest, 4 * smallest], [limits.max / 2, limits.max / 2], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]
     z = torch.view_as_complex(torch.tensor(parts, dtype=dtype)).clone()
-    (length,) = in_pytorch(Call(torch.abs), (z,))
+    (length,) = in_pytorch(FunctionModule(torch.abs), (z,))
     assert length[:1].item() == 5 * smallest
     assert length[1].item() == pytest.approx(limits.max / math.sqrt(2), rel=4 * limits.eps)
     assert length[2] == 0 and length[3] == torch.inf and length[4].isnan()
@@ -583,7 +579,7 @@ def test_upstreams_rotation_lowered(sam3, data):
         torch.randn(batch, count, heads, head, generator=generator).to(dtype).transpose(1, 2)
         for count in (tokens, repeat * tokens)
     )
-    rotate = Call(lambda q, k, table: source.apply_rotary_enc(q, k, table, repeat_freqs_k=True))
+    rotate = FunctionModule(lambda q, k, table: source.apply_rotary_enc(q, k, table, repeat_freqs_k=True))
     wanted = rotate(q, k, table)
     for x, got, want in zip((q, k), in_pytorch(rotate, (q, k, table)), wanted, strict=True):
         assert got.dtype == want.dtype == dtype and got.shape == want.shape
@@ -707,6 +703,6 @@ def test_results_do_not_depend_on_the_order_of_the_tables(sam3):
     """Parameters come back by name, in the order in which the imported function takes them."""
     module = Held()
     z, x, scale = torch.randn(3, dtype=torch.complex64), torch.randn(2), torch.randn(3, dtype=torch.complex64)
-    call = Call(lambda z, x, scale: z * module.weight.detach() + module.scratch * scale)
+    call = FunctionModule(lambda z, x, scale: z * module.weight.detach() + module.scratch * scale)
     (actual,) = in_tvm(call, (z, x, scale))
     np.testing.assert_allclose(actual.numpy(), call(z, x, scale).numpy(), rtol=1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends.running import run_module, run_torch
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.lowering.frontends.torch_export.operators import (
@@ -145,21 +146,12 @@ def test_the_list_of_calls_survives_a_round_trip(tmp_path) -> None:
     assert set(load_calls(path)) == {call.operator for call in calls}
 
 
-class Called(torch.nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
-
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
         (
             lambda x: 2**x,
-            r"aten\.pow\.Scalar of integers is not known to TVM, called at .*test_frontend_importing\.py:\d+",
+            r"aten\.pow\.Scalar of integers is not known to TVM, called at .*function_module\.py:\d+",
         ),
         (lambda x: x**x, r"aten\.pow\.Tensor_Tensor of integers is not known to TVM, called at .*: `.*`: raise floats"),
         (
@@ -171,7 +163,7 @@ class Called(torch.nn.Module):
 )
 def test_what_no_workaround_makes_names_its_line(function: Callable[..., torch.Tensor], sentence: str) -> None:
     with pytest.raises(NotImplementedError, match=sentence):
-        import_program(export_program(Called(function), (torch.arange(3),)))
+        import_program(export_program(FunctionModule(function), (torch.arange(3),)))
 
 
 class Counting(torch.nn.Module):

@@ -11,6 +11,7 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from conformance.support.examples import examples
+from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends.running import run_torch
 from harness.compiler.lowering.frontends.torch_export.running import run_tvm
 
@@ -19,19 +20,8 @@ seeds = st.integers(0, 2**31)
 few = examples(12, phases=(Phase.generate,))
 
 
-class Function(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> object:
-        return self.function(*args)
-
-
 def holds(function: Callable[..., object], *args: torch.Tensor) -> None:
-    module = Function(function)
+    module = FunctionModule(function)
     actual, expected = run_tvm(module, args), run_torch(module, args)
     assert len(actual) == len(expected)
     for got, wanted in zip(actual, expected, strict=True):

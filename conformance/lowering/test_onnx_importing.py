@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.frontends.onnx import exporting, import_module
 from harness.compiler.lowering.frontends.onnx.exporting import export_module
@@ -137,21 +138,12 @@ def test_it_is_registered_with_its_strategies() -> None:
     assert taken == ["none", "real"]
 
 
-class Called(torch.nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
-
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
         (
             lambda x: torch.cummax(x, 0).values,
-            r"^aten\.cummax\.default is not known to PyTorch's ONNX exporter, called at .*test_onnx_importing\.py:\d+",
+            r"^aten\.cummax\.default is not known to PyTorch's ONNX exporter, called at .*function_module\.py:\d+",
         ),
         (
             lambda x: x.scatter_reduce(0, x, x, "mean"),
@@ -162,4 +154,4 @@ class Called(torch.nn.Module):
 )
 def test_what_cannot_be_exported_names_its_line(function: Callable[..., torch.Tensor], sentence: str) -> None:
     with pytest.raises(NotImplementedError, match=sentence):
-        export_module(Called(function), (torch.arange(3),))
+        export_module(FunctionModule(function), (torch.arange(3),))

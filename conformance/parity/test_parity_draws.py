@@ -480,7 +480,7 @@ def test_a_fault_of_compiled_code_is_seen_beside_outliers(
     class Compiled:
         closed = False
 
-        def outputs(self, trace: Trace, progress: Progress | None = None) -> Arrays:
+        def run_trace(self, trace: Trace, progress: Progress | None = None) -> Arrays:
             module.fewer_bits = fault == "rounded twice"
             outputs = run_trace(programs, trace, reference)
             module.fewer_bits = False
@@ -492,7 +492,7 @@ def test_a_fault_of_compiled_code_is_seen_beside_outliers(
             self.closed = True
 
     compiled = Compiled()
-    assert failed(traced(compiled.outputs(trace), compiled).judge(None)) == ({"feats"} if fault else set())
+    assert failed(traced(compiled.run_trace(trace), compiled).judge(None)) == ({"feats"} if fault else set())
     assert compiled.closed
 
 

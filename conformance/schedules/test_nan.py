@@ -10,6 +10,7 @@ import pytest
 import torch
 from tvm import relax, tirx
 
+from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends.running import run_module, run_torch
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.schedules.common.nan import keep_nan
@@ -19,15 +20,6 @@ from harness.compiler.targets.llvm import llvm_target
 NAN, INF = math.nan, math.inf
 ROWS = torch.tensor([[NAN, 1, NAN, 0], [2, NAN, -5, INF], [-1, -2, -3, -INF]])
 OTHERS = torch.tensor([[1, NAN, NAN, -1], [NAN, 2, -5, 1], [-1, 2, NAN, 0]])
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(*args)
 
 
 def several(x: torch.Tensor, y: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -43,11 +35,11 @@ def several(x: torch.Tensor, y: torch.Tensor, least: torch.Tensor) -> tuple[torc
 
 def test_the_cpu_pipeline_keeps_nan() -> None:
     args = ROWS, OTHERS, torch.full((2, 3), -INF)
-    module, parameters = import_program(export_program(Function(several), args))
+    module, parameters = import_program(export_program(FunctionModule(several), args))
     target = llvm_target()
     arrays = [*(arg.numpy() for arg in args), *parameters.values()]
     actual = run_module(module, arrays, target, cpu_pipeline(target))
-    for got, expected in zip(actual, run_torch(Function(several), args), strict=True):
+    for got, expected in zip(actual, run_torch(FunctionModule(several), args), strict=True):
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=0)
 
@@ -55,7 +47,7 @@ def test_the_cpu_pipeline_keeps_nan() -> None:
 @pytest.mark.parametrize("function", [torch.relu, lambda x: torch.nn.functional.hardtanh(x, -2.0, 3.0)])
 def test_a_bound_costs_one_comparison(function: Callable[..., torch.Tensor]) -> None:
     """`bound > x ? bound : x` is one instruction of x86, as `x > bound ? x : bound` is, which loses NaN."""
-    module, _ = import_program(export_program(Function(function), (ROWS,)))
+    module, _ = import_program(export_program(FunctionModule(function), (ROWS,)))
     kept = keep_nan(reductions=False)(relax.transform.LegalizeOps()(module))
     texts = [str(each) for each in kept.functions.values() if isinstance(each, tirx.PrimFunc)]
     assert any("T.Select(" in text for text in texts)

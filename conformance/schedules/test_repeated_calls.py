@@ -16,7 +16,7 @@ from conformance.support.examples import examples
 from conformance.support.operators import compiled, module_of
 from conformance.support.place import cpu_target
 from harness.compiler.schedules.common.origins import bindings_of, callee
-from harness.compiler.schedules.common.provenance import How, trace
+from harness.compiler.schedules.common.provenance import LoweringKind, trace
 from harness.compiler.schedules.cpu.pipeline import to_loops
 from harness.compiler.targets import TARGETS
 
@@ -48,8 +48,8 @@ def test_every_layer_finds_its_operators(target: str) -> None:
     tvm_target = TARGETS[target].tvm_target()
     operators = trace(LAYERS, TARGETS[target].pipeline(tvm_target), tvm_target)
     sums = [operator for operator in operators if operator.name == "add"]
-    assert [(operator.how, operator.beside) for operator in sums] == [(How.DEFAULT, ("add",) * 3)] * 3
-    assert [operator.how for operator in operators if operator.name == "matmul"] == [How.KERNEL] * 3
+    assert [(operator.how, operator.beside) for operator in sums] == [(LoweringKind.DEFAULT, ("add",) * 3)] * 3
+    assert [operator.how for operator in operators if operator.name == "matmul"] == [LoweringKind.KERNEL] * 3
 
 
 def test_a_result_is_no_name_of_another() -> None:

@@ -1,4 +1,4 @@
-"""The matrix unit of x86: a target that has it, and its sums in NumPy."""
+"""Provides a target with the matrix unit of x86, and computes its sums in NumPy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from harness.runtime.cpu import MATRIX_UNIT
 
 
 def target_with_tiles(cpu: str) -> tvm.target.Target:
-    """An x86 processor of that name, with a matrix unit."""
+    """Returns the target of an x86 processor of that name, with a matrix unit."""
     mattr = [f"+{feature}" for feature in MATRIX_UNIT]
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": "x86_64-linux-gnu", "mattr": mattr})
 
 
 def product_in_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """What the unit makes of matrices [m, k] and [n, k] without denormal numbers; both are rounded to bfloat16."""
+    """Returns the unit's product of matrices [m, k] and [n, k] without denormal numbers, both rounded to bfloat16."""
     sums = np.zeros((len(x), len(weight)), np.float32)
     left, right = (rounded(array).astype(np.float64) for array in (x, weight))
     for step in range(0, x.shape[1] // 2, PAIRS):
@@ -26,10 +26,10 @@ def product_in_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _in_tile(left: np.ndarray, right: np.ndarray, first: int) -> np.ndarray:
-    """What TDPBF16PS of Intel's manual adds to a tile, of matrices [m, k] and [n, k] of bfloat16 in float64.
+    """Returns the sums of TDPBF16PS of Intel's manual for bfloat16 matrices [m, k] and [n, k] in float64.
 
-    A pair is terms k and k + depth / 2. Products of bfloat16 have 16 bits, so that float64 holds what decides how a
-    sum of one and of an fp32 number is rounded.
+    A pair is terms k and k + depth / 2. Products of bfloat16 have 16 bits, so that float64 holds what decides how a sum
+    of one and of an fp32 number is rounded.
     """
     pairs = left.shape[1] // 2
     sums = np.zeros((2, len(left), len(right)), np.float32)

@@ -1,4 +1,4 @@
-"""Assembly that LLVM wrote for a module, and the loops in it that multiply and add: for the tests of the kernels.
+"""Reads the assembly that LLVM wrote for a module, and finds its loops that multiply and add.
 
 Reads what LLVM prints for x86-64 (AT&T syntax) and for AArch64 (Linux and macOS); there is no general parser in it.
 """
@@ -73,12 +73,12 @@ class ProductLoop:
 
 
 def assembly(module: tvm.IRModule, target: tvm.target.Target) -> str:
-    """What LLVM makes of a lowered module."""
+    """Returns LLVM's assembly of a lowered module."""
     return str(relax.build(module, target, relax_pipeline=None).mod.imports[0].inspect_source("asm"))
 
 
 def product_loops(text: str) -> list[ProductLoop]:
-    """Every innermost loop with an accumulator, in all functions."""
+    """Returns every innermost loop with an accumulator, in all functions."""
     loops = []
     for body in innermost_loops(text):
         fused = tuple(i for i in body if _FUSED.fullmatch(i.mnemonic))
@@ -95,7 +95,7 @@ def full_vector(cpu: str) -> re.Pattern[str]:
 
 
 def innermost_loops(text: str) -> Iterator[tuple[Instruction, ...]]:
-    """Code between a label and a jump back to it, with no such loop inside."""
+    """Yields the code between a label and a jump back to it, with no such loop inside."""
     lines = text.splitlines()
     labels = {line[:-1] if line.endswith(":") else line.split(":")[0]: n for n, line in enumerate(lines) if ":" in line}
     backward = set()
@@ -109,7 +109,7 @@ def innermost_loops(text: str) -> Iterator[tuple[Instruction, ...]]:
 
 
 def _register(operand: str) -> str:
-    """One name for the parts of a vector register: zmm1 for xmm1 and ymm1, v1 for s1, d1, q1 and v1.4s."""
+    """Returns one name for the parts of a vector register: zmm1 for xmm1 and ymm1, v1 for s1, d1, q1 and v1.4s."""
     x86 = re.match(r"%[xyz]mm(\d+)", operand)
     arm = re.match(r"[bhsdqv](\d+)", operand)
     return f"zmm{x86[1]}" if x86 else f"v{arm[1]}" if arm else operand

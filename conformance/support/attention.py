@@ -1,4 +1,4 @@
-"""Attention on Relax and in PyTorch, with its operands: for the tests of the CPU's kernels."""
+"""Builds attention on Relax and in PyTorch, with operands, for the tests of the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tvm import relax
 
 from conformance.support.operators import normal
 from harness.compiler.schedules.common.kernel_info import KernelInfo, infos_of
-from harness.compiler.schedules.cpu.bf16 import with_half_products
+from harness.compiler.schedules.cpu.bf16 import allow_bf16
 
 
 def attention(causal: str | None = None, scale: float | None = None) -> Callable[..., relax.Expr]:
-    """The operator of [batch, length, head, channel] and a bias, if there is one."""
+    """Returns the operator of [batch, length, head, channel] and a bias, if there is one."""
     return lambda q, k, v, bias=None: relax.op.nn.attention(q, k, v, bias, scale, causal)
 
 
 def attention_bf16(causal: str | None = None) -> Callable[..., relax.Expr]:
-    """The same operator where `harness.compiler.lowering.precision` rounds what is multiplied to bfloat16."""
-    return lambda *operands: with_half_products(attention(causal)(*operands))
+    """Returns the same operator with operands that `harness.compiler.lowering.precision` rounds to bfloat16."""
+    return lambda *operands: allow_bf16(attention(causal)(*operands))
 
 
 def reference(causal: bool = False, scale: float | None = None) -> Callable[..., torch.Tensor]:
-    """PyTorch's, on [batch, length, head, channel]; its plain form, which is the same in fp64."""
+    """Computes PyTorch's attention on [batch, length, head, channel] in its plain form, which is the same in fp64."""
 
     def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         heads = [x.transpose(1, 2) for x in (q, k, v)]
@@ -38,7 +38,7 @@ def reference(causal: bool = False, scale: float | None = None) -> Callable[...,
 def operands(
     batch: int, queries: int, keys: int, heads: int, channels: int, width: int | None = None, scale: float = 1.0
 ) -> list[np.ndarray]:
-    """Seeded queries, keys and values."""
+    """Draws seeded queries, keys and values."""
     return [
         normal((batch, queries, heads, channels), 0, scale=scale),
         normal((batch, keys, heads, channels), 1),
@@ -47,12 +47,12 @@ def operands(
 
 
 def kernels(module: tvm.IRModule) -> list[KernelInfo]:
-    """The facts of the attention kernels of a lowered module."""
+    """Returns the facts of the attention kernels of a lowered module."""
     return [info for info in infos_of(module).values() if info.operator == "nn.attention"]
 
 
 def mask_of(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
-    """The bias that masks what lies right of the diagonal that ends in the last corner."""
+    """Returns the bias that masks keys right of the diagonal that ends in the last corner."""
     seen = torch.ones(queries, keys).tril(keys - queries).bool()
     return torch.zeros(queries, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
 

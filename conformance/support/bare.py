@@ -1,4 +1,4 @@
-"""The command as after a base install."""
+"""Runs the command as after a base install."""
 
 BARE = (
     "import sys\n"

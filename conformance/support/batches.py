@@ -1,4 +1,4 @@
-"""Many small programs in one, because exporting, importing and building cost about as much for one as for ten."""
+"""Joins many small programs in one, because exporting, importing and building cost as much for one as for ten."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Together(torch.nn.Module):
 
 
 def listed(outputs: Any) -> list[torch.Tensor]:
-    """What a module returns, as a list."""
+    """Returns a module's outputs as a list."""
     return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
 
 def run_together(run: Run, parts: Sequence[Part]) -> list[list[torch.Tensor]]:
-    """The outputs of every part, all of them in one run; where that fails, the part that fails alone is named."""
+    """Returns the outputs of every part, all of them from one run; if that fails, names the part that fails alone."""
     counts = [0] * len(parts)
     together = Together(parts, counts.__setitem__)
     try:
@@ -78,7 +78,7 @@ def run_together(run: Run, parts: Sequence[Part]) -> list[list[torch.Tensor]]:
 
 
 def drawn(source: st.SearchStrategy[T], count: int) -> list[T]:
-    """The first examples that hypothesis draws, the simplest one among them."""
+    """Returns the first examples that hypothesis draws, the simplest one among them."""
     found: list[T] = []
 
     @settings(max_examples=count, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""The benchmarks of `perf/`, run in a process of their own."""
+"""Runs the benchmarks of `perf/` in a process of their own."""
 
 from __future__ import annotations
 

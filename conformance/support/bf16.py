@@ -1,4 +1,4 @@
-"""Products of bfloat16 pairs in NumPy, bit for bit as the kernels compute them: order, rounding, denormals."""
+"""Computes products of bfloat16 pairs in NumPy, bit for bit as the kernels do: order, rounding, denormals."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ SMALLEST = 2.0**-126
 
 
 def linear(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
-    """x · weightᵀ, fp32 [..., k] by bfloat16 [n, k], as `harness.compiler.lowering.precision` writes a linear layer."""
+    """Computes x · weightᵀ, fp32 [..., k] by bfloat16 [n, k], as `harness.compiler.lowering.precision` does."""
     return relax.op.matmul(relax.op.astype(x, "bfloat16"), relax.op.permute_dims(weight), out_dtype="float32")
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16, ties to even."""
+    """Returns the nearest bfloat16, ties to even."""
     return array.astype(ml_dtypes.bfloat16)
 
 
 def flushed(array: np.ndarray) -> np.ndarray:
-    """Zero, of the same sign, for each denormal number."""
+    """Returns zero, of the same sign, for each denormal number."""
     return np.where(np.abs(array) < SMALLEST, np.copysign(array.dtype.type(0), array), array)
 
 
 @dataclass(frozen=True)
 class Processor:
-    """What differs between processors.
+    """The differences between processors.
 
     Attributes:
         flushes: Whether denormal numbers, operands and results, are zero, as for `vdpbf16ps`.
@@ -65,7 +65,7 @@ ARM = Processor(flushes=True, fuses=False, odd=True)
 
 
 def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, processor: Processor) -> np.ndarray:
-    """sums + left · right, rounded once to fp32.
+    """Computes sums + left · right, rounded once to fp32.
 
     A product of bfloat16 has 16 bits and a sum 24, so that a float64 holds what decides how fp32 rounds.
 
@@ -86,7 +86,7 @@ def multiply_add(sums: np.ndarray, left: np.ndarray, right: np.ndarray, processo
 
 
 def added_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b of fp32 numbers as BFDotAdd of Arm's manual adds them: cut off, with an odd last bit if not exact; flushed.
+    """Computes a + b of fp32 numbers as BFDotAdd of Arm's manual: cut off, with an odd last bit if inexact; flushed.
 
     A float64 sum and its error (Knuth's TwoSum) tell on which side of an fp32 number the exact sum is.
     """
@@ -105,7 +105,7 @@ def added_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pair_added(sums: np.ndarray, left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> np.ndarray:
-    """sums + the products of two terms, as `bfdot` adds them; the terms are bfloat16, broadcast to the sums."""
+    """Computes sums + the products of two bfloat16 terms, as `bfdot` adds them; terms are broadcast to the sums."""
     terms = [[flushed(term.astype(np.float32)) for term in side] for side in (left, right)]
     with np.errstate(invalid="ignore", over="ignore"):
         products = [a * b for a, b in zip(*terms, strict=True)]
@@ -115,7 +115,7 @@ def pair_added(sums: np.ndarray, left: Sequence[np.ndarray], right: Sequence[np.
 def product(
     x: np.ndarray, weight: np.ndarray, processor: Processor, channels: int = 0, *, panels: bool = True
 ) -> np.ndarray:
-    """What the kernels make of matrices [m, k] and [n, k]: chunks of pairs, then the sum of the chunks.
+    """Computes the kernels' product of matrices [m, k] and [n, k]: chunks of pairs, then the sum of the chunks.
 
     Args:
         x: The activations.
@@ -147,7 +147,7 @@ def product(
 
 
 def _product_of_fours(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """What `bfmmla` makes of rows, [m, 1, k], and columns, [1, n, k]."""
+    """Computes `bfmmla`'s product of rows, [m, 1, k], and columns, [1, n, k]."""
     quarter = left.shape[-1] // TERMS
     sums = np.zeros(np.broadcast_shapes(left.shape, right.shape)[:2], np.float32)
     for k in range(quarter):
@@ -157,7 +157,7 @@ def _product_of_fours(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _product_of_integers(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """What `vpmaddwd` makes of rows, [m, k], and columns, [n, k], that are integers with a scale in each chunk."""
+    """Computes `vpmaddwd`'s product of rows, [m, k], and columns, [n, k], integers with a scale in each chunk."""
     pairs = left.shape[1] // 2
     chunk = max(length for length in range(1, vpmaddwd.LONGEST + 1) if pairs % length == 0)
     largest = int(np.sqrt((2**31 - 1) // (2 * chunk)))
@@ -175,7 +175,7 @@ def _product_of_integers(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _scaled(terms: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest integers of rows of terms, in float64, and what each row of them is multiplied by."""
+    """Returns the nearest integers of rows of terms, in float64, and the factor of each row."""
     most = np.maximum(np.abs(terms).max(axis=1), np.float32(vpmaddwd.LEAST))
     factor = ((np.float32(largest) / most).view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)
     finite = np.isfinite(most)

@@ -1,4 +1,4 @@
-"""Complex programs, and how far rounding may move their results: what every complex strategy is held to.
+"""Defines complex programs, and the distance by which rounding may move their results, for every complex strategy.
 
 `programs()` draws random compositions of the operators that the strategies promise (`OPERATIONS`), with inputs,
 parameters, buffers and constants, mixed with real and integer tensors and Python numbers. `EXAMPLES` are programs as
@@ -60,7 +60,7 @@ class Traced:
 
 
 def exact(value: torch.Tensor) -> Traced:
-    """A value that is given, not computed."""
+    """Returns a given value, without an error."""
     wide = torch.complex128 if value.is_complex() else torch.float64 if value.is_floating_point() else value.dtype
     return Traced(value.to(wide), torch.zeros(value.shape, dtype=torch.float64))
 
@@ -185,12 +185,12 @@ class Program:
 
 
 def with_reference_error(result: Traced, unit: float) -> Traced:
-    """The same with the error of a reference that is itself computed in complex128."""
+    """Returns a value with the error of a reference that is itself computed in complex128."""
     return Traced(result.value, result.error * (1 + 2.0**-53 / unit))
 
 
 def trace(step: Step, values: Sequence[Traced], unit: float) -> Traced:
-    """The exact result of a step, and the bound on its error."""
+    """Returns the exact result of a step, and the bound on its error."""
     operation = OPERATIONS[step.operation]
     operands = [values[i] for i in step.operands]
     options = tuple(
@@ -204,7 +204,7 @@ def trace(step: Step, values: Sequence[Traced], unit: float) -> Traced:
 
 
 def assert_within(actual: Sequence[torch.Tensor], expected: Sequence[Traced]) -> None:
-    """Every element lies within its bound; shapes and real or complex agree."""
+    """Asserts that every element lies within its bound, and that shapes and real or complex types agree."""
     assert len(actual) == len(expected)
     for position, (got, want) in enumerate(zip(actual, expected, strict=True)):
         assert got.shape == want.value.shape, f"output {position}: {tuple(got.shape)}, not {tuple(want.value.shape)}"
@@ -250,7 +250,7 @@ def _broadcasts(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _binary(
     fits: Callable[[Traced, Traced], bool], options: Callable[[Draw, Traced], tuple[Any, ...]] = lambda *_: ()
 ) -> Any:
-    """Two operands, at least one of them complex, in either order."""
+    """Draws two operands, at least one of them complex, in either order."""
 
     def pick(draw: Draw, values: Sequence[Traced]) -> Any:
         first = _pick(draw, values, _complex)
@@ -285,7 +285,7 @@ def _dimension(draw: Draw, value: Traced) -> int:
 
 
 def _copied(apply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The operator moves values: it moves their errors the same way."""
+    """Applies an operator that moves values to values and errors."""
     return lambda unit, options, result, *operands: apply(options, *(operand.error for operand in operands))
 
 
@@ -715,7 +715,7 @@ class Example:
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """float32 values in a real or complex dtype."""
+    """Draws float32 values in a real or complex dtype."""
     generator = torch.Generator().manual_seed(seed)
     kind = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, generator=generator, dtype=kind).to(dtype)

@@ -1,4 +1,4 @@
-"""Geometries of convolutions, arbitrary ones among them: for the tests of the CPU's kernels."""
+"""Draws geometries of convolutions for the tests of the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution is besides its image and its filters."""
+    """The geometry of a convolution, without its image and its filters."""
 
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
@@ -28,7 +28,7 @@ class Geometry:
     groups: int = 1
 
     def conv2d(self, x: relax.Expr, weight: relax.Expr) -> relax.Expr:
-        """The operator."""
+        """Returns the operator."""
         return relax.op.nn.conv2d(x, weight, self.stride, self.padding * 2, self.dilation, self.groups)
 
 
@@ -38,7 +38,7 @@ AROUND = Geometry(padding=(1, 1))
 
 
 def filters(out: int, inner: int, height: int, width: int) -> np.ndarray:
-    """Scaled so that results are about 1."""
+    """Draws filters, scaled so that results are about 1."""
     return normal((out, inner, height, width), 1, scale=1 / math.sqrt(inner * height * width))
 
 
@@ -71,7 +71,7 @@ def convolutions(
 def as_product(
     x: np.ndarray, weight: np.ndarray, at: Geometry, product: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """A convolution as products of columns that PyTorch gathers, [pixels, depth], and weights, [filters, depth]."""
+    """Computes a convolution as products of PyTorch's columns, [pixels, depth], and weights, [filters, depth]."""
     columns = functional.unfold(torch.from_numpy(x), weight.shape[2:], at.dilation, at.padding, at.stride).numpy()
     shapes = (torch.empty(array.shape, device="meta") for array in (x, weight))
     shape = functional.conv2d(*shapes, None, at.stride, at.padding, at.dilation, at.groups).shape
@@ -83,7 +83,7 @@ def as_product(
 
 
 def of_upsampled(multiplied: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Callable[..., relax.Expr]:
-    """A 3 × 3 convolution of an image that nearest neighbours make twice as large."""
+    """Returns a 3 × 3 convolution of an image that nearest neighbours make twice as large."""
 
     def operator(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
         return multiplied(relax.op.repeat(relax.op.repeat(x, 2, 2), 2, 3), weight)
@@ -94,7 +94,7 @@ def of_upsampled(multiplied: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> 
 def upsampled_by_places(
     x: np.ndarray, weight: np.ndarray, convolved: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """The convolution of an upsampled image as 9 convolutions of single pixels, all else in fp32 and in order.
+    """Computes the convolution of an upsampled image as 9 convolutions of single pixels, in fp32 and in order.
 
     They are of the image and of the differences of its neighbours, above and below, left and right.
     """
@@ -118,7 +118,7 @@ def upsampled_by_places(
 def transposed_by_taps(
     x: np.ndarray, weight: np.ndarray, convolved: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """A transposed convolution of 2 × 2 with stride 2, of which a kernel pixel is a convolution of its own."""
+    """Computes a transposed convolution of 2 × 2 with stride 2 as one convolution for each kernel pixel."""
     taps = np.stack([convolved(x, weight[..., i, j].T[..., None, None]) for i in range(2) for j in range(2)], -1)
     images, filters, height, width, _ = taps.shape
     pixels = taps.reshape(images, filters, height, width, 2, 2).transpose(0, 1, 2, 4, 3, 5)

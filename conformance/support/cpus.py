@@ -1,4 +1,4 @@
-"""Processors besides this machine's whose code the tests execute here: kernels differ with the width of vectors."""
+"""Lists other processors whose code the tests execute here, because kernels differ with the width of vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AVX2 = "haswell"
 
 
 def narrower(processors: Processors = THIS_MACHINE) -> tuple[str, ...]:
-    """A CPU with AVX2 and no more, if this machine executes its code and what it compiles for has wider vectors."""
+    """Returns a CPU with AVX2 and no more, if this machine executes its code and compiles for wider vectors."""
     if architecture() != "x86_64":
         return ()
     target, own = tvm.target.Target({"kind": "llvm", "mcpu": _AVX2}), TARGETS["llvm"].tvm_target(processors)

@@ -1,4 +1,4 @@
-"""Small files of every format that images, animations and videos are read from, to be damaged."""
+"""Writes small files of every format of images, animations and videos, for tests that damage them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRANGE_EXIF = bytes.fromhex(
 
 
 def photograph() -> Image.Image:
-    """24 x 18 pixels of noise, which no format compresses to nothing."""
+    """Draws 24 x 18 pixels of noise, which no format compresses to nothing."""
     pixels = np.random.default_rng(5).integers(0, 256, (18, 24, 3), np.uint8)
     return Image.fromarray(pixels)
 
@@ -27,7 +27,7 @@ def encoded(kind: str, image: Image.Image | None = None, **settings: object) -> 
 
 
 def images() -> dict[str, bytes]:
-    """A file for each format, and for what else has a decoder of its own."""
+    """Writes a file for each format, and for each other decoder."""
     several = {"save_all": True, "append_images": [photograph(), photograph().rotate(180)]}
     return {
         "exif.jpg": encoded("JPEG", exif=STRANGE_EXIF),

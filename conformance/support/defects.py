@@ -1,4 +1,4 @@
-"""What the tests of every frontend's defects share."""
+"""Provides what the tests of every frontend's defects share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small program that is diagnosed with faults put into each layer."""
+"""Diagnoses a small program with faults put into each layer."""
 
 from __future__ import annotations
 

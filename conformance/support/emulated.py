@@ -1,4 +1,4 @@
-"""What workers do on an emulated GPU, for the tests that have one."""
+"""Runs workers on an emulated GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], _on_stage:
 
 
 def run_descending(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], on_stage: object) -> list[np.ndarray]:
-    """The same with the threads of a block in the other order, in which a missing barrier shows."""
+    """Runs the threads of a block in the other order, in which a missing barrier shows."""
     device.OPTIONS = (*device.OPTIONS, "-DEMULATED_DESCENDING")
     return run(request, on_stage)
 
@@ -36,7 +36,7 @@ def run_each(request: tuple[str, str, list[list[np.ndarray]]], _on_stage: object
 
 
 def run_as_cpp(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], on_stage: object) -> list[np.ndarray]:
-    """The same where a value that is not there may not be passed on, as C++ and Metal have it."""
+    """Runs code where undefined values may not be passed on, as in C++ and Metal."""
     device.OPTIONS = (*device.OPTIONS, "-Xclang", "-enable-noundef-analysis")
     return run(request, on_stage)
 

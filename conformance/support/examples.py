@@ -1,4 +1,4 @@
-"""How many examples a property is shown."""
+"""Sets the number of examples of a property."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings
 
 MORE = {"explore": 10}
-"""How many times as many examples a profile of Hypothesis shows; `conftest.py` has the profiles."""
+"""Factors of the number of examples, by profile of Hypothesis; `conftest.py` has the profiles."""
 
 
 def examples(count: int, **others: Any) -> settings:

@@ -1,4 +1,4 @@
-"""A model from outside the package, in whose process an activation is lost when it is folded into a product."""
+"""Defines a model from outside the package, in whose process an activation is lost when it is folded into a product."""
 
 from __future__ import annotations
 

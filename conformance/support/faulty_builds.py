@@ -1,4 +1,4 @@
-"""A build of kernels of which some crash, hang or are wrong; worker processes import it, without PyTorch."""
+"""Builds kernels of which some crash, hang or are wrong; worker processes import it, without PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.tuning.search import candidates
 
 
 def build(workload: Workload, schedule: Schedule, target: str) -> kernels.Run:
-    """The first candidate crashes, the second hangs, the third is wrong; the others and the default are right.
+    """Builds kernels: the first candidate crashes, the second hangs, the third is wrong; all others are right.
 
     The default takes some milliseconds longer than it does, so that all candidates are faster.
     """

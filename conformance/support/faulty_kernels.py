@@ -1,4 +1,4 @@
-"""A component's generated kernels, broken before the CPU runs them, and what the judge says of the results."""
+"""Breaks a component's generated kernels before the CPU runs them, and returns the verdicts on the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.runtime.executable import Executable
 
 @dataclass(frozen=True)
 class Fault:
-    """What is put in the place of an occurrence of a pattern in generated source."""
+    """A replacement for an occurrence of a pattern in generated source."""
 
     name: str
     pattern: str
@@ -36,7 +36,7 @@ class Fault:
     occurrence: int = 0
 
     def applied(self, source: str) -> str:
-        """The broken source."""
+        """Returns the broken source."""
         found = list(re.finditer(self.pattern, source))[self.occurrence]
         return source[: found.start()] + found.expand(self.replacement) + source[found.end() :]
 

@@ -1,4 +1,4 @@
-"""Changing a copy of a compiled model, whose files are hard links: they are written anew."""
+"""Changes a copy of a compiled model, whose files are hard links, by writing files anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many small expressions as one program: compiled for a GPU, emulated, and held to PyTorch in float64."""
+"""Compiles many small expressions as one program for a GPU, emulates it, and compares it with PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def skip_unless_emulated(kind: str) -> None:
 
 
 def target_of(kind: str, processors: Processors = ONE_ARCHITECTURE) -> tvm.target.Target:
-    """TVM's target with this machine's CPU as its host."""
+    """Returns TVM's target with this machine's CPU as its host."""
     return target_for(TARGETS[kind], processors, for_emulation=True)
 
 
 def lowered(expressions: Sequence[Expression], kind: str, before: Sequence[tvm.transform.Pass] = ()) -> tvm.IRModule:
-    """The program after the target's pipeline; passes of TVM may come before it."""
+    """Returns the program after the target's pipeline; passes of TVM may come before it."""
     arguments = tuple(argument for e in expressions for argument in e.arguments)
     program, _ = import_program(export_program(Program(expressions), arguments))
     with target_of(kind):

@@ -1,4 +1,4 @@
-"""Small modules in half precision, compiled by TVM's own loops."""
+"""Compiles small modules in half precision by TVM's own loops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harness.core.precision import PRECISIONS
 
 
 def lowered(module: nn.Module, args: tuple, precision: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
-    """An imported module in a half precision, with its parameters."""
+    """Imports a module in a half precision, with its parameters."""
     imported, parameters = import_program(export_program(module, args))
     result = lower_precision(imported, PRECISIONS[precision])
     return result, parameters_for(result, list(parameters.values()))
 
 
 def run(module: tvm.IRModule, inputs: list, parameters: list) -> list[np.ndarray]:
-    """What it computes, by TVM's own loops for this CPU."""
+    """Computes the module by TVM's own loops for this CPU."""
     with tvm.target.Target("llvm"):
         module = relax.transform.LegalizeOps(LEGALIZE)(module)
         machine = relax.VirtualMachine(relax.build(module, "llvm"), tvm.cpu())

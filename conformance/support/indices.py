@@ -1,4 +1,4 @@
-"""Calls of entry points with indices out of range, which nobody checks; in a process of its own, for it may crash."""
+"""Calls entry points with indices out of range in a process of its own, which may crash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS: dict[tuple[str, str], tuple[tuple[int, ...], Callable[[np.ndarray], np.nd
 
 
 def outside(folder: str, on_stage: Callable[[str], None]) -> list[str]:
-    """The calls whose outputs are not finite, or others than those of the nearest index."""
+    """Returns the calls whose outputs are not finite, or differ from those of the nearest index."""
     artifact = Artifact.load(folder, check=False)
     entries = {
         name: replace(entry, inputs=tuple(replace(spec, below=None) for spec in entry.inputs))

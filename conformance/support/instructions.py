@@ -1,4 +1,4 @@
-"""Instructions of x86 that multiply pairs, in LLVM IR for any CPU: kernels that have them run where the CPU has not.
+"""Emulates instructions of x86 that multiply pairs, as LLVM IR for any CPU, so that kernels with them run anywhere.
 
 A lowered module of a newer CPU keeps its loops, panels and order of additions; its code is that of AVX2, and what takes
 the place of an instruction rounds as Intel's manual says that the instruction does.
@@ -89,14 +89,14 @@ _SIGNATURES = {
 
 
 def emulates(target: tvm.target.Target) -> bool:
-    """Whether AVX2 can stand in for what an x86-64 target has; the matrix unit has an emulation of its own."""
+    """Returns whether AVX2 can emulate an x86-64 target's instructions; the matrix unit has an emulation of its own."""
     has_unit = any(f"+{feature}" in map(str, target.attrs.get("mattr", ())) for feature in MATRIX_UNIT)
     here = platform_of(target) == this_platform() and cpu_problem(*required_cpu(AVX2)) is None
     return here and this_platform()[1] == "x86_64" and not has_unit
 
 
 def emulated(module: tvm.IRModule) -> tvm.IRModule:
-    """The same loops, which call functions that AVX2 can compute in the place of instructions that it lacks."""
+    """Replaces instructions in loops by calls of functions that AVX2 can compute."""
     text = str(tvm.ir.save_json(module))
     for intrinsic, (result, operands, name, definition) in _SIGNATURES.items():
         declared = f"declare {result} @{intrinsic}({', '.join(operands)})"

@@ -1,4 +1,4 @@
-"""Work that something ends at a chosen moment, in processes that are forked off this program:
+"""Runs work that something ends at a chosen moment, in processes that are forked off this program:
 
 python -m conformance.support.interrupted
 

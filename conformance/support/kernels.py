@@ -1,4 +1,4 @@
-"""Relax operators with weights, compiled by the CPU pipeline and held to PyTorch: for the tests of the kernels."""
+"""Compiles Relax operators with weights by the CPU pipeline, and compares them with PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Shape = Sequence[int | tvm.tirx.Var]
 def lowered(
     operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
 ) -> tvm.IRModule:
-    """The operator of inputs and weights, after the CPU pipeline."""
+    """Returns the operator of inputs and weights after the CPU pipeline."""
     types = [relax.TensorType(list(array.shape), str(array.dtype)) for array in [*inputs, *weights]]
     return _lowered(operator, types, len(inputs), target)
 
@@ -34,7 +34,7 @@ def lowered(
 def lowered_for(
     operator: Operator, shapes: Sequence[Shape], target: tvm.target.Target | None = None, inputs: int | None = None
 ) -> tvm.IRModule:
-    """The same for fp32 tensors of these shapes, of which the first are inputs (all if None), the others weights."""
+    """Returns the same for fp32 tensors of these shapes: first inputs (all if None), then weights."""
     types = [relax.TensorType(list(shape), "float32") for shape in shapes]
     return _lowered(operator, types, len(types) if inputs is None else inputs, target)
 
@@ -55,13 +55,13 @@ def _lowered(
 def run(
     operator: Operator, inputs: Arrays, weights: Arrays = (), target: tvm.target.Target | None = None
 ) -> np.ndarray:
-    """The result of the compiled operator."""
+    """Computes the result of the compiled operator."""
     target = target or cpu_target()
     return run_module(lowered(operator, inputs, weights, target), inputs, weights, target)
 
 
 def run_module(module: tvm.IRModule, inputs: Arrays, weights: Arrays, target: tvm.target.Target) -> np.ndarray:
-    """The result of a lowered module of inputs and weights."""
+    """Computes the result of a lowered module for inputs and weights."""
     machine = machine_of(module, target)
     arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
     if loaded:
@@ -70,13 +70,13 @@ def run_module(module: tvm.IRModule, inputs: Arrays, weights: Arrays, target: tv
 
 
 def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> Any:
-    """The virtual machine that runs a lowered module."""
+    """Returns the virtual machine that runs a lowered module."""
     target = target or cpu_target()
     return virtual_machine(build(module, target), target)
 
 
 def call_function(function: tvm.tirx.PrimFunc, x: np.ndarray, extent: int) -> np.ndarray:
-    """What a function of two tensors writes into the second one, fp32 [extent]."""
+    """Returns the second tensor, fp32 [extent], which a function of two tensors writes."""
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     result = tvm.runtime.tensor(np.zeros(extent, np.float32))
     functions(tvm.compile(module, cpu_target()))["main"](tvm.runtime.tensor(x), result)

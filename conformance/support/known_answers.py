@@ -1,4 +1,4 @@
-"""Models whose answers are known at once, for tests of what `segment` and `track` write: dark pixels are the object."""
+"""Defines models whose answers are known at once, for tests of written files: dark pixels are the object."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_pictures(folder: Path, count: int) -> list[Path]:
 
 
 def masks_of(pixels: np.ndarray) -> np.ndarray:
-    """The objects in a picture: dark pixels of each colour; one to three of them, as its first pixel says."""
+    """Returns the objects in a picture: dark pixels of each colour; its first pixel says how many, one to three."""
     return np.moveaxis(pixels < 64, 2, 0)[: 1 + int(pixels[0, 0, 0]) % 3]
 
 

@@ -1,4 +1,4 @@
-"""Machines that this one is not: the files in which Linux describes them, as `fixtures/machines/` has them."""
+"""Imitates other machines by the files in which Linux describes them, as in `fixtures/machines/`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MACHINES = Path(__file__).resolve().parents[2] / "fixtures" / "machines"
 
 
 def described(name: str) -> Mapping[str, str]:
-    """The texts of the files, by their paths without the first slash."""
+    """Returns the texts of the files, by their paths without the first slash."""
     files: dict[str, str] = tomllib.loads((MACHINES / f"{name}.toml").read_text(encoding="utf-8"))["files"]
     return files
 

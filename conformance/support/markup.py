@@ -1,4 +1,4 @@
-"""HTML as a tree, read strictly: what is opened is closed, and nothing else."""
+"""Parses HTML strictly as a tree: every opened element is closed, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that go wrong for real, to be called in a worker; see `test_worker.py`."""
+"""Defines functions that really go wrong, for calls in a worker (`test_worker.py`)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 def _damage(content: bytearray, draw: random.Random) -> None:
-    """One fault; heads, which say most, are hit as often as all the rest."""
+    """Makes one fault; heads, which say most, are hit as often as all the rest."""
     if not content:
         return
     place = draw.randrange(draw.choice((min(len(content), 400), len(content))))

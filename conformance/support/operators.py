@@ -1,4 +1,4 @@
-"""Relax operators as functions on NumPy arrays: compiled by the CPU pipeline, for the tests of its parts."""
+"""Compiles Relax operators by the CPU pipeline as functions on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPSILON = float(np.finfo(np.float32).eps)
 def module_of(
     operator: Callable[..., relax.Expr], shapes: Sequence[tuple[int, ...]], dtype: str = "float32"
 ) -> tvm.IRModule:
-    """A module whose `main` applies the operator to parameters of these shapes."""
+    """Returns a module whose `main` applies the operator to parameters of these shapes."""
     builder = relax.BlockBuilder()
     parameters = [relax.Var(f"x{n}", relax.TensorType(list(shape), dtype)) for n, shape in enumerate(shapes)]
     with builder.function("main", parameters):
@@ -35,7 +35,7 @@ def compiled(
     dtype: str = "float32",
     target: tvm.target.Target | None = None,
 ) -> Callable[..., np.ndarray]:
-    """The operator, compiled by `cpu_pipeline` for this machine's CPU or for `target`."""
+    """Compiles the operator by `cpu_pipeline` for this machine's CPU or for `target`."""
     target = target or cpu_target()
     module = module_of(operator, shapes, dtype)
     executable = generate(lambda chosen: relax.build(module, chosen, relax_pipeline=cpu_pipeline(target)), target)
@@ -48,12 +48,12 @@ def compiled(
 
 
 def normal(shape: Sequence[int], seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> np.ndarray:
-    """Seeded fp32 normal numbers."""
+    """Draws seeded fp32 normal numbers."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale + offset).astype(np.float32)
 
 
 def rms(values: Any) -> float:
-    """Root mean square in fp64."""
+    """Computes the root mean square in fp64."""
     return float(np.sqrt(np.mean(np.square(np.asarray(values, np.float64))))) if np.size(values) else 0.0
 
 

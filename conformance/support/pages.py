@@ -1,4 +1,4 @@
-"""`sam3-tvm ui` as a real process, and the system's Chromium, for tests of the page."""
+"""Runs `sam3-tvm ui` as a real process, and the system's Chromium, for tests of the page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Served:
 
 @contextmanager
 def served(model: Path, *arguments: str | Path) -> Iterator[Served]:
-    """`sam3-tvm ui` on a free port, which is interrupted in the end as by Ctrl-C and must end quietly."""
+    """Serves `sam3-tvm ui` on a free port; it is interrupted in the end as by Ctrl-C and must end quietly."""
     with subprocess.Popen(
         command("ui", "--model", model, "--port", "0", *arguments),
         stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ def _ready(process: subprocess.Popen[str]) -> Served:
 
 
 def lacking(model: Path, folder: Path, entries: tuple[str, ...]) -> Path:
-    """A copy of a compiled model without some entry points, as one that was compiled without them."""
+    """Copies a compiled model without some entry points, as if it was compiled without them."""
     import json
 
     shutil.copytree(model, folder, copy_function=os.link)
@@ -104,7 +104,7 @@ def lacking(model: Path, folder: Path, entries: tuple[str, ...]) -> Path:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The system's Chromium without a window; the test is skipped where there is none."""
+    """Starts the system's Chromium without a window; skips the test if there is none."""
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
         pytest.skip("Chromium is not installed: apt install chromium")

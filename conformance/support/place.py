@@ -1,4 +1,4 @@
-"""Where tests of the CPU kernels run what they compile: on this machine, or on another one that pytest was told of."""
+"""Chooses the machine on which tests of the CPU kernels run compiled code: this one, or the one of pytest's option."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ def choose(place: Place | None) -> None:
 
 
 def cpu_target() -> tvm.target.Target:
-    """The target of the CPU that kernels run on."""
+    """Returns the target of the CPU that kernels run on."""
     return TARGETS["llvm"].tvm_target() if _place is None else _place.target()
 
 
 def any_cpu_target() -> tvm.target.Target:
-    """The target of code for every CPU of that architecture."""
+    """Returns the target of code for every CPU of that architecture."""
     triple = cpu_target().attrs.get("mtriple")
     return tvm.target.Target({"kind": "llvm"} | ({} if triple is None else {"mtriple": str(triple)}))
 
 
 def executes(target: tvm.target.Target) -> bool:
-    """Whether code for a target can be run, on this machine or where kernels run."""
+    """Returns whether code for a target can be run, on this machine or where kernels run."""
     if _place is not None and _place.runs(target):
         return True
     return platform_of(target) == this_platform() and cpu_problem(*required_cpu(target)) is None
 
 
 def computes(target: tvm.target.Target) -> bool:
-    """Whether what `build` makes for a target can be run."""
+    """Returns whether the code that `build` makes for a target can be run."""
     return executes(target) or emulates(target)
 
 
@@ -71,7 +71,7 @@ def build(module: tvm.IRModule, target: tvm.target.Target) -> Any:
 
 
 def virtual_machine(executable: Any, target: tvm.target.Target | None = None) -> Any:
-    """The virtual machine that runs what was built for a target, by default for `cpu_target`."""
+    """Returns the virtual machine that runs code for a target, by default for `cpu_target`."""
     target = target or cpu_target()
     if _place is not None and _place.runs(target):
         return _place.virtual_machine(executable, target)
@@ -79,7 +79,7 @@ def virtual_machine(executable: Any, target: tvm.target.Target | None = None) ->
 
 
 def functions(compiled: Any, target: tvm.target.Target | None = None) -> Any:
-    """The functions of a module that was compiled for a target, by default for `cpu_target`; by name."""
+    """Returns the functions of a module that was compiled for a target, by default for `cpu_target`, by name."""
     target = target or cpu_target()
     if _place is not None and _place.runs(target):
         return _place.module(compiled, target)

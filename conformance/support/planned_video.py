@@ -1,4 +1,4 @@
-"""A session of one scripted video with this project's planner: what a user does, and what is shown."""
+"""Runs a session of one scripted video with this project's planner: the user's requests, and the visible results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REMOVED_SCORE = -1e4
 
 
 class PlannedVideo:
-    """As `UpstreamVideo`; where this project repairs upstream, it is told to do as upstream."""
+    """A video with the interface of `UpstreamVideo`; this project's repairs of upstream are switched off."""
 
     def __init__(self, script: Script, rules: Rules) -> None:
         self.script, self.rules = script, rules

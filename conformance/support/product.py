@@ -1,4 +1,4 @@
-"""A component small enough to be compiled in a second."""
+"""Defines a component small enough to be compiled in a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tvm.relax import op
 
 
 def product_module(*returned: int) -> tvm.IRModule:
-    """x [6, 4], weight [4, 4], table [3] → x · weight, and those of the three whose numbers are given."""
+    """Builds x [6, 4], weight [4, 4], table [3] → x · weight, and those of the three whose numbers are given."""
     builder = relax.BlockBuilder()
     shapes = ((6, 4), (4, 4), (3,))
     parameters = [relax.Var(f"x{n}", relax.TensorType(list(shape), "float32")) for n, shape in enumerate(shapes)]

@@ -1,4 +1,4 @@
-"""A model from outside the package: it segments frame after frame and remembers, with complex RoPE inside."""
+"""Defines a model from outside the package that segments frame after frame and remembers, with complex RoPE inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real devices on this machine, in process groups of their own, and a tunnel, for tests of what runs elsewhere."""
+"""Starts real devices on this machine, in process groups of their own, and a tunnel to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THIS_PYTHON = Path(sys.executable)
 
 
 def end(started: subprocess.Popen[str]) -> None:
-    """SIGKILL for a process and for every session that it serves: as a machine that is switched off."""
+    """Kills a process and every session that it serves, as if the machine was switched off."""
     family = []
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(started.pid).children(recursive=True)
@@ -53,7 +53,7 @@ def until(done: Callable[[], bool], seconds: float = 120.0) -> None:
 def without_torch(
     *command: str, log: Path, python: Path = THIS_PYTHON, tvm_version: str = "", **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """A Python process in a process group of its own, on a machine without PyTorch; it is ended afterwards.
+    """Runs a Python process in a process group of its own, without PyTorch, and ends it afterwards.
 
     TVM imports PyTorch if it can, without which a start takes a third of the time.
 
@@ -85,7 +85,7 @@ def without_torch(
 
 @contextmanager
 def tvm_server(log: Path) -> Iterator[Remote]:
-    """TVM's own server."""
+    """Runs TVM's own server."""
     port = free_port()
     options = ("--host", HERE, "--port", str(port), "--port-end", str(port + 1))
     with without_torch("-m", "tvm.exec.rpc_server", *options, log=log):
@@ -128,7 +128,7 @@ def device(
     tvm_version: str = "",
     **environment: str,
 ) -> Iterator[Served]:
-    """`sam3-tvm serve-device`, which listens; without PyTorch, which a device does not need."""
+    """Runs `sam3-tvm serve-device`, without PyTorch, which a device does not need."""
     port, log = port or free_port(), store.with_name(f"{store.name}.log")
     command = ("-m", "harness", "serve-device", "--store", str(store), "--port", str(port), *options)
     with without_torch(*command, log=log, python=python, tvm_version=tvm_version, **environment) as started:

@@ -1,4 +1,4 @@
-"""What every rotation is held to: upstream's complex RoPE, and what RoPE promises.
+"""Tests the laws of every rotation: upstream's complex RoPE, and the properties of RoPE.
 
 Bounds are rounding bounds. Upstream computes in float32, eps = 2⁻²³, and casts back; `length` is that of the pair.
 """
@@ -88,7 +88,7 @@ def any_setting() -> st.SearchStrategy[Setting]:
 
 
 def upstream_table(sam3: SimpleNamespace, setting: Setting) -> torch.Tensor:
-    """e^(i·angle), complex64, [tokens, head_size / 2]."""
+    """Computes e^(i·angle), complex64, [tokens, head_size / 2]."""
     table: torch.Tensor = sam3.trunk.compute_axial_cis(**setting.axial)
     return table
 
@@ -128,12 +128,12 @@ def pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def lengths(x: torch.Tensor) -> torch.Tensor:
-    """|z| of the pair that each feature belongs to, float64, shape of `x`."""
+    """Computes |z| of the pair of each feature, float64, shape of `x`."""
     return pairs(x).norm(dim=-1, keepdim=True).expand_as(pairs(x)).flatten(-2)
 
 
 def ulp(x: torch.Tensor) -> torch.Tensor:
-    """The distance of float32 numbers at |x|, for float64 values."""
+    """Returns the distance of float32 numbers at |x|, for float64 values."""
     exponent = torch.frexp(x.abs()).exponent.clamp(min=-125)
     return torch.ldexp(torch.ones_like(x), exponent - 24)
 
@@ -182,5 +182,5 @@ def check(sam3: SimpleNamespace, setting: Setting, outputs: Sequence[torch.Tenso
 
 
 def rounded_like(x: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
-    """The input that was rotated: upstream rounds float64 to float32 first, the strategy `real` does not."""
+    """Returns the input that was rotated: upstream rounds float64 to float32 first, the strategy `real` does not."""
     return x.to(torch.float32).to(x.dtype) if torch.equal(actual, actual.float().to(actual.dtype)) else x

@@ -1,4 +1,4 @@
-"""Videos of 12 x 12 pixels without a model: what detector and tracker say of each frame is made of a seed.
+"""Scripts videos of 12 x 12 pixels without a model: the answers of detector and tracker come from a seed.
 
 Masks are runs of pixels that begin where one of four things begins, so that IoU is a ratio of two lengths. Lengths,
 scores and logits lie at the thresholds and right beside them.
@@ -45,12 +45,12 @@ def score_logits() -> np.ndarray:
 
 
 def pick(random: np.random.Generator, values: np.ndarray, size: int | None = None) -> Any:
-    """As `random.choice`, without what makes it slow."""
+    """Chooses like `random.choice`, but faster."""
     return values[random.integers(len(values), size=size)]
 
 
 class Script:
-    """What detector and tracker say in one video.
+    """The answers of detector and tracker in one video.
 
     An object follows the thing of its number; some, by their number, have a mask elsewhere (ghosts), follow the next
     thing (twins), are often empty or do anything.

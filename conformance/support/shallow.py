@@ -1,4 +1,4 @@
-"""The shallow models with seed 0 and what they compute on the photograph, made once per process.
+"""Builds the shallow models with seed 0 and their results on the photograph, once per process.
 
 Inside `drawn_by` they have other weights.
 """
@@ -70,7 +70,7 @@ def forget() -> None:
 
 @contextmanager
 def drawn_by(weights: Weights) -> Iterator[None]:
-    """Within the context, the functions of this module are about these weights; what they made goes with it."""
+    """Draws the weights of this module's functions by a distribution in the context, and drops their results."""
     _IN_USE.append(_Shallow(weights))
     try:
         yield
@@ -79,20 +79,20 @@ def drawn_by(weights: Weights) -> Iterator[None]:
 
 
 def shallow_model() -> Any:
-    """`build_model("shallow", 0)`; shared, so whoever changes it must put it back."""
+    """Returns `build_model("shallow", 0)`, which is shared: changes must be undone."""
     return _IN_USE[-1].model
 
 
 def interactive_model() -> Any:
-    """The same with upstream's SAM 2 neck and tracker; shared as well."""
+    """Returns the shallow model with upstream's SAM 2 neck and tracker, which is shared, too."""
     return _IN_USE[-1].interactive
 
 
 def photograph() -> Activations:
-    """What passes between the parts of the shallow model on the photograph with its prompts."""
+    """Returns the tensors between the parts of the shallow model on the photograph with its prompts."""
     return _IN_USE[-1].photograph
 
 
 def captured(capture: Capture) -> Any:
-    """What a run of the shallow model captures; kept on disk like the inputs of cases, because it takes a minute."""
+    """Returns the captures of a run of the shallow model, cached on disk, because a run takes a minute."""
     return photograph() if capture is GROUNDING else _IN_USE[-1].captured(capture)

@@ -1,4 +1,4 @@
-"""Sides for the tests of `perf.processes`, which run in processes of their own."""
+"""Defines sides for the tests of `perf.processes`, which run in processes of their own."""
 
 from __future__ import annotations
 

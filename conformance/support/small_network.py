@@ -1,4 +1,4 @@
-"""A model from outside the package with a component and an entry point that take its parts under other names."""
+"""Defines a model from outside the package with a component and an entry point that name its parts differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model from outside the package whose outputs are of every kind that a report draws: features, masks, boxes."""
+"""Defines a model from outside the package with outputs of every kind that a report draws: features, masks, boxes."""
 
 from __future__ import annotations
 

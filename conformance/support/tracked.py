@@ -1,4 +1,4 @@
-"""The results of a video whose objects are known; as a program, for tests that interrupt it:
+"""Writes the results of a video whose objects are known; as a program, for tests that interrupt it:
 
 python -m conformance.support.tracked OUT [LARGEST_FILE] [--slowly]
 """
@@ -24,7 +24,7 @@ QUESTION = {"scene": 1}
 
 
 def tracked(frame: int) -> Objects:
-    """What is seen in a frame of the scene; scores differ by object and frame."""
+    """Returns the visible objects in a frame of the scene; scores differ by object and frame."""
     masks = SCENE.masks(frame)
     ids = [index for index, mask in enumerate(masks) if mask.any()]
     boxes = []

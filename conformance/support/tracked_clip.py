@@ -1,4 +1,4 @@
-"""A clip that is tracked into a folder; as a program, for tests that interrupt it:
+"""Tracks a clip into a folder; as a program, for tests that interrupt it:
 
 python -m conformance.support.tracked_clip MODEL CLIP OUT
 """
@@ -27,7 +27,7 @@ def track_click(
 
 
 def tell_and_wait() -> None:
-    """A line tells of a frame; the next one is processed when a line has come."""
+    """Prints a line for a frame, and waits for a line before the next."""
     print("a frame", flush=True)
     sys.stdin.readline()
 

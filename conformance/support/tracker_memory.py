@@ -1,4 +1,4 @@
-"""Upstream's tracker on scripts: its own state machine runs, its networks are replaced by small numbered arrays.
+"""Runs upstream's tracker on scripts: its own state machine, with small numbered arrays in place of its networks.
 
 Every memory and every pointer is a number of its own, and the tables of temporal positions hold their row and their
 time, so that what the attention to memories gets tells which frames it reads, in which order, as how old.
@@ -39,7 +39,7 @@ EMPTY_POINTER = np.full((1, POINTER), -7, np.float32)
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What the attention to memories got: memories [M, B], ranks [M], pointers [P, B, 2], times [P]."""
+    """The inputs of the attention to memories: memories [M, B], ranks [M], pointers [P, B, 2], times [P]."""
 
     memories: np.ndarray
     ranks: np.ndarray
@@ -52,7 +52,7 @@ class Read:
 
 @dataclass
 class Networks:
-    """What the replaced networks answer next, and what they were asked."""
+    """The next answers of the replaced networks, and the questions that they got."""
 
     count: int = 0
     frame: int = -1
@@ -99,7 +99,7 @@ class Networks:
 
 @cache
 def scripted_tracker(memory_selection: bool = True) -> tuple[Any, Networks]:
-    """Upstream's tracker as its video model has it, or without memory selection, and its networks."""
+    """Builds upstream's tracker as in its video model, or without memory selection, with its networks."""
     with upstream():
         from sam3.model_builder import build_tracker
 
@@ -124,7 +124,7 @@ def scripted_tracker(memory_selection: bool = True) -> tuple[Any, Networks]:
 
 @contextmanager
 def scripted() -> Iterator[None]:
-    """Within it a scripted tracker runs; the encoding of times gives the times themselves."""
+    """Runs a scripted tracker in the context; the encoding of times returns the times themselves."""
     threads = torch.get_num_threads()
     with upstream(), torch.inference_mode():
         import sam3.model.sam3_tracker_base as base
@@ -140,7 +140,7 @@ def scripted() -> Iterator[None]:
 def attended_by_upstream(
     memory_selection: bool, outputs: Any, frame: int, num_frames: int, reverse: bool, objects: int
 ) -> Read:
-    """What upstream attends to for a frame, given its `output_dict`."""
+    """Returns the memories that upstream attends to for a frame, given its `output_dict`."""
     tracker, networks = scripted_tracker(memory_selection)
     networks.reads.clear()
     features = torch.zeros(1, objects, POINTER)
@@ -329,7 +329,7 @@ def assert_same_entry(ours: MemoryEntry, theirs: dict[str, Any]) -> None:
 
 
 def compare_session(random: Random, memory_selection: bool) -> Counter[str]:
-    """A drawn session, step by step.
+    """Compares a drawn session, step by step.
 
     Returns:
         How many frames were compared, and how often each other thing happened.
@@ -387,7 +387,7 @@ def compare_session(random: Random, memory_selection: bool) -> Counter[str]:
 
 
 def refused(session: Session, frame: int) -> None:
-    """Without a conditioning frame neither side tracks."""
+    """Checks that neither side tracks without a conditioning frame."""
     for track, error in (
         (lambda: list(session.tracker.propagate_in_video(session.state, frame, 0, False)), RuntimeError),
         (lambda: session.bank.plan(frame), ModelError),
@@ -403,7 +403,7 @@ def refused(session: Session, frame: int) -> None:
 
 
 def compare_forgetting(random: Random, memory_selection: bool) -> Counter[str]:
-    """A bank that forgets beside one that keeps everything, for a drawn history of frames that go forward.
+    """Compares a bank that forgets with one that keeps everything, for a drawn history of forward frames.
 
     Returns:
         How many plans were compared.

@@ -1,4 +1,4 @@
-"""Tuning for tests: databases of what was never measured, and what PyTorch computes of a workload."""
+"""Makes databases without measurements, and computes workloads by PyTorch, for tests of tuning."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tvm import relax
 from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.cpu.schedule import Workload
 from harness.compiler.tuned.database import Database, Record, current_conditions
-from harness.tuning.kernels import arrays_of, module_of
+from harness.tuning.kernels import build_module, draw_arrays
 
 
 def record(task: str, schedule: Schedule, **others: Any) -> Record:
-    """A record under the conditions of this process."""
+    """Returns a record under the conditions of this process."""
     values = {
         "conditions": current_conditions("llvm"),
         "seconds": 0.5,
@@ -29,7 +29,7 @@ def record(task: str, schedule: Schedule, **others: Any) -> Record:
 
 
 def database_of(folder: Path, *records: Record, target: str = "llvm") -> Database:
-    """A database with these records alone."""
+    """Writes a database with these records alone."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Database(folder, target)
     for one in records:
@@ -38,9 +38,9 @@ def database_of(folder: Path, *records: Record, target: str = "llvm") -> Databas
 
 
 def torch_result(workload: Workload, exact: bool = False) -> np.ndarray:
-    """What PyTorch computes of a workload alone: in float32, under autocast if its type is half, or in float64."""
-    function = module_of(workload)["main"]
-    tensors = [torch.from_numpy(array) for array in arrays_of(workload)]
+    """Computes a workload by PyTorch: in float32, under autocast if its type is half, or in float64."""
+    function = build_module(workload)["main"]
+    tensors = [torch.from_numpy(array) for array in draw_arrays(workload)]
     if exact:
         tensors = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
     values: dict[relax.Var, torch.Tensor] = dict(zip(function.params, tensors, strict=True))

@@ -1,4 +1,4 @@
-"""Upstream's video model with scripted networks: its own planning, sessions and outputs, unchanged, without weights.
+"""Runs upstream's video model with scripted networks: its own planning, sessions and outputs, without weights.
 
 Replaced are the methods of its detector and its tracker that run a network; what they were asked is recorded.
 """
@@ -32,7 +32,7 @@ sam3.model.sam3_video_base.logger.setLevel(logging.ERROR)
 
 
 def built_configurations() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `build_sam3_video_model` gives its model, with temporal disambiguation and without: read from its source."""
+    """Reads the arguments of `build_sam3_video_model` from its source, with disambiguation and without."""
     tree = ast.parse(inspect.getsource(sam3.model_builder.build_sam3_video_model))
     calls = [
         {keyword.arg: keyword.value for keyword in node.keywords}

@@ -1,4 +1,4 @@
-"""Differential fuzzing of the video planner: sessions of scripted videos, upstream's decisions against this project's.
+"""Fuzzes the video planner: sessions of scripted videos, upstream's decisions against this project's.
 
     python -m conformance.support.video_fuzz --frames 50000
 
@@ -31,7 +31,7 @@ FEW_OBJECTS = 5
 
 
 def configurations() -> tuple[tuple[dict[str, Any], Rules], ...]:
-    """Upstream's configurations and this project's rules: the two of its builder, and the first with few objects."""
+    """Returns upstream's configurations and this project's rules: the builder's two, and one with few objects."""
     disambiguated, undisambiguated = ({**each, **SCRIPTED} for each in built_configurations())
     return (
         (disambiguated, DISAMBIGUATED),
@@ -86,7 +86,7 @@ def compare_session(seed: int) -> Counter[str]:
 
 
 def actions(random: np.random.Generator, video: PlannedVideo) -> Iterator[tuple[Any, ...]]:
-    """What is done in a session; the next action may depend on what the one before did."""
+    """Yields the actions of a session; each may depend on the result of the one before."""
     frames = video.script.frames
     prompted = int(random.integers(frames)) if random.random() < 0.7 else 0
     yield "prompt", prompted, bool(random.random() < 0.9)
@@ -115,7 +115,7 @@ def actions(random: np.random.Generator, video: PlannedVideo) -> Iterator[tuple[
 
 
 def occurrences(recorded: list[dict[str, Any]]) -> Counter[str]:
-    """How often the rules decided something on these frames."""
+    """Counts the decisions of the rules on these frames."""
     happened: Counter[str] = Counter(frames=len(recorded))
     for facts in recorded:
         for what in ("births", "unmatched", "removed", "dropped", "reconditioned", "confident"):

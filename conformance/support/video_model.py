@@ -1,4 +1,4 @@
-"""Upstream's own video model on the CPU, shallow."""
+"""Builds upstream's own video model on the CPU, shallow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.models.sam3.build import build_video_model
 
 
 def video_model() -> Any:
-    """Upstream's video model of the shallow scale; a picture is encoded once, whichever session it is in."""
+    """Builds upstream's video model of the shallow scale; a picture is encoded once for all sessions."""
     model = build_video_model(interactive_model(), "shallow")
     _encodes_once(model.detector.backbone)
     return model
 
 
 def _encodes_once(backbone: Any) -> None:
-    """The features of a picture follow from its pixels alone; whoever asks for them gets copies."""
+    """Caches the features of a picture, which follow from its pixels alone; each caller gets copies."""
     encode, known = backbone.forward_image, dict[str, Any]()
 
     def forward_image(samples: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Verifying a whole model in a test."""
+"""Verifies a whole model in a test."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from harness.compiler.tuned.database import (
     FILE,
     TUNED,
     Conditions,
-    chosen_schedules,
+    choose_schedules,
     current_conditions,
-    default_database,
+    find_default_database,
     open_database,
 )
 from harness.core.errors import HarnessError
@@ -32,10 +32,10 @@ def test_a_record_comes_back_and_is_used(tmp_path: Path) -> None:
     database_of(folder, RECORD, UNTUNED)
     opened = open_database(folder, "llvm")
     assert opened.records == (UNTUNED, RECORD) and opened.notices() == []
-    chosen = chosen_schedules(folder, "llvm")
+    chosen = choose_schedules(folder, "llvm")
     assert chosen.schedules == {RECORD.task: RECORD.schedule}
     assert chosen.origin.startswith("tuned: 1 from the database made")
-    for nothing in (chosen_schedules(folder, "cuda"), chosen_schedules(None, "llvm")):
+    for nothing in (choose_schedules(folder, "cuda"), choose_schedules(None, "llvm")):
         assert (nothing.schedules, nothing.origin) == ({}, "untuned: the default ones")
 
 
@@ -48,13 +48,13 @@ def test_a_record_takes_the_place_of_its_kernels_alone(tmp_path: Path) -> None:
 
 def test_the_database_of_this_machine_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "TUNED", tmp_path / "nothing")
-    assert default_database("llvm") is None
+    assert find_default_database("llvm") is None
     monkeypatch.setattr(database, "TUNED", tmp_path)
     database_of(tmp_path / replace(HERE, threads=99).tag, RECORD)
-    assert default_database("llvm") is None
+    assert find_default_database("llvm") is None
     database_of(tmp_path / HERE.tag, UNTUNED)
-    assert default_database("llvm") == tmp_path / HERE.tag and default_database("cuda") is None
-    origin = chosen_schedules(tmp_path / HERE.tag, "llvm").origin
+    assert find_default_database("llvm") == tmp_path / HERE.tag and find_default_database("cuda") is None
+    origin = choose_schedules(tmp_path / HERE.tag, "llvm").origin
     assert origin == f"untuned: the default ones, the database {HERE.tag} has none that is better"
 
 
@@ -78,7 +78,7 @@ def test_the_databases_of_the_repository_are_read_and_lie_where_they_are_found()
 )
 def test_a_record_from_elsewhere_is_left_out_with_a_notice(conditions: Conditions, words: str, tmp_path: Path) -> None:
     opened = database_of(tmp_path, replace(RECORD, conditions=conditions))
-    assert opened.found() == {}
+    assert opened.matching_records() == {}
     (notice,) = opened.notices()
     assert re.search(words, notice)
 

@@ -40,7 +40,7 @@ from harness.compiler.schedules.cpu.window import Window
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.errors import HarnessError
-from harness.tuning.kernels import arrays_of, build, module_of
+from harness.tuning.kernels import build, build_module, draw_arrays
 
 TARGET = TARGETS["llvm"].tvm_target()
 UNIT = vector_unit(TARGET)
@@ -183,18 +183,18 @@ def test_naming_the_default_changes_nothing(name: str) -> None:
     workload = WORKLOADS[name]
     default = space(workload, UNIT)[0]
     plain, named = (
-        cpu_pipeline(TARGET, {workload.key: schedule})(module_of(workload)).script() for schedule in ({}, default)
+        cpu_pipeline(TARGET, {workload.key: schedule})(build_module(workload)).script() for schedule in ({}, default)
     )
-    assert plain == named == cpu_pipeline(TARGET)(module_of(workload)).script()
+    assert plain == named == cpu_pipeline(TARGET)(build_module(workload)).script()
 
 
 def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
     workload = WORKLOADS["linear"]
     default, other = space(workload, UNIT)[0], space(workload, UNIT)[-1]
-    plain = to_loops(module_of(workload), TARGET).script()
+    plain = to_loops(build_module(workload), TARGET).script()
     assert other != default
-    assert to_loops(module_of(workload), TARGET, {workload.key: other}).script() != plain
-    assert to_loops(module_of(workload), TARGET, {"product 1x2x3x4 left": other}).script() == plain
+    assert to_loops(build_module(workload), TARGET, {workload.key: other}).script() != plain
+    assert to_loops(build_module(workload), TARGET, {"product 1x2x3x4 left": other}).script() == plain
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_bad_schedule_is_refused_with_a_sentence(schedule: Schedule, words: st
     with pytest.raises(HarnessError, match=f"the schedule of {workload.key} cannot be used: .*{words}"):
         decided(workload, UNIT, schedule)
     with pytest.raises(HarnessError, match=words):
-        cpu_pipeline(TARGET, {workload.key: schedule})(module_of(workload))
+        cpu_pipeline(TARGET, {workload.key: schedule})(build_module(workload))
 
 
 def test_filtering_is_refused_where_it_is_not_possible() -> None:
@@ -237,7 +237,7 @@ def test_queries_must_be_a_whole_number_of_result_tiles() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_a_workload_has_the_same_key_alone(workload: Workload) -> None:
-    assert workloads(module_of(workload), TARGET) == [workload]
+    assert workloads(build_module(workload), TARGET) == [workload]
 
 
 STORED: dict[str, Workload] = {
@@ -258,14 +258,14 @@ def test_float32_workloads_have_the_keys_that_are_stored() -> None:
 def test_what_multiplies_bfloat16_is_another_task_of_the_same_numbers(half: Workload) -> None:
     workload = replace(half, dtype="float32")  # type: ignore[type-var]
     assert half.key == f"{workload.key} bfloat16" and half != workload
-    for one, other in zip(arrays_of(workload), arrays_of(half), strict=True):
+    for one, other in zip(draw_arrays(workload), draw_arrays(half), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert workloads(module_of(half), HALF_TARGET) == [half]
+    assert workloads(build_module(half), HALF_TARGET) == [half]
 
 
 @pytest.mark.parametrize("half", HALF.values(), ids=HALF)
 def test_without_the_instruction_nothing_of_it_is_tuned_in_bfloat16(half: Workload) -> None:
-    assert [found.dtype for found in workloads(module_of(half), target_for("x86-64-v4"))] == ["float32"]
+    assert [found.dtype for found in workloads(build_module(half), target_for("x86-64-v4"))] == ["float32"]
 
 
 @pytest.mark.skipif(not executes(HALF_TARGET), reason="this machine does not execute code for cooperlake")

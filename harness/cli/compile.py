@@ -99,4 +99,4 @@ def compile_(
 
 
 def _schedules(target: str, processors: Processors, db: Path | None, untuned: bool) -> ChosenSchedules:
-    return database.chosen_schedules(chosen_database(db, untuned, {target}, processors), target, processors)
+    return database.choose_schedules(chosen_database(db, untuned, {target}, processors), target, processors)

@@ -126,7 +126,7 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
     tunable = [name for name in targets if TARGETS[name].tunable]
     if untuned or not tunable:
         return None
-    chosen = db or database.default_database(tunable[0], processors)
+    chosen = db or database.find_default_database(tunable[0], processors)
     for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices(processors):
         print_sentence(f"Note: {notice}")
     return chosen

@@ -19,7 +19,7 @@ from harness.cli.options import (
     chosen_weights,
 )
 from harness.core.settings import Settings
-from harness.runtime.variants import described
+from harness.runtime.variants import read_any_manifest
 
 
 def pack(
@@ -36,7 +36,7 @@ def pack(
     from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
-    deployable = chosen_deployable(described(into).model)
+    deployable = chosen_deployable(read_any_manifest(into).model)
     (distribution,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)

@@ -80,7 +80,7 @@ def tune(
             "a kernel with a choice of schedules; in half precision that takes a CPU with an instruction for it"
         )
     keys = {workload.key for workload in counts}
-    if tuned_before := records.found(processors).keys() & keys:
+    if tuned_before := records.matching_records(processors).keys() & keys:
         print_sentence(f"Going on in {folder}, which knows {len(tuned_before)} of {len(keys)} kernels.")
     deadline = math.inf if minutes is None and trials else time.monotonic() + 60 * (minutes or _DEFAULT_MINUTES)
     count = 0
@@ -96,7 +96,7 @@ def tune(
                 print_sentence(f"{trial.task}: {trial.record.gain:.2f} times as fast as the default, with {schedule}")
             if count == trials or time.monotonic() > deadline:
                 break
-    better = database.chosen_schedules(folder, HOST.name, processors).schedules.keys() & keys
+    better = database.choose_schedules(folder, HOST.name, processors).schedules.keys() & keys
     summary = f"{len(better)} of {len(keys)} kernels have a better schedule than the default in {folder}"
     print_sentence(f"{count} trials; {summary}.")
 
@@ -111,7 +111,7 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
 
     with console.status(case.id) as status:
         result = run_isolated(
-            "harness.tuning.kernels:workloads_of_component",
+            "harness.tuning.kernels:count_workloads",
             (case, processors, float32),
             on_stage=lambda stage: status.update(f"{case.id} {stage}"),
         )

@@ -45,10 +45,10 @@ def ui(
     from harness.cli.loading import load_model, untrained_warning, warn_if_untrained
     from harness.core.processes.threads import configure_threads
     from harness.core.processes.torch_free import hide_torch
-    from harness.runtime.variants import described
+    from harness.runtime.variants import read_any_manifest
 
     folder = choose_model(model)
-    manifest = described(folder)
+    manifest = read_any_manifest(folder)
     choices = None if images is None else ImageFolder(images)
     configure_threads(threads)
     hide_torch()

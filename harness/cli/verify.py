@@ -41,7 +41,7 @@ from harness.core.remote import Remote
 from harness.models.registry import models, subjects
 from harness.models.selection import select
 from harness.runtime.manifest import Manifest
-from harness.runtime.variants import described
+from harness.runtime.variants import read_any_manifest
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
 """Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of the slowest takes above
@@ -111,7 +111,7 @@ def verify(
     expected, a required target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
     require_compiler()
-    from harness.compiler.deployment.describing import seed_of
+    from harness.compiler.deployment.describing import read_seed
     from harness.compiler.execution.remote.client import describe_remote
     from harness.core.machine import describe_machine, versions
     from harness.core.processes.memory import keep_freed_memory
@@ -135,13 +135,13 @@ def verify(
         keep_freed_memory()  # freed memory may not fit beside a full model
     if jobs > 1:
         share_cpus()
-    manifest = None if model is None else described(model)
+    manifest = None if model is None else read_any_manifest(model)
     cases = select(
         component or _default_subjects(model, manifest),
         strategy or (() if manifest is None else (manifest.strategy,)),
         target or (HOST.name if manifest is None else manifest.target,),
         scale or (Scale.SHALLOW if manifest is None else manifest.scale,),
-        seed if manifest is None else seed or seed_of(manifest),
+        seed if manifest is None else seed or read_seed(manifest),
         precision or (DEFAULT_PRECISION if manifest is None else manifest.precision,),
         frontend or (DEFAULT_FRONTEND if manifest is None else manifest.frontend,),
         chosen_weights(weights or (), checkpoint),
@@ -184,7 +184,7 @@ def verify(
         models()[name].check(settings)
     limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
-        database.chosen_schedules(database_folder, HOST.name, processors).origin
+        database.choose_schedules(database_folder, HOST.name, processors).origin
         if manifest is None
         else manifest.made.get("schedules", "not told")
     )

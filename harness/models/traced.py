@@ -29,7 +29,7 @@ from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folde
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
-    from harness.compiler.execution.run import Compiled, Run
+    from harness.compiler.execution.run import CompiledPrograms, Run
 
 _PYTORCH_ERRORS, _COMPILED_ERRORS = "errors/PyTorch", "errors/compiled code"
 """Prefixes of the names of errors of further runs, among the saved outputs."""
@@ -54,16 +54,16 @@ class TracedWorkload:
     case: Case
     draws: Callable[[Sequence[str]], Arrays] = lambda names: {}
     _actual: Arrays | None = None
-    _compiled: Compiled | None = None
+    _compiled: CompiledPrograms | None = None
 
     def run(self, run: Run) -> bool:
         """Compiles the programs, runs the trace and saves the outputs; returns False if the code cannot be run here."""
-        compiled = run.compiled(self.programs)
+        compiled = run.compile(self.programs)
         if compiled is None:
             return False
         with ExitStack() as stack:
             stack.enter_context(closing(compiled))
-            self._actual = compiled.outputs(self.trace)
+            self._actual = compiled.run_trace(self.trace)
             save_outputs(saved_folder(self.case), self._actual)
             if self._is_ill_conditioned:
                 self._compiled = compiled
@@ -124,14 +124,14 @@ class TracedWorkload:
         outputs = {name: array for name, array in saved.items() if not name.startswith("errors/")}
         return outputs, select(saved, _PYTORCH_ERRORS), select(saved, _COMPILED_ERRORS)
 
-    def _errors_of_further_runs(self, names: Sequence[str], compiled: Compiled) -> tuple[Arrays, Arrays]:
+    def _errors_of_further_runs(self, names: Sequence[str], compiled: CompiledPrograms) -> tuple[Arrays, Arrays]:
         """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
         from harness.parity.references import runner_of
         from harness.parity.trace import run_trace
 
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=runner_of(precision).run)
-        code = partial(compiled.outputs, progress=Progress(lambda stage: None))
+        code = partial(compiled.run_trace, progress=Progress(lambda stage: None))
         pytorch_errors, compiled_errors = draw_errors(
             self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, scale=PERTURBATION_SCALE
         )

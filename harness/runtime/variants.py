@@ -1,4 +1,4 @@
-"""Defines and reads the contents of folders for several CPUs.
+"""Defines and reads the spec of folders for several CPUs.
 
 Packed weights differ from CPU to CPU, because operands are packed into panels as wide as the CPU's registers. Such a
 folder therefore has the weights as they were imported, and in it a folder for each CPU, its variant. A variant becomes
@@ -60,7 +60,7 @@ def is_for_several(folder: Path) -> bool:
     return (folder / VARIANTS).is_file()
 
 
-def described(folder: Path) -> Manifest:
+def read_any_manifest(folder: Path) -> Manifest:
     """Returns the manifest of a folder; of one for several CPUs, that of its first variant, which has no weights.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Tuning: the search for better schedules of a component's kernels."""
+"""Searches better schedules for the kernels of a component."""

@@ -1,7 +1,7 @@
-"""The kernels of a component that can be tuned, and each as a program of its own.
+"""Lists the tunable kernels of a component, and compiles each as a program of its own.
 
-A kernel is rebuilt from its workload alone: a Relax module with one operator, and inputs from a seed. Measuring it
-needs neither SAM 3 nor its weights.
+A kernel is rebuilt from its workload alone, as a Relax module with one operator and inputs from a seed, so that
+measuring it needs neither SAM 3 nor its weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from harness.compiler.schedules import Schedule
-from harness.compiler.schedules.cpu.bf16 import BF16, with_half_products
+from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16
 from harness.compiler.schedules.cpu.rewrite import workloads
 from harness.compiler.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
 from harness.compiler.schedules.cpu.widening import widen
@@ -34,16 +34,14 @@ from harness.runtime.loading import load_library
 
 Array = npt.NDArray[Any]
 Run = Callable[[], Any]
-"""Computes a kernel once; returns the result as a tensor of TVM."""
+"""Computes a kernel once and returns the result as a tensor of TVM."""
 
 
-def workloads_of_component(
-    request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]
-) -> Counter[Workload]:
-    """Returns how often each workload occurs in a component; `harness.core.processes` calls this function.
+def count_workloads(request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]) -> Counter[Workload]:
+    """Counts the occurrences of each workload in a component; `harness.core.processes` calls this function.
 
-    In a half precision, products that stay float32 are workloads of that type, and the others of the half type where a
-    kernel has an instruction for it.
+    In a half precision, products that stay float32 are float32 workloads, and the others are workloads of the half type
+    if a kernel has an instruction for it.
     """
     from harness.models.importing import imported_module
 
@@ -54,13 +52,13 @@ def workloads_of_component(
 
 @dataclass(frozen=True)
 class Operator:
-    """A workload as an operator of its own.
+    """A workload as a single Relax operator.
 
     Attributes:
         inputs: Shape and dtype of each tensor that changes with every call.
         weights: Shape and dtype of each tensor that is known when the model is loaded.
-        apply: Makes a Relax expression of the tensors.
-        terms: Number of products that an element of the result is the sum of; 1 if it is a mean.
+        apply: Returns the operator's Relax expression for the tensors.
+        terms: Number of products whose sum an element of the result is; 1 if it is a mean.
     """
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
@@ -69,19 +67,21 @@ class Operator:
     terms: int = 1
 
 
-def _with_weight(
+def _weighted_operator(
     image: tuple[int, ...], weight: tuple[int, ...], at_load: bool, apply: Callable[..., relax.Expr], terms: int
 ) -> Operator:
-    """Returns an operator of two float32 tensors, of which the second one may be known when the model is loaded."""
-    one, two = (image, "float32"), (weight, "float32")
-    return Operator((one,) if at_load else (one, two), (two,) if at_load else (), apply, terms)
+    """Returns an operator of two float32 tensors, the second of which may be known when the model is loaded."""
+    image_spec, weight_spec = (image, "float32"), (weight, "float32")
+    return Operator(
+        (image_spec,) if at_load else (image_spec, weight_spec), (weight_spec,) if at_load else (), apply, terms
+    )
 
 
-def _product(workload: Product) -> Operator:
+def _product_operator(workload: Product) -> Operator:
     extents, matrices = workload.extents, workload.matrices
     shared = 1 < matrices < extents.batch
     batch = (extents.batch // matrices, matrices) if shared else (extents.batch,)
-    own = (1, matrices) if shared else (matrices,)
+    weight_batch = (1, matrices) if shared else (matrices,)
     streams_left = workload.streaming == "left"
     operands = (extents.rows, extents.depth), (extents.depth, extents.columns)
     streaming, resident = operands if streams_left else operands[::-1]
@@ -94,37 +94,37 @@ def _product(workload: Product) -> Operator:
         x = relax.op.permute_dims(x, axes) if workload.transposed else x
         return relax.op.matmul(x, relax.op.permute_dims(w, axes)) if streams_left else relax.op.matmul(w, x)
 
-    return _with_weight((*batch, *streaming), (*own, *resident), workload.at_load, apply, extents.depth)
+    return _weighted_operator((*batch, *streaming), (*weight_batch, *resident), workload.at_load, apply, extents.depth)
 
 
-def _convolution(workload: Convolution) -> Operator:
+def _convolution_operator(workload: Convolution) -> Operator:
     window = workload.window
     # Padding after the image, as much as the result needs.
-    after = [
-        max(0, (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - before)
-        for out, stride, kernel, dilation, extent, before in zip(
+    end_padding = [
+        max(0, (out - 1) * stride + (kernel - 1) * dilation + 1 - extent - begin_padding)
+        for out, stride, kernel, dilation, extent, begin_padding in zip(
             window.result[2:], window.strides, window.kernel, window.dilation, window.image[2:], window.padding,
             strict=True,
         )
     ]  # fmt: skip
 
     def apply(x: relax.Expr, w: relax.Expr) -> relax.Expr:
-        padding = (*window.padding, *after)
+        padding = (*window.padding, *end_padding)
         options = {"strides": window.strides, "dilation": window.dilation, "groups": window.groups}
         return relax.op.nn.conv2d(x, w, padding=padding, **options)
 
     weight = (window.result[1], window.channels, *window.kernel)
-    return _with_weight(window.image, weight, workload.at_load, apply, window.depth)
+    return _weighted_operator(window.image, weight, workload.at_load, apply, window.depth)
 
 
-def _transposed_convolution(workload: TransposedConvolution) -> Operator:
+def _transposed_convolution_operator(workload: TransposedConvolution) -> Operator:
     def apply(x: relax.Expr, w: relax.Expr) -> relax.Expr:
         return relax.op.nn.conv2d_transpose(x, w, strides=workload.weight[2:])
 
-    return _with_weight(workload.image, workload.weight, workload.at_load, apply, workload.weight[0])
+    return _weighted_operator(workload.image, workload.weight, workload.at_load, apply, workload.weight[0])
 
 
-def _attention(workload: Attention) -> Operator:
+def _attention_operator(workload: Attention) -> Operator:
     sizes = ((workload.queries, workload.channels), (workload.keys, workload.channels), (workload.keys, workload.width))
     inputs = [((workload.batch, length, workload.heads, channels), "float32") for length, channels in sizes]
     bias = [] if workload.bias is None else [(workload.bias_shape, workload.bias)]
@@ -136,21 +136,21 @@ def _attention(workload: Attention) -> Operator:
 
 
 _OPERATORS: dict[type, Callable[[Any], Operator]] = {
-    Product: _product,
-    Convolution: _convolution,
-    TransposedConvolution: _transposed_convolution,
-    Attention: _attention,
+    Product: _product_operator,
+    Convolution: _convolution_operator,
+    TransposedConvolution: _transposed_convolution_operator,
+    Attention: _attention_operator,
 }
 
 
-def operator_of(workload: Workload) -> Operator:
-    """Returns a workload as an operator of its own."""
+def build_operator(workload: Workload) -> Operator:
+    """Returns a workload as a single operator."""
     return _OPERATORS[type(workload)](workload)
 
 
-def module_of(workload: Workload) -> tvm.IRModule:
+def build_module(workload: Workload) -> tvm.IRModule:
     """Returns a workload as a Relax module with the function `main`."""
-    operator = operator_of(workload)
+    operator = build_operator(workload)
     tensors = [
         relax.Var(f"x{number}", relax.TensorType(list(shape), dtype))
         for number, (shape, dtype) in enumerate((*operator.inputs, *operator.weights))
@@ -158,18 +158,18 @@ def module_of(workload: Workload) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     with builder.function("main", tensors, attrs={"num_input": len(operator.inputs)}):
         with builder.dataflow():
-            applied = operator.apply(*tensors)
+            expression = operator.apply(*tensors)
             # The note that its kernel may round operands.
-            applied = with_half_products(applied) if workload.dtype == BF16 else applied
-            result = builder.emit_output(builder.emit(applied))
+            expression = allow_bf16(expression) if workload.dtype == BF16 else expression
+            result = builder.emit_output(builder.emit(expression))
         builder.emit_func_output(result)
     return builder.get()
 
 
 @lru_cache(maxsize=1)
-def arrays_of(workload: Workload) -> tuple[Array, ...]:
-    """Returns inputs and weights of a workload, always the same ones, such that results are about 1."""
-    operator, generator = operator_of(workload), np.random.default_rng(0)
+def draw_arrays(workload: Workload) -> tuple[Array, ...]:
+    """Draws the inputs and weights of a workload, always the same, such that results are about 1."""
+    operator, generator = build_operator(workload), np.random.default_rng(0)
     arrays: list[Array] = []
     for number, (shape, dtype) in enumerate((*operator.inputs, *operator.weights)):
         if dtype == "bool":
@@ -181,11 +181,11 @@ def arrays_of(workload: Workload) -> tuple[Array, ...]:
 
 
 def build(workload: Workload, schedule: Schedule, target: str) -> Run:
-    """Compiles a workload as a program of its own, and loads it with `arrays_of` in memory of its own.
+    """Compiles a workload as a program of its own, and loads it with `draw_arrays` in memory of its own.
 
     Args:
         workload: The workload.
-        schedule: Decisions about its kernel; what it does not name keeps its default.
+        schedule: Decisions about its kernel; omitted ones keep their default.
         target: TVM's target, as text.
 
     Raises:
@@ -193,13 +193,13 @@ def build(workload: Workload, schedule: Schedule, target: str) -> Run:
         RuntimeError: There is no linker, or the compiler fails.
     """
     tvm_target = tvm.target.Target(target)
-    lowered = lower_module(module_of(workload), HOST, tvm_target, {workload.key: schedule})
+    lowered = lower_module(build_module(workload), HOST, tvm_target, {workload.key: schedule})
     with temporary_folder("tune") as folder:
         library = Path(folder) / f"kernel{LIBRARY_SUFFIX}"
         build_library(lowered, tvm_target, library)
         machine = load_library(library, tvm.cpu())
-    tensors = [tvm.runtime.tensor(array) for array in arrays_of(workload)]
-    count = len(operator_of(workload).inputs)
+    tensors = [tvm.runtime.tensor(array) for array in draw_arrays(workload)]
+    count = len(build_operator(workload).inputs)
     inputs, weights = tensors[:count], tensors[count:]
     if TRANSFORM_PARAMETERS in machine:
         weights = list(machine[TRANSFORM_PARAMETERS](weights))

@@ -1,7 +1,7 @@
-"""The search: one loop over the schedules of a component's kernels, each measured in another process.
+"""Searches the schedules of a component's kernels in one loop, and measures each in another process.
 
-The record of a kernel says how many schedules were tried since its best one was found, in an order that follows from
-that one: so a search that was ended in any way goes on where it was.
+The record of a kernel has the number of schedules tried since its best one, in an order that follows from the best one,
+so that an interrupted search continues.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from harness.tuning.kernels import Run, build
 BATCH = 8
 """Number of trials of a kernel after which the next kernel is chosen."""
 LEAST_GAIN = 0.01
-"""Smaller gains, as a share of the other schedule's time, are taken for noise."""
+"""Gains below this share of the other schedule's time count as noise."""
 LIMIT_SECONDS = 120.0
 """Time limit of one measurement, builds included; most take one second."""
 _LEAST_ROUNDS, _ROUNDS = 3, 11
-"""Rounds after which a schedule is given up that has not been the fastest once, and rounds of the others."""
+"""Number of rounds after which a schedule that never was the fastest is rejected, and of all rounds."""
 _TURN_SECONDS = 0.03
 _CONFIRMATIONS = 3
-"""Number of measurements, each with new memory: its addresses can slow one side down by a third (measured)."""
+"""Number of measurements, each with new memory, whose addresses can slow one side down by a third (measured)."""
 _GUESSED_RATE = 5e10
-"""Multiply-adds per second that are assumed of a kernel before it was measured."""
+"""Assumed multiply-adds per second of a kernel without a measurement."""
 _PATIENCE = 24
-"""Number of trials without progress after which half the gain is expected."""
+"""Number of trials without progress that halve the expected gain."""
 
 Build = Callable[[Workload, Schedule, str], Run]
 """Compiles a workload with a schedule for TVM's target, as `harness.tuning.kernels.build` does."""
 
 
 def measure(build: Build, workload: Workload, target: str, schedules: Sequence[Schedule]) -> list[list[float]]:
-    """Times schedules in turns, and holds the last one to the result of the first.
+    """Times schedules in turns, and compares the result of the last with that of the first.
 
     Args:
         build: Compiles a schedule.
@@ -71,8 +71,8 @@ def measure(build: Build, workload: Workload, target: str, schedules: Sequence[S
     times: list[list[float]] = [[] for _ in runs]
     for n in range(_ROUNDS):
         for m in range(len(runs)):
-            at = (n + m) % len(runs)
-            times[at].append(_seconds(runs[at], numbers[at]))
+            index = (n + m) % len(runs)
+            times[index].append(_seconds(runs[index], numbers[index]))
         if n + 1 == _LEAST_ROUNDS and min(map(min, times)) < min(times[-1]):
             return times
     actual, expected = {"result": runs[-1]().numpy()}, {"result": runs[0]().numpy()}
@@ -94,36 +94,36 @@ def _seconds(run: Run, number: int) -> float:
     return (time.perf_counter() - start) / number
 
 
-def is_faster(candidate: Sequence[float], other: Sequence[float]) -> bool:
-    """Returns whether a candidate that took turns with another program is faster than it by more than the noise.
+def is_faster(candidate: Sequence[float], reference: Sequence[float]) -> bool:
+    """Returns whether a candidate is faster than a reference, timed in turns, by more than the noise.
 
-    The ratio of each round must be below 1 in three quarters of the rounds, and both their median and the ratio of the
-    medians below it by `LEAST_GAIN` at least.
+    Three quarters of the rounds' ratios must be below 1, and both their median and the ratio of the medians below 1 by
+    at least `LEAST_GAIN`.
     """
-    ratios = sorted(a / b for a, b in zip(candidate, other, strict=True))
+    ratios = sorted(a / b for a, b in zip(candidate, reference, strict=True))
     upper = ratios[min(len(ratios) - 1, (3 * len(ratios)) // 4)]
-    medians = statistics.median(candidate) / statistics.median(other)
+    medians = statistics.median(candidate) / statistics.median(reference)
     return max(statistics.median(ratios), medians) < 1 - LEAST_GAIN and upper < 1
 
 
 def candidates(workload: Workload, unit: VectorUnit, best: Schedule) -> list[Schedule]:
-    """Returns all schedules but the default and the best one, those that have most in common with the best one first.
+    """Returns all schedules but the default and the best one, in the order of their distance from the best.
 
     Args:
         workload: The workload.
         unit: The target's vector registers.
         best: The best schedule so far; empty for the default.
     """
-    default, *others = space(workload, unit)
+    default, *alternatives = space(workload, unit)
     centre = best or default
-    random.Random(workload.key).shuffle(others)
-    others.sort(key=lambda schedule: distance(schedule, centre))
-    return [schedule for schedule in others if schedule != centre]
+    random.Random(workload.key).shuffle(alternatives)
+    alternatives.sort(key=lambda schedule: distance(schedule, centre))
+    return [schedule for schedule in alternatives if schedule != centre]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule that was tried.
+    """A schedule that was tried, and its result.
 
     Attributes:
         task: Key of the kernel's workload.
@@ -145,76 +145,79 @@ def search(
     build: Build = build,
     limit: float = LIMIT_SECONDS,
 ) -> Generator[Trial]:
-    """Tries schedules until all are tried or the caller stops; each trial is on disk before it is yielded.
+    """Tries schedules until all are tried or the caller stops; writes each trial to disk before it yields it.
 
-    The next kernel is the one whose calls take longest, where every `_PATIENCE` trials without progress halve its time.
+    The next kernel is the one whose calls take longest, with its time halved for every `_PATIENCE` trials without
+    progress.
 
     Args:
-        counts: How often each workload is computed.
+        counts: Number of calls of each workload.
         database: The records so far; its folder is there.
         processors: The processors to compile for.
         build: Compiles a schedule.
         limit: Time limit of one measurement in seconds.
 
     Raises:
-        HarnessError: No kernel can be measured, or the database cannot be written, or another process writes it.
+        HarnessError: No kernel can be measured, the database cannot be written, or another process writes it.
     """
     target = TARGETS[database.target].tvm_target(processors)
     unit, conditions = vector_unit(target), current_conditions(database.target, processors)
-    found, left = database.found(processors), list(counts)
+    records, remaining = database.matching_records(processors), list(counts)
     machine = str(describe_machine()["cpu"])
 
-    def worth(workload: Workload) -> float:
-        record = found.get(workload.key)
+    def expected_gain(workload: Workload) -> float:
+        record = records.get(workload.key)
         seconds = record.seconds if record else workload.multiplications / _GUESSED_RATE
-        hope: float = 0.5 ** ((record.trials if record else 0) / _PATIENCE)
-        return counts[workload] * seconds * hope
+        probability: float = 0.5 ** ((record.trials if record else 0) / _PATIENCE)
+        return counts[workload] * seconds * probability
 
     with lock_folder(database.path, database.path / ".lock"), closing(TimedCalls()) as calls:
-        while left:
-            workload = max(left, key=worth)
-            measured = partial(calls.call, measure, build, workload, str(target), seconds=limit)
-            record = found.get(workload.key)
+        while remaining:
+            workload = max(remaining, key=expected_gain)
+            measure_candidate = partial(calls.call, measure, build, workload, str(target), seconds=limit)
+            record = records.get(workload.key)
             if record is None:
                 try:
-                    seconds = statistics.median(measured(({},))[0])
+                    seconds = statistics.median(measure_candidate(({},))[0])
                 except CallError as error:
-                    left.remove(workload)
+                    remaining.remove(workload)
                     failure = f"{workload.key} cannot be measured: {error}"
-                    if not left and not found:
+                    if not remaining and not records:
                         raise HarnessError(failure) from error
                     yield Trial(workload.key, None, failure=failure)
                     continue
-                record = Record(workload.key, {}, conditions, seconds, seconds, 0, machine, _now())
+                record = Record(workload.key, {}, conditions, seconds, seconds, 0, machine, _timestamp())
             batch = candidates(workload, unit, record.schedule)[record.trials :][:BATCH]
             if not batch:
-                left.remove(workload)
+                remaining.remove(workload)
             for schedule in batch:
                 better, failure = None, ""
                 try:
-                    better = _improved(record, schedule, measured)
+                    better = _confirm(record, schedule, measure_candidate)
                 except CallError as error:
                     failure = f"{workload.key} with {dict(schedule)}: {error}"
                 record = better or replace(record, trials=record.trials + 1)
-                found[workload.key] = record
+                records[workload.key] = record
                 database = database.store(record)
                 yield Trial(workload.key, record, better is not None, failure)
                 if better is not None:
                     break
 
 
-def _improved(record: Record, schedule: Schedule, measured: Callable[..., list[list[float]]]) -> Record | None:
-    """Returns the record of a schedule with the least gain of several measurements; None if one of them shows none."""
+def _confirm(record: Record, schedule: Schedule, measure_candidate: Callable[..., list[list[float]]]) -> Record | None:
+    """Returns the record of a schedule with the least gain of several measurements; None if one shows no gain."""
     records = []
     for _ in range(_CONFIRMATIONS):
-        *others, own = measured(({}, record.schedule, schedule) if record.schedule else ({}, schedule))
-        if not all(is_faster(own, other) for other in others):
+        *reference_times, candidate_times = measure_candidate(
+            ({}, record.schedule, schedule) if record.schedule else ({}, schedule)
+        )
+        if not all(is_faster(candidate_times, times) for times in reference_times):
             return None
-        seconds, default_seconds = statistics.median(own), statistics.median(others[0])
-        one = replace(record, schedule=dict(schedule), seconds=seconds, default_seconds=default_seconds)
-        records.append(replace(one, trials=0, date=_now()))
-    return min(records, key=lambda one: one.gain)
+        seconds, default_seconds = statistics.median(candidate_times), statistics.median(reference_times[0])
+        confirmed = replace(record, schedule=dict(schedule), seconds=seconds, default_seconds=default_seconds)
+        records.append(replace(confirmed, trials=0, date=_timestamp()))
+    return min(records, key=lambda confirmed: confirmed.gain)
 
 
-def _now() -> str:
+def _timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

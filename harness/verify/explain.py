@@ -80,7 +80,7 @@ def explain_request(
 ) -> Explanation:
     """Explains a component in this process, with the signature that `harness.core.processes` needs."""
     from harness.compiler.schedules.common.provenance import trace
-    from harness.compiler.tuned.database import chosen_schedules
+    from harness.compiler.tuned.database import choose_schedules
     from harness.models.importing import imported_module
 
     case, database, processors, float32 = request
@@ -88,7 +88,7 @@ def explain_request(
     module = imported_module(case, on_stage, float32)
     on_stage(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
-    pipeline = target.pipeline(tvm_target, chosen_schedules(database, case.target, processors).schedules)
+    pipeline = target.pipeline(tvm_target, choose_schedules(database, case.target, processors).schedules)
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 
@@ -97,21 +97,24 @@ def render(explanation: Explanation) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from harness.compiler.schedules.common.provenance import MEANINGS, How
+    from harness.compiler.schedules.common.provenance import MEANINGS, LoweringKind
 
     groups: dict[tuple[Any, ...], list[Operator]] = {}
     for operator in explanation.operators:
-        functions = operator.functions if operator.how is How.KERNEL else ()
+        functions = operator.functions if operator.how is LoweringKind.KERNEL else ()
         groups.setdefault((operator.how, operator.name, *functions), []).append(operator)
     table = Table("operator", "calls", "shapes", "lowered to", title=explanation.case.id, highlight=False)
-    for kind in How:
+    for kind in LoweringKind:
         groups_of_kind = [group for group in groups.values() if group[0].how is kind]
         if not groups_of_kind:
             continue
         count = sum(map(len, groups_of_kind))
         table.add_section()
         table.add_row(
-            Text(kind.value, style="red" if kind is How.UNSCHEDULED else "bold"), str(count), "", MEANINGS[kind]
+            Text(kind.value, style="red" if kind is LoweringKind.UNSCHEDULED else "bold"),
+            str(count),
+            "",
+            MEANINGS[kind],
         )
         for group in sorted(groups_of_kind, key=lambda group: group[0].name):
             table.add_row(f"  {group[0].name}", str(len(group)), Text(_shapes(group)), Text(_lowering_text(group)))
@@ -120,14 +123,17 @@ def render(explanation: Explanation) -> Any:
 
 def summary(explanation: Explanation) -> str:
     """Returns the totals in one line, and the operators that got TVM's default lowering."""
-    from harness.compiler.schedules.common.provenance import How
+    from harness.compiler.schedules.common.provenance import LoweringKind
 
     totals = ", ".join(
         f"{count} {kind}" for kind, count in sorted(explanation.totals.items(), key=lambda item: -item[1])
     )
     at_load = sum(operator.at_load for operator in explanation.operators)
     lines = [f"{len(explanation.operators)} operators: {totals}; {at_load} of them run once, when the model is loaded"]
-    for kind, text in ((How.DEFAULT, "no kernel, but scheduled loops"), (How.UNSCHEDULED, "left as TVM has it")):
+    for kind, text in (
+        (LoweringKind.DEFAULT, "no kernel, but scheduled loops"),
+        (LoweringKind.UNSCHEDULED, "left as TVM has it"),
+    ):
         names = Counter(operator.name for operator in explanation.operators if operator.how is kind)
         if names:
             lines.append(f"{text}: " + ", ".join(f"{name} {count}" for name, count in names.most_common()))
@@ -165,12 +171,12 @@ def _lowering_text(group: Sequence[Operator]) -> str:
 
 
 def _description(operator: Operator) -> str:
-    from harness.compiler.schedules.common.provenance import How
+    from harness.compiler.schedules.common.provenance import LoweringKind
 
     companions = Counter(operator.beside) - Counter([operator.name])
     names = dict.fromkeys("fused" if name.startswith("fused_") else name for name in operator.functions)
     functions = " and ".join(names) + (", at load" if operator.at_load else "")
-    if operator.how is How.FOLDED:
+    if operator.how is LoweringKind.FOLDED:
         return functions
     companion_names = ", ".join(name if count == 1 else f"{count} {name}" for name, count in companions.items())
     companion_text = f"with {companion_names}" if companion_names else ""

@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
-from harness.compiler.execution.emulated import emulates, emulating_executor
-from harness.compiler.execution.executors import executor_for
+from harness.compiler.execution.emulated import create_emulating_executor, is_emulated
+from harness.compiler.execution.executors import create_executor
 from harness.compiler.execution.remote.client import DeviceLostError
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
@@ -88,22 +88,24 @@ def run_case(
 
 def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
     from harness.compiler.execution.run import Run
-    from harness.compiler.tuned.database import chosen_schedules
+    from harness.compiler.tuned.database import choose_schedules
 
     subject = subjects()[case.component]
-    emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)
-    with closing(emulating_executor(case, settings.processors) if emulated else executor_for(settings)) as executor:
+    emulated = settings.remote is None and is_emulated(case, subject.emulated, settings.emulate, settings.processors)
+    with closing(
+        create_emulating_executor(case, settings.processors) if emulated else create_executor(settings)
+    ) as executor:
         try:
             with progress.time_stage(Stage.BUILD):
                 workload = subject.open(case, settings)
-            schedules = chosen_schedules(settings.database, case.target, settings.processors)
+            schedules = choose_schedules(settings.database, case.target, settings.processors)
             run = Run(case, settings, progress, executor, schedules, float32)
             has_run = settings.judge_saved or workload.run(run)
             if has_run:
                 with progress.time_stage(Stage.JUDGE):
                     verdicts = workload.judge(settings.expectation)
         finally:
-            progress.device = executor.device()
+            progress.device = executor.describe_device()
             progress.emulated = emulated and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
         if not has_run:
             problem = executor.run_problem(case.target) or ""

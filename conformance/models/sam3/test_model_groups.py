@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compiler.deployment.imported import Contents
+from harness.compiler.deployment.imported import ArtifactSpec
 from harness.compiler.lowering.groups import always_float32
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.lowering.route import lower as lowered
@@ -60,8 +60,8 @@ def test_of_a_component_only_that_is(component: str, groups: set[str]) -> None:
 @pytest.mark.wide
 def test_an_entry_point_keeps_what_its_components_keep() -> None:
     case = Case("sam3", "real", "llvm", precision="bf16")
-    contents = Contents(DEPLOYABLE, case, SEEDED, GROUNDING_ALONE, ("ground", "encode_text"))
-    kept = {item.name: item.float32 for item in contents.imported(lambda stage: None)}
+    spec = ArtifactSpec(DEPLOYABLE, case, SEEDED, GROUNDING_ALONE, ("ground", "encode_text"))
+    kept = {item.name: item.float32 for item in spec.import_entries(lambda stage: None)}
     assert kept == {"encode_text": {RESIZER}, "ground": SCORING | PRESENCE | {BOXES}}
 
 

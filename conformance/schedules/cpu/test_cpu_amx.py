@@ -34,13 +34,13 @@ from conformance.support.convolutions import (
 from conformance.support.examples import examples
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
-from harness.compiler.deployment.lowering import reachable
+from harness.compiler.deployment.lowering import select_reachable
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
 from harness.compiler.schedules.cpu import cpu_pipeline
 from harness.compiler.schedules.cpu.amx import matrix_unit, with_tiles
-from harness.compiler.schedules.cpu.bf16 import arithmetic, with_half_products
+from harness.compiler.schedules.cpu.bf16 import allow_bf16, arithmetic
 from harness.compiler.schedules.cpu.product import Extents
 from harness.compiler.schedules.cpu.schedule import blocking_in_tiles
 from harness.compiler.targets.compiling import build_library
@@ -107,7 +107,7 @@ def test_sums_are_a_thousand_times_as_accurate_as_operands() -> None:
 def test_a_product_of_activations_is_what_numpy_emulates(rows: int, columns: int) -> None:
     """Of which the larger one streams."""
     x, y = normal((3, rows, 64)), normal((3, 64, columns), 1)
-    actual = in_tiles(lambda *operands: with_half_products(relax.op.matmul(*operands)), [x, y])
+    actual = in_tiles(lambda *operands: allow_bf16(relax.op.matmul(*operands)), [x, y])
     expected = np.stack([product_in_tiles(a, rounded(b.T)) for a, b in zip(x, y, strict=True)])
     np.testing.assert_array_equal(actual, expected)
 
@@ -136,14 +136,14 @@ def test_a_convolution_is_what_numpy_emulates(
         all(extent > reach * (taps - 1) for extent, reach, taps in zip(size, geometry.dilation, kernel, strict=True))
     )
     x, weight = normal((2, channels, *size)), filters(outer, channels, *kernel)
-    actual = in_tiles(lambda *operands: with_half_products(geometry.conv2d(*operands)), [x], [weight])
+    actual = in_tiles(lambda *operands: allow_bf16(geometry.conv2d(*operands)), [x], [weight])
     np.testing.assert_array_equal(actual, convolved(x, weight, geometry))
 
 
 @emulated
 def test_a_transposed_convolution_is_what_numpy_emulates() -> None:
     x, weight = normal((2, 64, 5, 33)), normal((64, 24, 2, 2), 1, scale=1 / 16)
-    actual = in_tiles(lambda x, w: with_half_products(relax.op.nn.conv2d_transpose(x, w, (2, 2))), [x], [weight])
+    actual = in_tiles(lambda x, w: allow_bf16(relax.op.nn.conv2d_transpose(x, w, (2, 2))), [x], [weight])
     np.testing.assert_array_equal(actual, transposed_by_taps(x, weight, convolved))
 
 
@@ -159,7 +159,7 @@ def test_an_upsampled_image_is_what_numpy_emulates(
     images: int, channels: int, outer: int, size: tuple[int, int]
 ) -> None:
     x, weight = normal((images, channels, *size)), filters(outer, channels, 3, 3)
-    actual = in_tiles(of_upsampled(lambda *operands: with_half_products(AROUND.conv2d(*operands))), [x], [weight])
+    actual = in_tiles(of_upsampled(lambda *operands: allow_bf16(AROUND.conv2d(*operands))), [x], [weight])
     np.testing.assert_array_equal(actual, upsampled_by_places(x, weight, convolved))
 
 
@@ -202,7 +202,7 @@ def test_the_unit_computes_it() -> None:
         x, weight = normal((rows, depth)), rounded(normal((columns, depth), 1, scale=depth**-0.5))
         np.testing.assert_array_equal(run(linear, [x], [weight], target), product_in_tiles(x, weight))
     x, weight = normal((1, 64, 20, 30)), filters(70, 64, 3, 3)
-    actual = run(lambda *operands: with_half_products(AROUND.conv2d(*operands)), [x], [weight], target)
+    actual = run(lambda *operands: allow_bf16(AROUND.conv2d(*operands)), [x], [weight], target)
     np.testing.assert_array_equal(actual, convolved(x, weight, AROUND))
     arrays = operands(1, 96, 576, 2, 64)
     hold_rounded(run(attention_bf16(), arrays, target=target), arrays)
@@ -234,7 +234,7 @@ def test_a_task_has_the_unit_while_it_multiplies(kind: str) -> None:
         module = lowered(attention_bf16(), operands(1, 96, 576, 2, 64), target=target)
     else:
         image, weight = normal((1, 64, 24, 72)), filters(96, 64, 3, 3)
-        module = lowered(lambda *pair: with_half_products(AROUND.conv2d(*pair)), [image], [weight], target)
+        module = lowered(lambda *pair: allow_bf16(AROUND.conv2d(*pair)), [image], [weight], target)
     text = assembly(module, target)
     assert text.count("tdpbf16ps") >= 4 * (2 if kind == "attention" else 1)
     assert text.index("ldtilecfg") < text.index("tileloadd") and text.rindex("tilestored") < text.rindex("tilerelease")
@@ -333,7 +333,7 @@ def test_what_weights_alone_decide_is_computed_on_any_machine(cpu: str, precisio
     made = lower(Queries().eval(), (torch.randn(96, 64),), Route(precision=precision))
     lowered_module = cpu_pipeline(target)(made.module)
     assert any("bf16" in name for name in functions_of(lowered_module)) == (precision == "bf16")
-    at_load = reachable(lowered_module, [TRANSFORM_PARAMETERS])
+    at_load = select_reachable(lowered_module, [TRANSFORM_PARAMETERS])
     assert {"matmul", "attention"} <= {name.rstrip("0123456789").split("_")[0] for name in functions_of(at_load)}
     build_library(at_load, ANY, tmp_path / "packing.so")
 

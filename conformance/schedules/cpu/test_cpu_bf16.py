@@ -24,7 +24,7 @@ from conformance.support.place import computes, cpu_target, executes
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
 from harness.compiler.schedules.cpu import cpu_pipeline
-from harness.compiler.schedules.cpu.bf16 import arithmetic, with_half_products
+from harness.compiler.schedules.cpu.bf16 import allow_bf16, arithmetic
 from harness.core.precision import ROUNDED_OPERANDS
 
 few = examples(4)
@@ -133,7 +133,7 @@ def test_a_product_of_activations_is_what_numpy_emulates(
 
     def operator(*operands: relax.Expr) -> relax.Expr:
         turned = (relax.op.permute_dims(o, [0, 2, 1]) if s else o for o, s in zip(operands, swapped, strict=True))
-        return with_half_products(relax.op.matmul(*turned))
+        return allow_bf16(relax.op.matmul(*turned))
 
     stored = [array.swapaxes(1, 2) if s else array for array, s in zip((x, y), swapped, strict=True)]
     processor, panels = WITH_INSTRUCTION[cpu], not (swapped[0] and rows > columns)

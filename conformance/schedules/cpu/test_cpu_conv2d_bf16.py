@@ -47,18 +47,18 @@ from conformance.support.place import build, computes, virtual_machine
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
 from harness.compiler.schedules.cpu import cpu_pipeline
-from harness.compiler.schedules.cpu.bf16 import with_half_products
+from harness.compiler.schedules.cpu.bf16 import allow_bf16
 
 few = examples(15)
 
 
 def rounding(geometry: Geometry = PLAIN) -> Callable[[relax.Expr, relax.Expr], relax.Expr]:
     """The operator where `harness.compiler.lowering.precision` rounds what is multiplied to bfloat16."""
-    return lambda x, weight: with_half_products(geometry.conv2d(x, weight))
+    return lambda x, weight: allow_bf16(geometry.conv2d(x, weight))
 
 
 def conv2d_transpose(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
-    return with_half_products(relax.op.nn.conv2d_transpose(x, weight, (2, 2)))
+    return allow_bf16(relax.op.nn.conv2d_transpose(x, weight, (2, 2)))
 
 
 def emulated(cpu: str, x: np.ndarray, weight: np.ndarray, at: Geometry = PLAIN) -> np.ndarray:

@@ -244,7 +244,7 @@ def inside(function: Callable[[Any], Any]) -> Callable[[relax.Expr], relax.Expr]
 
 @pytest.mark.parametrize("vanishes", [True, False])
 def test_exp_below_zero_is_exact_to_one_ulp_where_it_matters(vanishes: bool) -> None:
-    operator = inside(partial(elementary.exp_below_zero, vanishes=vanishes))
+    operator = inside(partial(elementary.exp_below_zero, flush_subnormals=vanishes))
     x = every_value()
     x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, -0.0, -3e38]), NANS])
     actual = compiled(operator, [x.shape])(x)
@@ -279,7 +279,7 @@ def test_gelu_keeps_its_digits_in_the_negative_tail() -> None:
 def test_exponentials_for_bf16_have_its_digits(vanishes: bool, generic: bool) -> None:
     x = every_value()
     x = np.concatenate([x[(x <= 0) & (x > -110)], np.float32([-np.inf, 0.0, -3e38]), NANS])
-    operator = inside(partial(elementary.exp_below_zero_for_bf16, vanishes=vanishes))
+    operator = inside(partial(elementary.exp_below_zero_for_bf16, flush_subnormals=vanishes))
     actual = compiled(operator, [x.shape], target=any_cpu_target() if generic else None)(x)
     exact = np.exp(x.astype(np.float64))
     normal_range = x > -87.33

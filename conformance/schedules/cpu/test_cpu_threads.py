@@ -17,7 +17,7 @@ import tvm
 from torch import nn
 from tvm.script.ir_builder import tirx as T
 
-from harness.compiler.schedules.common.kernel import Argument, each_thread_keeps, fp32, prim_func
+from harness.compiler.schedules.common.kernel import Argument, fp32, parallel_with_workspace, prim_func
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.runtime.executable import Executable
@@ -145,12 +145,14 @@ def test_a_thread_keeps_what_it_made_and_nobody_else_sees_it(tmp_path: Path) -> 
     """Four things are made of which ten tasks each are: once by each thread that has such a task."""
 
     def body(made: tvm.tirx.Buffer) -> None:
-        with each_thread_keeps(40, "float32", (3,), (5, 7)) as (task, kept):
-            with kept.unless(task // 10):
+        with parallel_with_workspace(40, "float32", (3,), (5, 7)) as (task, workspace):
+            with workspace.fill_once(task // 10):
                 T.buffer_store(made, fp32(1.0), [task])
-                T.buffer_store(kept.buffers[0], tvm.tirx.Cast("float32", task // 10), [2])
-                T.buffer_store(kept.buffers[1], fp32(0.5), [4, 6])
-            wrong = kept.buffers[0][2] - tvm.tirx.Cast("float32", task // 10) + kept.buffers[1][4, 6] - fp32(0.5)
+                T.buffer_store(workspace.buffers[0], tvm.tirx.Cast("float32", task // 10), [2])
+                T.buffer_store(workspace.buffers[1], fp32(0.5), [4, 6])
+            wrong = (
+                workspace.buffers[0][2] - tvm.tirx.Cast("float32", task // 10) + workspace.buffers[1][4, 6] - fp32(0.5)
+            )
             T.buffer_store(made, made[task] + wrong, [task])
 
     library, run = loop(tmp_path, body, 40)

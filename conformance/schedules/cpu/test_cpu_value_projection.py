@@ -19,7 +19,7 @@ from conformance.support.kernels import functions_of, hold, hold_result, lowered
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target
 from harness.compiler.schedules.common.kernel_info import infos_of
-from harness.compiler.schedules.common.provenance import How, Operator, trace
+from harness.compiler.schedules.common.provenance import LoweringKind, Operator, trace
 from harness.compiler.schedules.cpu import cpu_pipeline
 from harness.compiler.schedules.cpu.rewrite import workloads
 
@@ -278,10 +278,10 @@ def imported(inputs: list[np.ndarray], weights: list[np.ndarray]) -> tvm.IRModul
 
 def test_the_layer_is_folded_into_the_kernels_that_do_it() -> None:
     operators = {operator.name: operator for operator in operators_of(*tensors(50, 600, 16, 64))}
-    assert operators["nn.attention"].how is How.KERNEL
+    assert operators["nn.attention"].how is LoweringKind.KERNEL
     assert "values projected afterwards" in operators["nn.attention"].detail
     assert "50x16 · 16x64" in operators["nn.attention"].detail
-    assert operators["matmul"].how is How.FOLDED and operators["add"].how is How.FOLDED
+    assert operators["matmul"].how is LoweringKind.FOLDED and operators["add"].how is LoweringKind.FOLDED
 
 
 def test_what_can_be_tuned_is_what_runs() -> None:

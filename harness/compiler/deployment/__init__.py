@@ -1,1 +1,1 @@
-"""Compiling the whole model into a folder that runs without PyTorch; needs torch and tvm, but not to be imported."""
+"""Compiles a whole model into a folder that runs without PyTorch; importing it needs neither torch nor tvm."""

@@ -1,4 +1,4 @@
-"""The code of a folder: one library with all entry points, and one that packs their weights."""
+"""Compiles the code of a folder: a library of all entry points, and a library that packs their weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.compiler.deployment.deployable import Deployable
-from harness.compiler.deployment.imported import Contents, Imported
+from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.outcome import Kernel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Code:
-    """What was compiled into a folder.
+    """The compiled code of a folder.
 
     Attributes:
         entries: Signatures of the entry points by name, without weights.
@@ -38,8 +38,8 @@ class Code:
 
 
 def write_code(
-    contents: Contents,
-    items: Sequence[Imported],
+    spec: ArtifactSpec,
+    items: Sequence[ImportedEntry],
     tvm_target: tvm.target.Target,
     packing_target: tvm.target.Target,
     folder: Path,
@@ -47,47 +47,47 @@ def write_code(
     *,
     keep_source: bool = False,
 ) -> Code:
-    """Compiles entry points into a folder, and puts everything else there that a folder needs but weights and manifest.
+    """Compiles entry points into a folder, and adds all its other files but weights and manifest.
 
     Args:
-        contents: What the folder is to have.
+        spec: The artifact to write.
         items: The entry points.
-        tvm_target: TVM's target for what is compiled.
+        tvm_target: TVM's target of the entry points.
         packing_target: TVM's target for the CPU that packs weights.
-        folder: Has nothing of this in it.
-        schedules: What tuning found for the target.
+        folder: A folder without any of these files.
+        schedules: Tuned schedules for the target.
         keep_source: Whether the CPU of this machine is to run a GPU's kernels, whose source it needs.
     """
-    from harness.compiler.deployment.lowering import input_specs, merged, output_specs, reachable
+    from harness.compiler.deployment.lowering import input_specs, merge_modules, output_specs, select_reachable
     from harness.compiler.schedules.common.kernel_info import lost_schedules
     from harness.compiler.targets.compiling import build_library, lower_module
 
-    deployable, target = contents.deployable, contents.case.target
+    deployable, target = spec.deployable, spec.case.target
     modules = {item.name: item.module for item in items}
     outputs = {item.name: item.outputs for item in items}
     below: dict[str, Mapping[str, int | str]] = {item.name: item.below for item in items}
     for kernel in deployable.kernels:
         modules[kernel.name], outputs[kernel.name] = kernel.module(tvm_target), kernel.outputs
         below[kernel.name] = kernel.below
-    whole = merged(modules)
+    module = merge_modules(modules)
     entries = {
-        name: Entry(input_specs(whole[name], below[name]), output_specs(whole[name], names))
+        name: Entry(input_specs(module[name], below[name]), output_specs(module[name], names))
         for name, names in outputs.items()
     }
     del modules
-    lowered = lower_module(whole, TARGETS[target], tvm_target, schedules.schedules)
-    kernels = build_library(reachable(lowered, entries), tvm_target, folder / LIBRARY, keep_source=keep_source)
+    lowered = lower_module(module, TARGETS[target], tvm_target, schedules.schedules)
+    kernels = build_library(select_reachable(lowered, entries), tvm_target, folder / LIBRARY, keep_source=keep_source)
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     packers = [f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names]
     packing = folder / PACKING_LIBRARY if packers else None
     if packing is not None:
-        build_library(reachable(lowered, packers), packing_target, packing)
+        build_library(select_reachable(lowered, packers), packing_target, packing)
     _copy_files(deployable, target, tvm_target, folder)
     return Code(entries, packing, kernels, lost_schedules(lowered))
 
 
 def _copy_files(deployable: Deployable, target: str, tvm_target: tvm.target.Target, folder: Path) -> None:
-    """Copies the model's own files, and the runtime libraries, which run on machines of this kind."""
+    """Copies the model's own files into the folder, and runtime libraries if they run on this platform."""
     from harness.compiler.targets.compiling import platform_of
     from harness.runtime.devices import runtime_libraries
 

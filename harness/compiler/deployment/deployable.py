@@ -23,10 +23,10 @@ class KernelFunction:
     """A function of the compiled model that is written as kernels.
 
     Attributes:
-        name: What it is called in the library.
+        name: Its name in the library.
         outputs: Names of its results, in order.
-        module: Takes TVM's target, makes the module with the Relax function of that name.
-        below: By the name of an input that indexes something: what its values are less than, a number or a dimension.
+        module: Takes TVM's target and returns the module with the Relax function of that name.
+        below: Exclusive upper bound of each index input, by name: a number or a dimension.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Deployable:
         model: Its name, which the manifest keeps.
         programs: Takes a case, settings and the model's options; builds the model, then yields its entry points, which
             share its weights.
-        context: What building and exporting happen in.
+        context: The context in which the model is built and exported.
         kernels: Functions that are written as kernels.
-        files: Makes the files that the folder gets besides, by their names there.
+        files: Returns additional files of the folder, by their names in it.
         options: The class of its options.
-        weights: What its weights can be drawn by.
+        weights: Names of the distributions that its weights can be drawn from.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""What a folder says of itself: its manifest."""
+"""Describes a compiled folder by its manifest, and compares a manifest with a case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.compiler.deployment.deployable import ModelOptions
-from harness.compiler.deployment.imported import Contents
+from harness.compiler.deployment.imported import ArtifactSpec
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def describe(
-    contents: Contents,
+    spec: ArtifactSpec,
     schedules: str,
     tvm_target: tvm.target.Target,
     entries: Mapping[str, Entry],
@@ -32,16 +32,16 @@ def describe(
     """Returns the manifest of a folder.
 
     Args:
-        contents: What is in it.
-        schedules: Where schedules are from, in words.
-        tvm_target: What was compiled for.
+        spec: The artifact that the folder has.
+        schedules: Origin of the schedules, in words.
+        tvm_target: TVM's target that the folder was compiled for.
         entries: The entry points, by name.
         files: The files of the folder, by name.
     """
     from harness.compiler.targets.compiling import platform_of, required_cpu
     from harness.core.machine import versions
 
-    case, settings = contents.case, contents.settings
+    case, settings = spec.case, spec.settings
     host = tvm_target.host or tvm_target
     cpu, features = required_cpu(host)
     system, architecture = platform_of(host)
@@ -49,7 +49,7 @@ def describe(
     packages = {name: version for name, version in versions().items() if version}
     return Manifest(
         made={
-            "compiled": now(),
+            "compiled": timestamp(),
             "target": str(tvm_target),
             "schedules": schedules,
             **packages,
@@ -60,24 +60,24 @@ def describe(
         cpu=cpu,
         cpu_features=tuple(features),
         architectures=architectures(tvm_target) if architectures is not None else (),
-        model=contents.deployable.model,
+        model=spec.deployable.model,
         scale=str(case.scale),
         strategy=case.strategy,
-        weights=origin(case, settings),
+        weights=describe_weights(case, settings),
         trained=settings.checkpoint is not None,
         precision=case.precision,
-        float32=tuple(sorted(contents.float32)),
+        float32=tuple(sorted(spec.float32)),
         frontend=case.frontend,
         entries=entries,
         files=dict(sorted(files.items())),
-        extra=contents.options.manifest_part(settings),
+        extra=spec.options.manifest_part(settings),
     )
 
 
-def check_described(
+def check_matches(
     manifest: Manifest, case: Case, settings: Settings, found_options: ModelOptions, options: ModelOptions
 ) -> None:
-    """Checks that a folder is what a case compiles: the same model with the same weights and all that is judged.
+    """Checks that a folder was compiled from the model, weights and options of a case.
 
     Args:
         manifest: Its manifest.
@@ -87,7 +87,7 @@ def check_described(
         options: The options that the case needs.
 
     Raises:
-        HarnessError: It is another.
+        HarnessError: It was compiled from others.
     """
     compiled = {
         "target": (manifest.target, case.target),
@@ -96,19 +96,19 @@ def check_described(
         "precision": (manifest.precision, case.precision),
         "frontend": (manifest.frontend, case.frontend),
     }
-    for name, (found, asked) in compiled.items():
-        if found != asked:
-            raise HarnessError(f"The folder was compiled with {name} {found}, not {asked}: leave out --{name}.")
+    for name, (actual, requested) in compiled.items():
+        if actual != requested:
+            raise HarnessError(f"The folder was compiled with {name} {actual}, not {requested}: leave out --{name}.")
     if not found_options.includes(options):
         raise HarnessError(
             f"{case.component} needs a model of {options}, and the folder has {found_options}: leave out "
             f"--component {case.component}, or compile such a model."
         )
-    expected = origin(case, settings)
+    weights = describe_weights(case, settings)
     # A checkpoint may have got another name since.
-    if manifest.weights.rpartition(_DIGEST)[2] != expected.rpartition(_DIGEST)[2]:
+    if manifest.weights.rpartition(_DIGEST)[2] != weights.rpartition(_DIGEST)[2]:
         raise HarnessError(
-            f"The folder has weights of {manifest.weights}, and would be judged by those of {expected}: give the "
+            f"The folder has weights of {manifest.weights}, and would be judged by those of {weights}: give the "
             "same as when it was packed with --checkpoint, --allow-partial and --seed."
         )
 
@@ -116,25 +116,25 @@ def check_described(
 _DIGEST = ", SHA-256 "
 
 
-def described(folder: Path, known: Iterable[str] = ()) -> dict[str, File]:
-    """Returns size and checksum of each file of a folder that is not known, by name."""
-    return {path.name: file_digest(path) for path in folder.iterdir() if path.is_file() and path.name not in known}
+def describe_files(folder: Path, excluded: Iterable[str] = ()) -> dict[str, File]:
+    """Returns size and checksum of each file of a folder by name, the excluded names aside."""
+    return {path.name: file_digest(path) for path in folder.iterdir() if path.is_file() and path.name not in excluded}
 
 
-def origin(case: Case, settings: Settings) -> str:
-    """Returns where the weights are from, in words."""
+def describe_weights(case: Case, settings: Settings) -> str:
+    """Returns the origin of the weights, in words."""
     if settings.checkpoint is None:
         return f"seed {case.seed}" if case.weights == Weights.SEEDED else f"seed {case.seed}, {case.weights}"
-    rest = f", what it lacks from seed {case.seed}" if settings.allow_partial else ""
-    return f"{settings.checkpoint.name}{_DIGEST}{file_digest(settings.checkpoint).sha256}{rest}"
+    remainder = f", what it lacks from seed {case.seed}" if settings.allow_partial else ""
+    return f"{settings.checkpoint.name}{_DIGEST}{file_digest(settings.checkpoint).sha256}{remainder}"
 
 
-def seed_of(manifest: Manifest) -> int:
-    """Returns the seed of the weights that a folder does not have from a checkpoint; see `origin`."""
+def read_seed(manifest: Manifest) -> int:
+    """Returns the seed of the weights that a folder does not have from a checkpoint; see `describe_weights`."""
     seed = re.search(r"seed (\d+)", manifest.weights)
     return 0 if seed is None else int(seed[1])
 
 
-def now() -> str:
-    """Returns the time, as manifests have it."""
+def timestamp() -> str:
+    """Returns the current time in UTC, in the manifest's format."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Folders of compiled models that are replaced as a whole, by work that a crash of the compiler cannot take along."""
+"""Replaces folders of compiled models as a whole, with the work in a worker, whose crash leaves the old folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from harness.core.files import replace_folder
 from harness.runtime.manifest import MANIFEST, VARIANTS
 
 
-def replaced(artifact: Path) -> AbstractContextManager[Path]:
-    """Gives a folder to fill, which takes the place of a compiled model or of nothing; see `replace_folder`."""
+def replace_artifact(artifact: Path) -> AbstractContextManager[Path]:
+    """Yields an empty folder that takes the place of a compiled model or of nothing; see `replace_folder`."""
 
     def is_compiled(folder: Path) -> bool:
         return any((folder / name).is_file() for name in (MANIFEST, VARIANTS))
@@ -21,21 +21,21 @@ def replaced(artifact: Path) -> AbstractContextManager[Path]:
     return replace_folder(artifact, is_compiled, "a compiled model")
 
 
-def isolated(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:
-    """Calls a function in a worker, so that a crash in the compiler is a sentence too.
+def run_in_worker(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:
+    """Calls a function in a worker, so that even a crash of the compiler ends in a sentence.
 
     Args:
         function: `module:name`; takes the request and `on_stage`.
-        request: What can be pickled.
+        request: Its first argument, which must be picklable.
         on_stage: Called with the name of each stage as it begins.
 
     Raises:
-        HarnessError: It fails.
+        HarnessError: The function fails.
     """
     from harness.core.processes import WorkerEnd, run_isolated
 
-    ended = run_isolated(function, request, on_stage=on_stage)
-    if ended.kind is not WorkerEnd.OK:
-        error = ended.error
-        reason = f"{error.type}: {error.message}" if error else ended.kind.value
-        raise HarnessError(f"failed at the stage {ended.stage!r}: {reason}; `sam3-tvm verify` tells more")
+    end = run_isolated(function, request, on_stage=on_stage)
+    if end.kind is not WorkerEnd.OK:
+        error = end.error
+        reason = f"{error.type}: {error.message}" if error else end.kind.value
+        raise HarnessError(f"failed at the stage {end.stage!r}: {reason}; `sam3-tvm verify` tells more")

@@ -1,4 +1,4 @@
-"""A model's entry points as Relax modules, with the values of their weights."""
+"""Imports a model's entry points as Relax modules, with the values of their weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import tvm
 
 OnStage = Callable[[str], None]
-"""Is called with the name of each stage as it begins."""
+"""Takes the name of each stage as it begins."""
 
 Parameters = Mapping[str, Array]
 """Values of weights by name, in the order in which the imported function takes them; bfloat16 is ml_dtypes'."""
 
 
 @dataclass(frozen=True)
-class Imported:
-    """An entry point as a Relax module with the function `main`, and the values of its weights as that takes them.
+class ImportedEntry:
+    """An entry point as a Relax module with the function `main`, and the values of its weights in the order of `main`.
 
     Attributes:
         name: Name of the entry point.
@@ -34,7 +34,7 @@ class Imported:
         module: The module.
         parameters: Its weights.
         float32: Groups of products that stay float32 in a half precision.
-        below: By the name of an input that indexes something: what its values are less than.
+        below: Exclusive upper bound of each index input, by name.
     """
 
     name: str
@@ -46,15 +46,15 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a folder is to have.
+class ArtifactSpec:
+    """The specification of a folder to compile.
 
     Attributes:
-        deployable: Which model.
+        deployable: The model.
         case: Its strategy, target, scale, seed, precision, frontend and weights.
         settings: Where the weights come from.
         options: The model's own options.
-        only: Names of the entry points to import, all if there is none.
+        entry_names: Names of the entry points to import, all if there is none.
         float32: Groups of products that stay float32 in a half precision.
     """
 
@@ -62,22 +62,22 @@ class Contents:
     case: Case
     settings: Settings
     options: ModelOptions
-    only: Sequence[str] = ()
+    entry_names: Sequence[str] = ()
     float32: Groups = NO_GROUPS
 
-    def imported(self, on_stage: OnStage) -> Iterator[Imported]:
+    def import_entries(self, on_stage: OnStage) -> Iterator[ImportedEntry]:
         """Builds the model, then yields its entry points.
 
         Raises:
             HarnessError: The checkpoint does not fit.
-            Exception: Whatever the strategy `none` makes the importer raise.
+            Exception: Any error that the strategy `none` causes in the importer.
         """
         from harness.compiler.lowering.route import Route
 
         with self.deployable.context():
             on_stage("build")
             for program in self.deployable.programs(self.case, self.settings, self.options):
-                if self.only and program.name not in self.only:
+                if self.entry_names and program.name not in self.entry_names:
                     continue
                 strategy = self.case.strategy if program.uses_rope else DEFAULT_STRATEGY
                 route = Route.from_case(replace(self.case, strategy=strategy), self.float32)
@@ -86,30 +86,30 @@ class Contents:
                 on_stage(f"import {program.name}")
                 lowered = route.lower(exported, program.module)
                 parameters = lowered.parameters()
-                yield Imported(
+                yield ImportedEntry(
                     program.name, program.outputs, lowered.module, parameters, lowered.float32, program.below
                 )
 
 
-def to_compile(contents: Contents, on_stage: OnStage) -> list[Imported]:
-    """Returns the entry points of what is to be compiled.
+def import_entries(spec: ArtifactSpec, on_stage: OnStage) -> list[ImportedEntry]:
+    """Returns the imported entry points of an artifact, after a check of the target and the groups.
 
     Raises:
         HarnessError: The machine cannot compile for the target, the checkpoint does not fit, or no entry point has any
             of the groups that stay float32.
-        Exception: Whatever the strategy `none` makes the importer raise.
+        Exception: Any error that the strategy `none` causes in the importer.
     """
-    target = contents.case.target
+    target = spec.case.target
     problem = TARGETS[target].compile_problem()
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
-    items = list(contents.imported(on_stage))
-    check_groups(contents.float32, [item.float32 for item in items], "what is compiled", partial=True)
+    items = list(spec.import_entries(on_stage))
+    check_groups(spec.float32, [item.float32 for item in items], "what is compiled", partial=True)
     return items
 
 
-def taken(items: list[Imported]) -> Iterator[tuple[str, Parameters]]:
-    """Yields the parameters of one entry point after the other, none of which is kept."""
+def drain(items: list[ImportedEntry]) -> Iterator[tuple[str, Parameters]]:
+    """Yields name and parameters of each entry point in turn, removing it from the list to free its memory."""
     while items:
         item = items.pop(0)
         yield item.name, item.parameters

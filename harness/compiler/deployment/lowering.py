@@ -1,4 +1,4 @@
-"""From the imported entry points to what is compiled: one module, and the part of it that only packs weights."""
+"""Merges imported entry points into one module, and selects the part of a module that only packs weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tvm import relax
 
 
-def merged(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+def merge_modules(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
     """Returns one module with the function `main` of each module under its key, and everything that it calls."""
     import tvm
     from tvm import ir, relax
@@ -30,13 +30,13 @@ def merged(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
     return tvm.IRModule(functions)
 
 
-def reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
-    """Returns the functions of these names and all that they call."""
+def select_reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
+    """Returns a module of the named functions and everything that they call."""
     import tvm
     import tvm_ffi
     from tvm import ir
 
-    kept: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    selected: dict[ir.GlobalVar, ir.BaseFunc] = {}
     waiting = [module.get_global_var(name) for name in names]
 
     def visit(node: object) -> None:
@@ -45,10 +45,10 @@ def reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
 
     while waiting:
         variable = waiting.pop()
-        if variable not in kept:
-            kept[variable] = module[variable]
+        if variable not in selected:
+            selected[variable] = module[variable]
             tvm_ffi.structural_walk(module[variable], visit)
-    return tvm.IRModule(kept, attrs=module.attrs)
+    return tvm.IRModule(selected, attrs=module.attrs)
 
 
 def input_specs(function: relax.Function, below: Mapping[str, int | str]) -> tuple[TensorSpec, ...]:

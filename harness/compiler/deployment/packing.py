@@ -1,4 +1,4 @@
-"""Other weights for a folder that was compiled before."""
+"""Puts other weights into a folder that is already compiled."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from harness.compiler.deployment.deployable import Deployable
-from harness.compiler.deployment.describing import now, origin
-from harness.compiler.deployment.filling import isolated, replaced
-from harness.compiler.deployment.imported import Contents, OnStage, Parameters
+from harness.compiler.deployment.describing import describe_weights, timestamp
+from harness.compiler.deployment.filling import replace_artifact, run_in_worker
+from harness.compiler.deployment.imported import ArtifactSpec, OnStage, Parameters
 from harness.compiler.deployment.variants import write_unpacked
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -29,12 +29,12 @@ from harness.runtime.manifest import (
     weights_file,
 )
 from harness.runtime.packing import Array, named, pack, packs, write_packed
-from harness.runtime.variants import Variants, described, is_for_several, read_variants
+from harness.runtime.variants import Variants, is_for_several, read_any_manifest, read_variants
 from harness.runtime.weights import MappedWeights
 
 
-def packed(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, Array]:
-    """Returns the weights of an entry point as its compiled code takes them, by name and in that order.
+def pack_weights(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, Array]:
+    """Returns the weights of an entry point in the order and layout of its compiled code, by name.
 
     Args:
         machine: With the packing library; None if nothing is packed for the target.
@@ -48,7 +48,7 @@ def packed(machine: VirtualMachine | None, entry: str, parameters: Parameters) -
 
 def pack_model(
     deployable: Deployable,
-    into: Path,
+    artifact: Path,
     settings: Settings = SEEDED,
     seed: int = 0,
     on_stage: OnStage = lambda stage: None,
@@ -58,26 +58,26 @@ def pack_model(
 
     Args:
         deployable: The model that the artifact was compiled from.
-        into: The artifact; scale, strategy, options, precision and frontend are its own. One for several CPUs gets
+        artifact: The artifact; scale, strategy, options, precision and frontend are its own. One for several CPUs gets
             weights that are packed when they are loaded.
         settings: Where the weights come from.
         seed: Seed of the weights that no checkpoint has.
         on_stage: Called with the name of each stage as it begins.
-        weights: What weights that no checkpoint has are drawn by.
+        weights: Name of the distribution that weights outside the checkpoint are drawn from.
 
     Raises:
         HarnessError: The checkpoint does not fit, or the folder cannot be written.
         ModelError: The folder is no artifact, or its packing library is not for this machine.
     """
-    described(into)
-    with replaced(into) as folder:
-        request = (deployable, into.resolve(), folder, settings, seed, weights)
-        isolated(f"{__name__}:pack_request", request, on_stage)
-        return described(folder)
+    read_any_manifest(artifact)
+    with replace_artifact(artifact) as folder:
+        request = (deployable, artifact.resolve(), folder, settings, seed, weights)
+        run_in_worker(f"{__name__}:pack_request", request, on_stage)
+        return read_any_manifest(folder)
 
 
 def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], on_stage: OnStage) -> None:
-    """Calls `pack_into` as `harness.core.processes` calls functions."""
+    """Calls `pack_into`; `harness.core.processes` calls this function."""
     pack_into(*request, on_stage=on_stage)
 
 
@@ -92,7 +92,7 @@ def pack_into(
     on_stage: OnStage = lambda stage: None,
 ) -> Manifest:
     """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
-    manifest = described(artifact)
+    manifest = read_any_manifest(artifact)
     if manifest.model != deployable.model:
         raise HarnessError(f"{artifact} was compiled from the model {manifest.model}, not from {deployable.model}")
     case = Case(
@@ -107,15 +107,15 @@ def pack_into(
     )
     entries, float32 = tuple(manifest.entries), frozenset(manifest.float32)
     options = deployable.options.read(artifact, manifest)
-    contents = Contents(deployable, case, settings, options, entries, float32)
+    spec = ArtifactSpec(deployable, case, settings, options, entries, float32)
     if is_for_several(artifact):
-        _pack_for_several(contents, artifact, folder, on_stage)
+        _pack_for_several(spec, artifact, folder, on_stage)
     else:
-        _pack_for_one(contents, artifact, folder, on_stage)
-    return described(folder)
+        _pack_for_one(spec, artifact, folder, on_stage)
+    return read_any_manifest(folder)
 
 
-def _pack_for_one(contents: Contents, artifact: Path, folder: Path, on_stage: OnStage) -> None:
+def _pack_for_one(spec: ArtifactSpec, artifact: Path, folder: Path, on_stage: OnStage) -> None:
     import tvm_ffi
 
     from harness.runtime.loading import load_library
@@ -125,65 +125,65 @@ def _pack_for_one(contents: Contents, artifact: Path, folder: Path, on_stage: On
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
     machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
-    for item in contents.imported(on_stage):
+    for item in spec.import_entries(on_stage):
         try:
-            tensors = packed(machine, item.name, item.parameters)
+            tensors = pack_weights(machine, item.name, item.parameters)
         except (TypeError, ValueError) as error:  # of another dtype or shape than the packing library takes
-            raise _another_version(artifact, item.name) from error
+            raise _version_error(artifact, item.name) from error
         _check_same(tensors, manifest.entries[item.name].weights, artifact, item.name)
         files |= write_packed(folder, item.name, tensors)
-    files = {**_copied(artifact, folder, manifest, files), **files}
-    made = {**manifest.made, "packed": now()}
-    manifest = replace(_with_weights(manifest, contents), made=made, files=dict(sorted(files.items())))
+    files = {**_copy_files(artifact, folder, manifest, files), **files}
+    facts = {**manifest.made, "packed": timestamp()}
+    manifest = replace(_describe_new_weights(manifest, spec), made=facts, files=dict(sorted(files.items())))
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 
 
-def _pack_for_several(contents: Contents, artifact: Path, folder: Path, on_stage: OnStage) -> None:
-    variants, items = read_variants(artifact), list(contents.imported(on_stage))
+def _pack_for_several(spec: ArtifactSpec, artifact: Path, folder: Path, on_stage: OnStage) -> None:
+    variants, items = read_variants(artifact), list(spec.import_entries(on_stage))
     for item in items:
         _check_same(item.parameters, variants.weights[item.name], artifact, item.name)
     for name in variants.names:
         manifest = read_manifest(artifact / name, VARIANT)
         (folder / name).mkdir()
-        _copied(artifact / name, folder / name, manifest)
-        manifest = _with_weights(manifest, contents)
+        _copy_files(artifact / name, folder / name, manifest)
+        manifest = _describe_new_weights(manifest, spec)
         (folder / name / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
     variants = Variants(variants.names, *write_unpacked(folder, items))
     (folder / VARIANTS).write_text(variants.to_json(), encoding="utf-8")
 
 
-def _copied(artifact: Path, folder: Path, manifest: Manifest, without: Iterable[str] = ()) -> dict[str, File]:
+def _copy_files(artifact: Path, folder: Path, manifest: Manifest, replaced: Iterable[str] = ()) -> dict[str, File]:
     """Copies the files of an artifact that are there into another folder; returns their descriptions by name."""
-    names = [name for name in manifest.files if name not in without and (artifact / name).exists()]
+    names = [name for name in manifest.files if name not in replaced and (artifact / name).exists()]
     for name in names:
         shutil.copyfile(artifact / name, folder / name)
     return {name: manifest.files[name] for name in names}
 
 
-def _check_same(found: Mapping[str, Array], expected: Sequence[str], artifact: Path, entry: str) -> None:
+def _check_same(parameters: Mapping[str, Array], names: Sequence[str], artifact: Path, entry: str) -> None:
     """Compares the names of an entry point's weights with the artifact's, and dtypes and shapes where it has them.
 
     Raises:
         HarnessError: They differ: the artifact's code takes other weights.
     """
-    same, path = tuple(found) == tuple(expected), artifact / weights_file(entry)
-    if same and found and path.exists():
+    matches, path = tuple(parameters) == tuple(names), artifact / weights_file(entry)
+    if matches and parameters and path.exists():
         stored = MappedWeights(path)
-        here = {name: (value.dtype.name, value.shape) for name, value in found.items()}
-        same = here == {name: (stored.dtypes[name], value.shape) for name, value in stored.tensors.items()}
-    if not same:
-        raise _another_version(artifact, entry)
+        kinds = {name: (value.dtype.name, value.shape) for name, value in parameters.items()}
+        matches = kinds == {name: (stored.dtypes[name], value.shape) for name, value in stored.tensors.items()}
+    if not matches:
+        raise _version_error(artifact, entry)
 
 
-def _another_version(artifact: Path, entry: str) -> HarnessError:
+def _version_error(artifact: Path, entry: str) -> HarnessError:
     return HarnessError(f"{artifact} was compiled from another version of {entry}: compile the model again")
 
 
-def _with_weights(manifest: Manifest, contents: Contents) -> Manifest:
-    settings = contents.settings
+def _describe_new_weights(manifest: Manifest, spec: ArtifactSpec) -> Manifest:
+    settings = spec.settings
     return replace(
         manifest,
-        weights=origin(contents.case, settings),
+        weights=describe_weights(spec.case, settings),
         trained=settings.checkpoint is not None,
-        extra=contents.options.manifest_part(settings),
+        extra=spec.options.manifest_part(settings),
     )

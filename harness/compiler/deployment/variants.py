@@ -1,4 +1,4 @@
-"""Folders for several CPUs: code for each of them, weights as they were imported; see `harness.runtime.variants`."""
+"""Compiles folders for several CPUs: code for each, and weights as they were imported (`harness.runtime.variants`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.compiler.deployment.code import write_code
-from harness.compiler.deployment.describing import describe, described
-from harness.compiler.deployment.imported import Contents, Imported, OnStage, taken
+from harness.compiler.deployment.describing import describe, describe_files
+from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry, OnStage, drain
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.errors import HarnessError
@@ -18,7 +18,7 @@ from harness.runtime.variants import Variants
 
 
 def check_variants(target: str, cpus: tuple[str, ...]) -> None:
-    """Nothing, if one folder can have code for several CPUs.
+    """Checks that one folder can have code for several CPUs.
 
     Raises:
         HarnessError: The target is no CPU, or one of the CPUs is named twice.
@@ -26,13 +26,13 @@ def check_variants(target: str, cpus: tuple[str, ...]) -> None:
     if TARGETS[target] is not HOST:
         raise HarnessError(f"a folder for several CPUs is compiled for {HOST.name}, not for {target}: give --cpu once")
     if len(set(cpus)) < len(cpus):
-        twice = next(cpu for cpu in cpus if cpus.count(cpu) > 1)
-        raise HarnessError(f"--cpu {twice} is given twice: name each CPU once")
+        repeated = next(cpu for cpu in cpus if cpus.count(cpu) > 1)
+        raise HarnessError(f"--cpu {repeated} is given twice: name each CPU once")
 
 
 def fill_variants(
-    contents: Contents,
-    items: list[Imported],
+    spec: ArtifactSpec,
+    items: list[ImportedEntry],
     folder: Path,
     variants: Mapping[str, ChosenSchedules],
     on_stage: OnStage,
@@ -40,10 +40,10 @@ def fill_variants(
     """Fills an empty folder with code for several CPUs, and weights.
 
     Args:
-        contents: What it is to have.
-        items: The entry points; the list is empty in the end, so that their weights are not held longer than needed.
+        spec: The artifact to write.
+        items: The entry points; the list is empty in the end, so that their weights leave memory early.
         folder: An empty folder.
-        variants: What tuning found for each CPU, by names as `--cpu` takes them.
+        variants: Tuned schedules of each CPU, by CPU names as in `--cpu`.
         on_stage: Called with the name of each stage as it begins.
 
     Raises:
@@ -51,25 +51,25 @@ def fill_variants(
     """
     from harness.compiler.targets.compiling import target_for
 
-    target = TARGETS[contents.case.target]
+    target = TARGETS[spec.case.target]
     tvm_targets = {cpu: target_for(target, Processors(cpu)) for cpu in variants}  # refuses what LLVM does not know
     for cpu, schedules in variants.items():
         on_stage(f"compile {cpu}")
         variant, tvm_target = folder / cpu, tvm_targets[cpu]
         variant.mkdir()
-        code = write_code(contents, items, tvm_target, tvm_target, variant, schedules)
-        manifest = describe(contents, schedules.origin, tvm_target, code.entries, described(variant))
+        code = write_code(spec, items, tvm_target, tvm_target, variant, schedules)
+        manifest = describe(spec, schedules.origin, tvm_target, code.entries, describe_files(variant))
         (variant / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
     on_stage("write")
-    described_variants = Variants(tuple(variants), *write_unpacked(folder, items))
-    (folder / VARIANTS).write_text(described_variants.to_json(), encoding="utf-8")
+    description = Variants(tuple(variants), *write_unpacked(folder, items))
+    (folder / VARIANTS).write_text(description.to_json(), encoding="utf-8")
 
 
-def write_unpacked(folder: Path, items: list[Imported]) -> tuple[dict[str, tuple[str, ...]], dict[str, File]]:
+def write_unpacked(folder: Path, items: list[ImportedEntry]) -> tuple[dict[str, tuple[str, ...]], dict[str, File]]:
     """Writes the weights of entry points as they were imported.
 
     Args:
-        folder: Where to.
+        folder: The destination.
         items: The entry points; the list is empty in the end.
 
     Returns:
@@ -77,7 +77,7 @@ def write_unpacked(folder: Path, items: list[Imported]) -> tuple[dict[str, tuple
     """
     order: dict[str, tuple[str, ...]] = {}
     files: dict[str, File] = {}
-    for name, parameters in taken(items):
+    for name, parameters in drain(items):
         order[name] = tuple(parameters)
         files |= write_packed(folder, name, parameters)
     return order, files

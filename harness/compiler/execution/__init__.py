@@ -1,1 +1,1 @@
-"""Where compiled code runs: on this machine, on another one, or emulated."""
+"""Runs compiled code on this machine, on another one, or emulated."""

@@ -1,4 +1,4 @@
-"""Cases on a machine without the device, or without the unit of a CPU, that they are compiled for: this CPU acts it."""
+"""Chooses and runs the cases that this CPU emulates: a GPU's kernels, or a matrix unit that the CPU lacks."""
 
 from __future__ import annotations
 
@@ -22,26 +22,31 @@ if TYPE_CHECKING:
     from harness.runtime.executable import Executable
 
 
-def emulates(case: Case, cheap_in: Collection[str], every: bool = False, processors: Processors = THIS_MACHINE) -> bool:
-    """Returns whether the case is run by emulation here.
+def is_emulated(
+    case: Case,
+    cheap_precisions: Collection[str],
+    include_expensive: bool = False,
+    processors: Processors = THIS_MACHINE,
+) -> bool:
+    """Returns whether a case is emulated on this machine.
 
     Args:
-        case: A GPU's is, if there is a clang, and no device for its target; one of this CPU's architecture, if it is
-            compiled for a matrix unit and this CPU has everything else.
-        cheap_in: Precisions in which its subject's kernels of a GPU are cheap to emulate.
-        every: Whether also if they are not, and what is compiled for a matrix unit.
+        case: The case; a GPU's can be emulated if there is a clang and no device for its target, a CPU's if its code
+            needs nothing that this CPU lacks but a matrix unit.
+        cheap_precisions: Precisions in which the GPU kernels of the case's subject are cheap to emulate.
+        include_expensive: Whether to emulate expensive kernels, and code for a matrix unit, too.
         processors: The processors that the case is compiled for.
     """
     target = TARGETS[case.target]
     if target is HOST:
-        return every and lacks_matrix_unit_alone(processors) and emulation_problem() is None
-    if not target.emulated or not (every or case.precision in cheap_in) or clang() is None:
+        return include_expensive and lacks_matrix_unit_alone(processors) and emulation_problem() is None
+    if not target.emulated or not (include_expensive or case.precision in cheap_precisions) or clang() is None:
         return False
     return target.run_problem(processors) is not None
 
 
-def emulating_executor(case: Case, processors: Processors) -> Executor:
-    """Returns what runs a case that `emulates` names."""
+def create_emulating_executor(case: Case, processors: Processors) -> Executor:
+    """Returns the executor of a case that is emulated (`is_emulated`)."""
     return MatrixUnitExecutor(processors) if TARGETS[case.target] is HOST else EmulatedExecutor(processors)
 
 
@@ -49,27 +54,27 @@ class MatrixUnitExecutor(LocalExecutor):
     """Runs code for the matrix unit of x86 on a CPU without one."""
 
     def run_problem(self, target: str) -> str | None:
-        """See `Executor`."""
+        """Returns None: the matrix unit is emulated."""
         return None
 
-    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """See `Executor`."""
-        _act_as_with_unit()
-        return super().executable(library, target, parameters)
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """Loads a compiled program with its parameters, after the emulation of the unit has begun."""
+        _emulate_unit()
+        return super().load_program(library, target, parameters)
 
-    def model(self, folder: Path) -> Artifact:
-        """See `Executor`."""
-        _act_as_with_unit()
-        return super().model(folder)
+    def load_model(self, folder: Path) -> Artifact:
+        """Loads a compiled model."""
+        _emulate_unit()
+        return super().load_model(folder)
 
 
-def _act_as_with_unit() -> None:
+def _emulate_unit() -> None:
     emulate()
     add_emulated_features(MATRIX_UNIT)
 
 
 class EmulatedExecutor:
-    """Runs a GPU's kernels on the CPU; see `harness.compiler.execution.executors.Executor`."""
+    """Runs a GPU's kernels on the CPU (`harness.compiler.execution.executors.Executor`)."""
 
     emulates = True
 
@@ -77,19 +82,19 @@ class EmulatedExecutor:
         self._processors = processors
 
     def run_problem(self, target: str) -> str | None:
-        """Does what `Executor` says."""
+        """Returns the reason why the code cannot be emulated or run here, or None."""
         return None if TARGETS[target].emulated else TARGETS[target].run_problem(self._processors)
 
-    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """Does what `Executor` says; nothing can be compiled for the target in this process any more."""
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """Loads a compiled program with its parameters; this process cannot compile for the target afterwards."""
         from harness.compiler.execution.emulation.device import install
         from harness.runtime.executable import Executable
 
         install(target)
         return Executable(library, TARGETS[target].device(), parameters)
 
-    def model(self, folder: Path) -> Artifact:
-        """Does what `Executor` says; nothing can be compiled for the target in this process any more."""
+    def load_model(self, folder: Path) -> Artifact:
+        """Loads a compiled model; this process cannot compile for its target afterwards."""
         from harness.compiler.execution.emulation.device import install
         from harness.runtime.artifact import Artifact
         from harness.runtime.manifest import read_manifest
@@ -97,8 +102,8 @@ class EmulatedExecutor:
         install(read_manifest(folder).target)
         return Artifact.load(folder)
 
-    def device(self) -> None:
-        """Does what `Executor` says."""
+    def describe_device(self) -> None:
+        """Returns None: the code runs on this machine."""
 
     def close(self) -> None:
-        """Does what `Executor` says."""
+        """Does nothing: the emulation lasts as long as the process."""

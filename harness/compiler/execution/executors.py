@@ -1,4 +1,4 @@
-"""What runs a case: this machine, or a device elsewhere; the stages are the same."""
+"""Defines executors, which run the compiled code of a case on this machine or on a remote device."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LoadedProgram(Protocol):
     """A compiled program with its parameters."""
 
     def run(self, inputs: Sequence[npt.NDArray[Any]], /) -> list[npt.NDArray[Any]]:
-        """Runs it once; the outputs come back in order."""
+        """Runs the program once and returns its outputs in order."""
 
 
 class Executor(Protocol):
-    """Runs what was compiled here, on a machine that it knows.
+    """A machine that runs compiled code.
 
     Attributes:
         emulates: Whether it runs a GPU's kernels on the CPU of this machine, from their source.
@@ -37,23 +37,23 @@ class Executor(Protocol):
     emulates: bool
 
     def run_problem(self, target: str) -> str | None:
-        """Returns the reason why it cannot run code that was compiled here for a target, or None."""
+        """Returns the reason why code that was compiled here for a target cannot run there, or None."""
 
-    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> LoadedProgram:
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> LoadedProgram:
         """Loads a compiled program with its parameters."""
 
-    def model(self, folder: Path) -> LoadedModel:
+    def load_model(self, folder: Path) -> LoadedModel:
         """Loads a compiled model."""
 
-    def device(self) -> Device | None:
-        """Returns the machine, once something was loaded, if it is not this one."""
+    def describe_device(self) -> Device | None:
+        """Returns the machine after something was loaded on it; None for this machine."""
 
     def close(self) -> None:
         """Gives the machine back."""
 
 
 class LocalExecutor:
-    """Runs code on this machine; on the CPU `unwritten` fills what it is to write before."""
+    """Runs code on this machine; on the CPU, `unwritten` poisons the memory of outputs before each call."""
 
     emulates = False
 
@@ -61,32 +61,32 @@ class LocalExecutor:
         self._processors = processors
 
     def run_problem(self, target: str) -> str | None:
-        """See `Executor`."""
+        """Returns the reason why this machine cannot run code for a target, or None."""
         return TARGETS[target].run_problem(self._processors)
 
-    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """See `Executor`."""
-        from harness.compiler.execution.unwritten import fill_allocated
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """Loads a compiled program with its parameters."""
+        from harness.compiler.execution.unwritten import poison_allocation
         from harness.runtime.executable import Executable
 
-        instrument = fill_allocated if target == HOST.name else None
+        instrument = poison_allocation if target == HOST.name else None
         return Executable(library, TARGETS[target].device(), parameters, instrument)
 
-    def model(self, folder: Path) -> Artifact:
-        """See `Executor`."""
+    def load_model(self, folder: Path) -> Artifact:
+        """Loads a compiled model."""
         from harness.runtime.artifact import Artifact
 
         return Artifact.load(folder)
 
-    def device(self) -> None:
-        """See `Executor`."""
+    def describe_device(self) -> None:
+        """Returns None: the code runs on this machine."""
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Does nothing: this machine is not shared."""
 
 
 class RemoteExecutor:
-    """Runs code on a device, in a session that begins when something was compiled for it."""
+    """Runs code on a device, in a session that begins when the first code was compiled."""
 
     emulates = False
 
@@ -98,42 +98,42 @@ class RemoteExecutor:
         self._device: Device | None = None
 
     def run_problem(self, target: str) -> str | None:
-        """Returns why the device cannot run it, or None.
+        """Returns the reason why the device cannot run code for a target, or None.
 
         Raises:
-            DeviceLostError: It is gone.
+            DeviceLostError: The device does not answer.
         """
-        return self._opened().description.problem(target, self._processors)
+        return self._open().description.problem(target, self._processors)
 
-    def executable(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
-        """See `Executor`."""
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
+        """Loads a compiled program with its parameters on the device."""
         from harness.compiler.execution.remote.client import RemoteExecutable
 
         self._target = target
-        return RemoteExecutable(self._opened(), library, target, parameters)
+        return RemoteExecutable(self._open(), library, target, parameters)
 
-    def model(self, folder: Path) -> RemoteArtifact:
-        """See `Executor`."""
+    def load_model(self, folder: Path) -> RemoteArtifact:
+        """Loads a compiled model."""
         from harness.compiler.execution.remote.client import RemoteArtifact
 
-        artifact = RemoteArtifact(self._opened(), folder)
+        artifact = RemoteArtifact(self._open(), folder)
         self._target = artifact.manifest.target
         return artifact
 
-    def device(self) -> Device | None:
-        """See `Executor`."""
+    def describe_device(self) -> Device | None:
+        """Returns the device and the bytes sent to it, once a session began."""
         if self._session is not None:
-            self._device = self._described(self._session)
+            self._device = self._describe(self._session)
         return self._device
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Ends the session, if there is one."""
         if self._session is not None:
-            self._device = self._described(self._session)
+            self._device = self._describe(self._session)
             self._session.close()
             self._session = None
 
-    def _described(self, session: DeviceSession) -> Device:
+    def _describe(self, session: DeviceSession) -> Device:
         description = session.description
         return Device(
             name=description.name,
@@ -147,7 +147,7 @@ class RemoteExecutor:
             sent_bytes=session.sent_bytes,
         )
 
-    def _opened(self) -> DeviceSession:
+    def _open(self) -> DeviceSession:
         from harness.compiler.execution.remote.client import DeviceSession
 
         if self._session is None:
@@ -155,8 +155,8 @@ class RemoteExecutor:
         return self._session
 
 
-def executor_for(settings: Settings) -> Executor:
-    """Returns what runs a case with these settings."""
+def create_executor(settings: Settings) -> Executor:
+    """Returns the executor of a case with these settings: this machine or the remote device."""
     if settings.remote is None:
         return LocalExecutor(settings.processors)
     return RemoteExecutor(settings.remote, settings.processors)

@@ -1,4 +1,4 @@
-"""Running a workload: its programs lowered, compiled for the case's target and called, one trace after another."""
+"""Runs workloads: lowers their programs, compiles them for the case's target, and calls them as a trace says."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from harness.core.settings import Settings
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a workload is run with.
+    """The settings and tools that a workload is run with.
 
     Attributes:
-        case: How it is lowered and what it is compiled for.
+        case: Determines how programs are lowered and compiled.
         settings: Weights, inputs and the processors to compile for.
-        progress: Keeps which stage it is, and what was made.
-        executor: What runs compiled code.
-        schedules: What tuning found for the target.
+        progress: Records stages, times, sizes and kernels.
+        executor: Runs the compiled code.
+        schedules: Tuned schedules for the target.
         float32: Groups of products that stay float32 in a half precision.
     """
 
@@ -45,29 +45,29 @@ class Run:
     schedules: ChosenSchedules
     float32: Groups = NO_GROUPS
 
-    def compiled(
+    def compile(
         self, programs: Mapping[str, Program], lowered: Mapping[str, Lowered] | None = None
-    ) -> Compiled | None:
+    ) -> CompiledPrograms | None:
         """Compiles programs, to run traces of them.
 
         Args:
             programs: Programs by name.
-            lowered: The same as Relax modules, for whoever has lowered them.
+            lowered: The programs as Relax modules; lowered by the case's route if None.
 
         Returns:
-            What was compiled, to be closed; None if it cannot be run here.
+            The compiled programs, to be closed by the caller; None if they cannot run here.
 
         Raises:
             HarnessError: No program has one of the groups that are to stay float32.
         """
-        lowered = self._lowered(programs) if lowered is None else lowered
-        with ExitStack() as made:
-            folder = Path(made.enter_context(temporary_folder("run")))
+        lowered = self._lower_programs(programs) if lowered is None else lowered
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(temporary_folder("run")))
             libraries = {name: folder / f"{name}{LIBRARY_SUFFIX}" for name in lowered}
             self._compile(lowered, libraries)
             if self.executor.run_problem(self.case.target) is not None:
                 return None
-            return Compiled(self, programs, lowered, libraries, made.pop_all())
+            return CompiledPrograms(self, programs, lowered, libraries, stack.pop_all())
 
     def _compile(self, lowered: Mapping[str, Lowered], libraries: Mapping[str, Path]) -> None:
         with self.progress.time_stage(Stage.COMPILE):
@@ -85,7 +85,7 @@ class Run:
                 self.progress.lost_schedules += compiled.lost_schedules
         self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
-    def _lowered(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
+    def _lower_programs(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
         route = Route.from_case(self.case, self.float32)
         with self.progress.time_stage(Stage.EXPORT):
             exported = {
@@ -98,8 +98,8 @@ class Run:
         return lowered
 
 
-class Compiled:
-    """Programs that were compiled for a case, in a folder that is there until this is closed."""
+class CompiledPrograms:
+    """Programs that were compiled for a case, in a folder that is deleted by `close`."""
 
     def __init__(
         self,
@@ -107,50 +107,52 @@ class Compiled:
         programs: Mapping[str, Program],
         lowered: Mapping[str, Lowered],
         libraries: Mapping[str, Path],
-        made: ExitStack,
+        stack: ExitStack,
     ) -> None:
-        """Takes what was compiled.
+        """Takes the compiled libraries of programs.
 
         Args:
-            run: What it was compiled with.
+            run: The run that compiled them.
             programs: The programs by name.
-            lowered: What each was lowered to.
+            lowered: The Relax module of each.
             libraries: The library of each.
-            made: Deletes these.
+            stack: Deletes the libraries when it is closed.
         """
         self._run = run
         self._programs = programs
         self._lowered = lowered
         self._libraries = libraries
-        self._made = made
+        self._stack = stack
 
     def close(self) -> None:
-        """Deletes the libraries; nothing can be run any more."""
+        """Deletes the libraries, after which nothing can be run."""
         self._lowered = {}
-        self._made.close()
+        self._stack.close()
 
-    def outputs(self, trace: Trace, progress: Progress | None = None) -> Arrays:
-        """Runs a trace of the programs, with the parameters as they are now.
+    def run_trace(self, trace: Trace, progress: Progress | None = None) -> Arrays:
+        """Runs a trace of the programs, with the current values of the parameters.
 
-        These share memory with the parameters of the PyTorch modules, where those are contiguous: what changes a module
-        in place changes what is run here.
+        Contiguous parameters share memory with those of the PyTorch modules, so that changes of a module in place take
+        effect here.
 
         Args:
             trace: The calls.
-            progress: Is told of the stages; the case's own if there is none.
+            progress: Records the stages; the case's own by default.
 
         Returns:
             The outputs of all calls by name.
         """
         progress = progress or self._run.progress
-        last = {call.program: call.name for call in trace}
-        read = {(value.call, value.name) for call in trace for value in call.arguments if isinstance(value, Output)}
+        last_calls = {call.program: call.name for call in trace}
+        later_inputs = {
+            (value.call, value.name) for call in trace for value in call.arguments if isinstance(value, Output)
+        }
         loaded: dict[str, LoadedProgram] = {}
         state: dict[tuple[str, str], npt.NDArray[Any]] = {}
         outputs: Arrays = {}
         for call in trace:
             if call.program not in loaded:
-                loaded[call.program] = self._loaded(call.program, progress)
+                loaded[call.program] = self._load_program(call.program, progress)
             inputs = [
                 state[value.call, value.name] if isinstance(value, Output) else value.numpy()
                 for value in call.arguments
@@ -159,19 +161,19 @@ class Compiled:
                 results = loaded[call.program].run(inputs)
             for name, array in zip(self._programs[call.program].outputs, results, strict=True):
                 outputs[f"{call.prefix}{name}"] = array
-                if (call.name, name) in read:
+                if (call.name, name) in later_inputs:
                     state[call.name, name] = array
-            if last[call.program] == call.name:
+            if last_calls[call.program] == call.name:
                 # Two programs of a large subject, their weights packed, would not fit side by side.
                 del loaded[call.program]
                 gc.collect()
         self._run.executor.close()  # others may be waiting for the device
         return outputs
 
-    def _loaded(self, name: str, progress: Progress) -> LoadedProgram:
+    def _load_program(self, name: str, progress: Progress) -> LoadedProgram:
         parameters = list(self._lowered[name].parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
         progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
         with progress.time_stage(Stage.LOAD):
             executor, target = self._run.executor, self._run.case.target
-            return executor.executable(self._libraries[name], target, parameters)
+            return executor.load_program(self._libraries[name], target, parameters)

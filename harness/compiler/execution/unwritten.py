@@ -1,6 +1,6 @@
-"""What compiled code is to write is filled before it: an element that it leaves out must not be right by chance.
+"""Poisons output buffers before each call, so that a kernel that skips an element is caught.
 
-Memory that is used again often still holds the right value there: that of an earlier call of the same program.
+Reused memory often still holds the right value, from an earlier call of the same program.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     import tvm_ffi
 
 _ALLOCATION = "vm.builtin.alloc_tensor"
-"""What TVM's virtual machine calls for each tensor that a compiled function is to write, right before the function."""
-_BYTE = 0xFF
-"""A float of such bytes is NaN, an integer is -1."""
+"""The builtin that TVM's virtual machine calls for each output tensor, right before the function that writes it."""
+_POISON = 0xFF
+"""The byte of poisoned memory: a float of such bytes is NaN, an integer is -1."""
 
 
-def fill(tensor: tvm_ffi.Tensor) -> None:
-    """Fills a tensor on the CPU with what no honest kernel leaves there."""
+def poison(tensor: tvm_ffi.Tensor) -> None:
+    """Fills a tensor on the CPU with bytes that no correct kernel leaves."""
     import torch
     from torch.utils.dlpack import from_dlpack
 
-    from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_BYTE)
+    from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_POISON)
 
 
-def fill_allocated(_function: Any, name: str, before: bool, result: Any, *_arguments: Any) -> None:
-    """Fills each tensor as it is allocated; an instrument of TVM's virtual machine on the CPU."""
-    if name == _ALLOCATION and not before:
-        fill(result)
+def poison_allocation(_function: Any, name: str, is_before_call: bool, result: Any, *_arguments: Any) -> None:
+    """Poisons each tensor as it is allocated; an instrument of TVM's virtual machine on the CPU."""
+    if name == _ALLOCATION and not is_before_call:
+        poison(result)

@@ -1,4 +1,4 @@
-"""How operators become fast loops, one package per kind of target."""
+"""Schedules operators as fast loops, with one package per kind of target."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UNTUNED: Schedules = MappingProxyType({})
 
 @dataclass(frozen=True)
 class ChosenSchedules:
-    """Schedules to compile with, and where they are from.
+    """The schedules to compile with, and their origin.
 
     Attributes:
         schedules: The schedules by the keys of the kernels' workloads.
-        origin: Where they are from, in words.
+        origin: Their origin, in words.
     """
 
     schedules: Schedules = field(default_factory=dict)

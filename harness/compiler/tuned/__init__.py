@@ -1,1 +1,1 @@
-"""The database of tuned schedules: one JSON file, which tuning writes and every compilation reads."""
+"""Stores tuned schedules in one JSON file, which tuning writes and every compilation reads."""

@@ -1,6 +1,6 @@
-"""The database of tuned schedules: a folder with the file `schedules.json`, which has a record for each kernel.
+"""Reads and writes a database of tuned schedules: a folder whose file `schedules.json` has a record per kernel.
 
-A kernel is known by the key of its workload (`harness.compiler.schedules.cpu.schedule`).
+A kernel is identified by the key of its workload (`harness.compiler.schedules.cpu.schedule`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Conditions:
 
     @property
     def tag(self) -> str:
-        """Name of the folder of their database; the version of TVM changes too often to be a part of it."""
+        """Returns the name of their database's folder, without TVM's version, which changes too often."""
         return f"{self.target}-{self.cpu}-{self.threads}-threads"
 
 
@@ -55,7 +55,7 @@ _Seconds = Annotated[float, Meta(gt=0, lt=1e6)]
 
 @dataclass(frozen=True)
 class Record:
-    """The best schedule of a kernel that was found under some conditions, and how far the search for a better one is.
+    """The best schedule of a kernel under some conditions, and the progress of the search for a better one.
 
     Attributes:
         task: Key of the kernel's workload.
@@ -78,7 +78,7 @@ class Record:
 
     @property
     def gain(self) -> float:
-        """The default schedule's time in units of this schedule's time."""
+        """Returns the default schedule's time divided by this schedule's."""
         return self.default_seconds / self.seconds
 
     def to_plain(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Record:
 
 @dataclass(frozen=True)
 class _File:
-    """The contents of a database's file; each of its records has the fields of its conditions, too."""
+    """The spec of a database's file; each of its records has the fields of its conditions, too."""
 
     format: int
     target: str
@@ -99,7 +99,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Database:
-    """A database that was read from its folder.
+    """The records of one folder.
 
     Attributes:
         path: The folder.
@@ -111,47 +111,49 @@ class Database:
     target: str
     records: tuple[Record, ...] = ()
 
-    def found(self, processors: Processors = THIS_MACHINE) -> dict[str, Record]:
-        """Returns the records that were made with this version of TVM, for a CPU and this number of threads."""
+    def matching_records(self, processors: Processors = THIS_MACHINE) -> dict[str, Record]:
+        """Returns the records for this version of TVM, a CPU and this number of threads, by kernel."""
         conditions = current_conditions(self.target, processors)
         return {record.task: record for record in self.records if record.conditions == conditions}
 
     def notices(self, processors: Processors = THIS_MACHINE) -> list[str]:
-        """Returns one sentence for each of the other conditions, whose records are left out."""
+        """Returns one sentence for each of the other conditions, whose records are not used."""
         conditions = current_conditions(self.target, processors)
-        others = Counter(record.conditions for record in self.records if record.conditions != conditions)
+        counts = Counter(record.conditions for record in self.records if record.conditions != conditions)
         return [
             f"{count} record{'s' if count > 1 else ''} of {self.path} left out: "
-            f"made {_describe_differences(other, conditions)}; tune again to have such here."
-            for other, count in others.items()
+            f"made {_describe_differences(recorded, conditions)}; tune again to have such here."
+            for recorded, count in counts.items()
         ]
 
     def store(self, record: Record) -> Database:
-        """Writes a record in place of that of the same kernel under the same conditions; returns the new database.
+        """Writes a record in place of an older one of its kernel and conditions; returns the new database.
 
         Raises:
-            HarnessError: The file cannot be written; what was there before still is.
+            HarnessError: The file cannot be written; the old file stays.
         """
-        known = {(entry.task, entry.conditions): entry for entry in self.records}
-        known[record.task, record.conditions] = record
-        records = sorted(known.values(), key=lambda entry: (entry.task, entry.conditions.tag, entry.conditions.tvm))
+        records_by_kernel = {(entry.task, entry.conditions): entry for entry in self.records}
+        records_by_kernel[record.task, record.conditions] = record
+        records = sorted(
+            records_by_kernel.values(), key=lambda entry: (entry.task, entry.conditions.tag, entry.conditions.tvm)
+        )
         values = {"format": FORMAT, "target": self.target, "records": [entry.to_plain() for entry in records]}
         write_json(self.path / FILE, values, sort_keys=True, advice=ADVICE, durable=True)
         return Database(self.path, self.target, tuple(records))
 
 
-def _describe_differences(other: Conditions, conditions: Conditions) -> str:
-    """Returns the ways in which other conditions differ from these, as part of a sentence."""
+def _describe_differences(recorded: Conditions, conditions: Conditions) -> str:
+    """Returns the differences of recorded conditions from current ones, as part of a sentence."""
     ways = {
-        f"with TVM {other.tvm}, this is {conditions.tvm}": other.tvm != conditions.tvm,
-        f"for {other.cpu}, this is {conditions.cpu}": other.cpu != conditions.cpu,
-        f"for {other.threads} threads, these are {conditions.threads}": other.threads != conditions.threads,
+        f"with TVM {recorded.tvm}, this is {conditions.tvm}": recorded.tvm != conditions.tvm,
+        f"for {recorded.cpu}, this is {conditions.cpu}": recorded.cpu != conditions.cpu,
+        f"for {recorded.threads} threads, these are {conditions.threads}": recorded.threads != conditions.threads,
     }
     return " and ".join(way for way, differs in ways.items() if differs)
 
 
 def current_conditions(target: str, processors: Processors = THIS_MACHINE) -> Conditions:
-    """Returns the conditions of this process, for the target of that name and the CPU among the processors."""
+    """Returns the conditions of this process for a target and the CPU among the processors."""
     from harness.compiler.targets.llvm import cpu_name
     from harness.core.machine import versions
     from harness.core.processes.threads import thread_count
@@ -190,26 +192,26 @@ def open_database(path: Path, target: str | None = None) -> Database:
     return Database(path, stored.target, records)
 
 
-def default_database(target: str, processors: Processors = THIS_MACHINE) -> Path | None:
-    """Returns the folder in `fixtures/tuned` that fits the processors, even if its search found nothing."""
+def find_default_database(target: str, processors: Processors = THIS_MACHINE) -> Path | None:
+    """Returns the folder in `fixtures/tuned` for the processors; None if there is none or the target is not tuned."""
     if not (TARGETS[target].tunable and TUNED.is_dir()):
         return None
     path = TUNED / current_conditions(target, processors).tag
     return path if (path / FILE).is_file() else None
 
 
-def chosen_schedules(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> ChosenSchedules:
+def choose_schedules(database: Path | None, target: str, processors: Processors = THIS_MACHINE) -> ChosenSchedules:
     """Returns the schedules that a target is compiled with, and their origin in words.
 
-    There are none without a database or a tunable target.
+    Without a database or a tunable target, these are the default schedules.
 
     Raises:
         HarnessError: The database cannot be used.
     """
     if database is None or not TARGETS[target].tunable:
         return DEFAULT_SCHEDULES
-    found = open_database(database, target).found(processors)
-    schedules = {key: record.schedule for key, record in found.items() if record.schedule}
+    records = open_database(database, target).matching_records(processors)
+    schedules = {key: record.schedule for key, record in records.items() if record.schedule}
     name = database.resolve().name
     if not schedules:
         return ChosenSchedules({}, f"untuned: the default ones, the database {name} has none that is better")

@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.compiler.execution.executors import executor_for
+from harness.compiler.execution.executors import create_executor
 from harness.compiler.execution.run import Run
 from harness.compiler.lowering.groups import always_float32
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.targets import TARGETS
-from harness.compiler.tuned.database import chosen_schedules
+from harness.compiler.tuned.database import choose_schedules
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -67,10 +67,10 @@ class Bench:
         if not isinstance(workload, TracedWorkload):
             raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
         self._workload = workload
-        executor = executor_for(settings)
+        executor = create_executor(settings)
         if problem := executor.run_problem(case.target):
             raise HarnessError(f"errors are measured by running, and {case.target} cannot run here: {problem}")
-        schedules = chosen_schedules(settings.database, case.target, settings.processors)
+        schedules = choose_schedules(settings.database, case.target, settings.processors)
         self._run = Run(case, settings, Progress(lambda stage: None), executor, schedules)
         self._target = TARGETS[case.target].tvm_target(settings.processors)
         self._on_cpu = "cpu" in self._target.keys
@@ -105,10 +105,10 @@ class Bench:
     def measure(self, half: Groups) -> Measurement:
         """Compiles the component with these groups in half precision, runs it, and judges every output."""
         lowered = {name: self._lower(name, half) for name in self._imported}
-        compiled = self._run.compiled(self._workload.programs, lowered)
+        compiled = self._run.compile(self._workload.programs, lowered)
         assert compiled is not None
         with closing(compiled):
-            actual = compiled.outputs(self._workload.trace)
+            actual = compiled.run_trace(self._workload.trace)
         verdicts = self._judge(actual)
         errors = {verdict.name: verdict.r_rms for verdict in verdicts if not math.isnan(verdict.r_rms)}
         failed = [verdict for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
@@ -157,13 +157,13 @@ class Bench:
         """Returns two operations per term that is multiplied in half precision, for products of static shape."""
         from harness.compiler.lowering.precision import operations_of
         from harness.compiler.schedules.common.origins import bindings_of
-        from harness.compiler.schedules.cpu.bf16 import has_instruction, multiplies_half
+        from harness.compiler.schedules.cpu.bf16 import allows_bf16, has_instruction
 
         values = [binding.value for binding in bindings_of(module["main"])]
         count = sum(operations_of(value, self._precision.dtype) for value in values)
         if self._on_cpu and has_instruction(self._target):
             wide_dtype = PRECISIONS[DEFAULT_PRECISION].dtype
-            count += sum(operations_of(value, wide_dtype) for value in values if multiplies_half(value))
+            count += sum(operations_of(value, wide_dtype) for value in values if allows_bf16(value))
         return count
 
 

@@ -182,7 +182,7 @@ def budget_request(request: tuple[Case, Settings, float, Rates, Path], on_stage:
 
 def conditions_of(case: Case, settings: Settings) -> str:
     """Returns a digest of everything that a case's errors depend on: weights, code, CPU, versions, schedules."""
-    from harness.compiler.tuned.database import chosen_schedules
+    from harness.compiler.tuned.database import choose_schedules
     from harness.core.machine import versions
     from harness.parity.closure import closure_digest
     from harness.runtime.weights import file_digest
@@ -193,7 +193,7 @@ def conditions_of(case: Case, settings: Settings) -> str:
         "checkpoint": checkpoint,
         "code": closure_digest("harness.verify.budget.measurement"),
         "target": str(TARGETS[case.target].tvm_target(settings.processors)),
-        "schedules": chosen_schedules(settings.database, case.target, settings.processors).origin,
+        "schedules": choose_schedules(settings.database, case.target, settings.processors).origin,
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tvm import relax, tirx
 
-from harness.compiler.execution.unwritten import fill
+from harness.compiler.execution.unwritten import poison
 from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
@@ -273,7 +273,7 @@ class _Observer:
         def call_again() -> list[Array]:
             for n in writes:
                 local_arguments[n] = tvm.runtime.empty(tuple(arguments[n].shape), str(arguments[n].dtype), self.device)
-                fill(local_arguments[n])
+                poison(local_arguments[n])
             function(*local_arguments)
             return [local_arguments[n].numpy() for n in writes]
 

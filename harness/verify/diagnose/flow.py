@@ -16,7 +16,7 @@ import torch
 import tvm
 from tvm import ir, relax, tirx
 
-from harness.compiler.execution.unwritten import fill
+from harness.compiler.execution.unwritten import poison
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 from harness.core.precision import HALF_DTYPES
@@ -303,6 +303,6 @@ def fill_instrument(results: Mapping[str, int]) -> Callable[..., None]:
     def on_call(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         if before and name in results:
             for n in tensor_positions(arguments)[-results[name] :]:
-                fill(arguments[n])
+                poison(arguments[n])
 
     return on_call

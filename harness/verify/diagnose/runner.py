@@ -148,7 +148,7 @@ def diagnose_program(
     """
     from harness.compiler.lowering.frontends.torch_export import nodes_of
     from harness.compiler.lowering.route import Route
-    from harness.compiler.tuned.database import chosen_schedules
+    from harness.compiler.tuned.database import choose_schedules
     from harness.verify.diagnose.ablation import Compiler
     from harness.verify.diagnose.reference import Upstream
     from harness.verify.diagnose.rewriting import find_rewriting
@@ -172,7 +172,7 @@ def diagnose_program(
         Compiler(
             target,
             target.tvm_target(settings.processors),
-            chosen_schedules(settings.database, case.target, settings.processors).schedules,
+            choose_schedules(settings.database, case.target, settings.processors).schedules,
         ),
     )
     code, flow, comparison = _run(imported, PRECISIONS[case.precision], on_stage, on_compiled)

@@ -1,4 +1,4 @@
-"""A GPU that is this CPU, for the rest of a process: TVM's runtime finds its memory and its kernels there."""
+"""Emulates a GPU on this CPU for the rest of a process, as a device of TVM's runtime."""
 
 from __future__ import annotations
 
@@ -21,57 +21,58 @@ _TRANSLATIONS = {"cuda": cuda_to_cpp, "metal": metal_to_cpp}
 
 _NATIVE = "-march=native" if architecture() == "x86_64" else "-mcpu=native"
 _SPEED = ("-O2", "-fno-vectorize", _NATIVE)
-"""Unrolled loops make better vectors of a product than loops of vectors, which gather and scatter."""
+"""Options for speed; unrolled loops become better vectors than vectorized loops, which gather and scatter."""
 _UNDEFINED = ("-Xclang", "-no-enable-noundef-analysis")
-"""A thread may shuffle no value, as in TVM's reductions for CUDA: in C++ it may not, of which clang would make use."""
+"""Permits a thread to shuffle an undefined value, as TVM's reductions for CUDA do; C++ forbids it, and clang would
+optimize by that."""
 _ARITHMETIC = ("-ffp-contract=fast", "-fno-math-errno", "-Xclang", "-ffloat16-excess-precision=none")
-"""nvcc and Metal's compiler fuse a multiplication with the addition after it, and so does clang if it is told to; each
-operation on halves is rounded, as on a GPU."""
+"""Options of GPU arithmetic: a multiplication and an addition after it are fused, as nvcc and Metal's compiler do, and
+each operation on halves is rounded."""
 OPTIONS = ("-fPIC", "-fvisibility=hidden", *_SPEED, *_UNDEFINED, *_ARITHMETIC)
 
 
 def install(kind: str) -> None:
-    """Makes this process's device `kind` an emulated one, unless it is already.
+    """Makes this process's device `kind` an emulated one, if it is not yet.
 
-    The memory of such a device is that of the CPU, and each library that is loaded has its kernels compiled for the
-    CPU. A process cannot go back, so this is for workers.
+    The device's memory is the CPU's, and the kernels of every loaded library are compiled for the CPU. A process cannot
+    go back, so only workers call this.
 
     Args:
         kind: `cuda` or `metal`.
 
     Raises:
-        RuntimeError: There is a real one.
+        RuntimeError: There is a real device.
     """
     import tvm
     import tvm_ffi
 
     loader = f"ffi.Module.load_from_bytes.{kind}"
-    if getattr(tvm_ffi.get_global_func(loader, allow_missing=True), "emulated", False) or kind in _installed:
+    if getattr(tvm_ffi.get_global_func(loader, allow_missing=True), "emulated", False) or kind in _emulated_kinds:
         return
     if tvm.get_global_func(f"device_api.{kind}", allow_missing=True) is not None:
         raise RuntimeError(f"this machine has a runtime for {kind}: nothing needs to be emulated")
 
     def load(data: bytes) -> Any:
-        return compiled(read_device_module(kind, bytes(data)), kind)
+        return compile_kernels(read_device_module(kind, bytes(data)), kind)
 
     tvm_ffi.register_global_func(f"device_api.{kind}", tvm_ffi.get_global_func("device_api.cpu"))
     tvm_ffi.register_global_func(loader, load, override=True)
-    _installed.add(kind)
+    _emulated_kinds.add(kind)
 
 
-_installed: set[str] = set()
+_emulated_kinds: set[str] = set()
 
 
-def compiled(module: DeviceModule, kind: str, *options: str) -> tvm.runtime.Module:
+def compile_kernels(module: DeviceModule, kind: str, *options: str) -> tvm.runtime.Module:
     """Compiles a module of packed functions that run the kernels on the CPU.
 
     Args:
         module: The kernels.
         kind: `cuda` or `metal`.
-        options: More of clang's options.
+        options: Additional options of clang.
 
     Raises:
-        RuntimeError: clang rejects the source, or it is launched in a way that is not emulated.
+        RuntimeError: clang rejects the source, or a kernel is launched in a way that is not emulated.
     """
     import tvm_ffi
 

@@ -1,4 +1,4 @@
-"""The GPU's part of a library: read from the bytes that TVM's runtime would hand to CUDA or Metal."""
+"""Reads the GPU's part of a library from the bytes that TVM's runtime hands to CUDA or Metal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from harness.compiler.targets.serialized import Launch, Reader
 
 @dataclass(frozen=True)
 class DeviceModule:
-    """Generated source with the launches of its kernels.
+    """The generated source of a library, with the launches of its kernels.
 
     Attributes:
-        source: Source of all kernels; Metal's as `split_kernels` takes it.
+        source: Source of all kernels; for Metal in the form that `split_kernels` takes.
         launches: One per kernel.
     """
 

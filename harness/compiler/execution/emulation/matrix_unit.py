@@ -1,8 +1,7 @@
-"""The matrix unit of x86, Intel's AMX, on a CPU without one: its instructions trap, and a program carries them out.
+"""Emulates Intel's matrix unit AMX on an x86 CPU without one: its instructions trap, and a C program executes them.
 
-`matrix_unit.c` is that program. Code that was compiled for the unit runs as it is, so that it configures, loads,
-multiplies and stores what it would on a CPU with the unit. Denormal numbers, order and rounding are those of Intel's
-manual; speed is not, an instruction takes some hundred times as long.
+The program is `matrix_unit.c`. Code that was compiled for the unit runs unchanged. Denormal numbers, order and rounding
+follow Intel's manual; an instruction takes some hundred times as long as on a unit.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from harness.core.files import temporary_folder
 from harness.runtime.cpu import cpu_features, this_platform
 
 _SOURCE = Path(__file__).with_name("matrix_unit.c")
-_USED = frozenset({"avx2", "fma"})
-"""What the program itself uses of the CPU."""
+_REQUIRED_FEATURES = frozenset({"avx2", "fma"})
+"""Features of the CPU that `matrix_unit.c` uses."""
 
 
 def emulation_problem() -> str | None:
     """Returns why this machine cannot emulate the unit, in one sentence, or None."""
-    if this_platform() != ("Linux", "x86_64") or not (cpu_features() or frozenset()) >= _USED:
+    if this_platform() != ("Linux", "x86_64") or not (cpu_features() or frozenset()) >= _REQUIRED_FEATURES:
         return "AMX is emulated on Linux alone, on an x86-64 CPU with AVX2"
     return link_problem()
 
 
 @cache
 def emulate() -> ctypes.CDLL:
-    """Emulates the unit from now on, in this process and those that it forks; returns the program, `matrix_unit.c`.
+    """Emulates the unit from now on, in this process and its forks; returns the loaded `matrix_unit.c`.
 
-    On a CPU that has the unit, and a system that lets this process have it, nothing traps: the unit itself is used.
+    Where the CPU has the unit and the system permits its use, nothing traps, and the unit itself is used.
 
     Raises:
-        HarnessError: This machine cannot emulate it.
+        HarnessError: This machine cannot emulate the unit.
     """
     if problem := emulation_problem():
         raise HarnessError(f"{problem}: leave out --emulate")
@@ -44,11 +43,11 @@ def emulate() -> ctypes.CDLL:
     assert command is not None
     with temporary_folder("emulate") as folder:
         library = Path(folder) / "matrix_unit.so"
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "-x", "c", "-O3", str(_SOURCE), "-o", str(library)], capture_output=True, text=True, check=False
         )
-        if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if process.returncode != 0:
+            reason = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise HarnessError(f"{command[0]} cannot compile what emulates AMX ({reason}): install another C compiler")
         program = ctypes.CDLL(str(library))
     if program.emulate_matrix_unit() != 0:
@@ -57,17 +56,17 @@ def emulate() -> ctypes.CDLL:
 
 
 def emulated_products() -> int:
-    """Returns how many `tdpbf16ps` were carried out in this process so far."""
+    """Returns the number of `tdpbf16ps` instructions that this process has emulated so far."""
     count = emulate().products_in_matrix_unit
     count.restype = ctypes.c_uint64
     return int(count())
 
 
-def leave_out() -> None:
-    """Lets the unit's instructions do nothing from now on, in this process: what is left takes the time beside them.
+def skip_instructions() -> None:
+    """Makes the unit's instructions do nothing from now on in this process, to time the remaining code.
 
-    Code that has such instructions runs with one thread for the first time, which overwrites each of them where it
-    traps; after that it runs at full speed, as with a unit that takes no time. Its results are arbitrary.
+    The first run must use one thread; it overwrites each instruction where it traps. Later runs have full speed, as
+    with a unit that takes no time. Results are arbitrary.
 
     Raises:
         HarnessError: This machine cannot emulate the unit.

@@ -1,4 +1,4 @@
-"""Generated GPU source as C++ that a CPU runs: the source itself, and for each kernel what TVM's host code calls."""
+"""Translates generated GPU source to C++ for a CPU, with a function for each kernel that TVM's host code calls."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from harness.compiler.execution.emulation.device_module import DeviceModule
 from harness.compiler.targets.metal_source import one_file, split_kernels
 from harness.compiler.targets.serialized import Launch
 
-_WAITS = re.compile(
+_BARRIERS = re.compile(
     r"\b(?:__sync\w+|__shfl_\w+|__activemask|\w+_matrix_sync|threadgroup_barrier|simdgroup_barrier|simd_shuffle\w*)\("
 )
-"""Calls in which a thread waits for others."""
+"""Matches calls in which a thread waits for others."""
 
 _DYNAMIC = re.compile(r"extern __shared__ (__align__\(\d+\) \w+ \w+)\[\];")
 
 _EXTENTS = {
     f"{kind}.{axis}": f"{letter}{axis}" for kind, letter in (("blockIdx", "g"), ("threadIdx", "b")) for axis in "xyz"
 }
-"""Extents as `emulated::launch` reads them: of the grid, of the block."""
+"""Extents of grid and block, as `emulated::launch` reads them."""
 
 _DYNAMIC_BYTES = "tirx.use_dyn_shared_memory"
-"""The last extent of a launch with dynamic shared memory: its bytes."""
+"""The last extent of a launch with dynamic shared memory: its size in bytes."""
 
 
 def cuda_to_cpp(module: DeviceModule) -> str:
@@ -31,18 +31,18 @@ def cuda_to_cpp(module: DeviceModule) -> str:
         RuntimeError: A kernel is launched in a way that is not emulated.
     """
     source = _DYNAMIC.sub(r"static \1[emulated::MAX_DYNAMIC_BYTES];", module.source)
-    parts = ["#define __CUDACC_VER_MAJOR__ 13\n#define __CUDA_ARCH__ 900\n#include <cuda.h>\n", source, _PACKED]
+    parts = ["#define __CUDACC_VER_MAJOR__ 13\n#define __CUDA_ARCH__ 900\n#include <cuda.h>\n", source, _ARGUMENTS]
     for launch in module.launches:
-        found = re.search(
+        match = re.search(
             rf"^extern \"C\" __global__ void [^;\n]*?\b{launch.name}\(([^)]*)\) {{\n(.*?)^}}",
             source,
             re.S | re.M,
         )
-        if found is None:
+        if match is None:
             raise RuntimeError(f"CUDA kernel {launch.name} was not found in its source")
-        types = [parameter.replace("__restrict__", "").rpartition(" ")[0].strip() for parameter in found[1].split(",")]
+        types = [parameter.replace("__restrict__", "").rpartition(" ")[0].strip() for parameter in match[1].split(",")]
         values = ", ".join(f"emulated::Exact<{kind}>::of(arguments[{i}])" for i, kind in enumerate(types))
-        parts.append(_packed(launch, f"{launch.name}({values});", found[2]))
+        parts.append(_packed_function(launch, f"{launch.name}({values});", match[2]))
     return "\n".join(parts)
 
 
@@ -53,38 +53,44 @@ def metal_to_cpp(module: DeviceModule) -> str:
         RuntimeError: A kernel is launched in a way that is not emulated.
     """
     kernels = split_kernels(module.source)
-    parts = ["#define EMULATED_GPU\n", one_file(kernels), _PACKED]
+    parts = ["#define EMULATED_GPU\n", one_file(kernels), _ARGUMENTS]
     for launch in module.launches:
         text = kernels[launch.name]
         buffers = re.findall(r"^.*?device (\w+)\* \w+ \[\[ buffer\((\d+)\) \]\]", text, re.M)
         values = [f"emulated::Exact<{kind}*>::of(arguments[{i}])" for kind, i in buffers]
         scalars = re.search(rf"^struct {launch.name}_args_t {{\n(.*?)^}};", text, re.S | re.M)
-        before = ""
+        declarations = ""
         if scalars:
             kinds = re.findall(r"^\s*(\w+) \w+(?:\[2\])?;", scalars[1], re.M)
             cells = (f"emulated::cell<{kind}>(arguments[{i}])" for i, kind in enumerate(kinds, len(buffers)))
-            before = f"const unsigned long cells[] = {{{', '.join(cells)}}};"
-            before += f" {launch.name}_args_t scalars = emulated::fields<{launch.name}_args_t>(cells);"
+            declarations = f"const unsigned long cells[] = {{{', '.join(cells)}}};"
+            declarations += f" {launch.name}_args_t scalars = emulated::fields<{launch.name}_args_t>(cells);"
             values.append("scalars")
         for kind, index in re.findall(r"\b(uint[23]?) (?:blockIdx|threadIdx) \[\[(\w+)\]\]", text):
-            place = "emulated::block_index" if index == "threadgroup_position_in_grid" else "emulated::thread_index"
+            position = "emulated::block_index" if index == "threadgroup_position_in_grid" else "emulated::thread_index"
             axes = "xyz"[: int(kind[4:] or 1)]
-            values.append(f"make_{kind}({', '.join(f'{place}.{axis}' for axis in axes)})" if kind[4:] else f"{place}.x")
-        parts.append(_packed(launch, f"{before} {launch.name}({', '.join(values)});", text, whole=len(buffers)))
+            values.append(
+                f"make_{kind}({', '.join(f'{position}.{axis}' for axis in axes)})" if kind[4:] else f"{position}.x"
+            )
+        parts.append(
+            _packed_function(
+                launch, f"{declarations} {launch.name}({', '.join(values)});", text, buffer_count=len(buffers)
+            )
+        )
     return "\n".join(parts)
 
 
-_PACKED = "static const emulated::Any* arguments;"
+_ARGUMENTS = "static const emulated::Any* arguments;"
 
 
-def _packed(launch: Launch, call: str, kernel: str, whole: int = 0) -> str:
+def _packed_function(launch: Launch, call: str, kernel: str, buffer_count: int = 0) -> str:
     """Returns the packed function of a kernel.
 
     Args:
-        launch: How the host calls it.
-        call: Runs a thread.
-        kernel: Its source.
-        whole: How many of its arguments, from the first on, must be whole buffers.
+        launch: The kernel's launch on the host.
+        call: Statement that runs one thread.
+        kernel: The kernel's source.
+        buffer_count: Number of arguments, from the first on, that must be whole buffers.
 
     Raises:
         RuntimeError: The launch is not emulated.
@@ -92,10 +98,10 @@ def _packed(launch: Launch, call: str, kernel: str, whole: int = 0) -> str:
     extents = launch.extents
     if extents[-1:] == (_DYNAMIC_BYTES,):
         extents = extents[:-1]
-    unknown = next((tag for tag in extents if tag not in _EXTENTS), None)
-    if unknown is not None:
-        raise RuntimeError(f"kernel {launch.name}: a launch with {unknown} cannot be emulated")
-    name, waits = launch.name, "true" if _WAITS.search(kernel) else "false"
+    unknown_tag = next((tag for tag in extents if tag not in _EXTENTS), None)
+    if unknown_tag is not None:
+        raise RuntimeError(f"kernel {launch.name}: a launch with {unknown_tag} cannot be emulated")
+    name, waits = launch.name, "true" if _BARRIERS.search(kernel) else "false"
     tags = "".join(_EXTENTS[tag] for tag in extents)
     if extents != launch.extents:
         tags += "s"
@@ -105,6 +111,6 @@ extern "C" __attribute__((visibility("default"))) int __tvm_ffi_{name}(
     void*, const emulated::Any* values, int, emulated::Any* result) {{
   arguments = values;
   *result = {{}};
-  return emulated::launch("{name}", body_of_{name}, {waits}, values, {whole}, {launch.arguments}, "{tags}");
+  return emulated::launch("{name}", body_of_{name}, {waits}, values, {buffer_count}, {launch.arguments}, "{tags}");
 }}
 """

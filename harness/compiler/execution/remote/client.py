@@ -1,4 +1,4 @@
-"""Connects to a device with TVM's RPC client, sends what it lacks, and runs compiled code there."""
+"""Connects to a device with TVM's RPC client, sends missing files, and runs compiled code there."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 WAIT_SECONDS = 30.0
-"""How long nobody may listen before a device is taken for lost: a server that crashed is started again meanwhile."""
+"""Seconds without an answer after which a device is lost; a crashed server is started again within them."""
 BUSY_SECONDS = 60.0
-"""How long a device may serve another client when it is first asked what it is."""
+"""Seconds that the first request to a device may wait for another client's session."""
 PART_BYTES = 16 << 20
-"""Bytes of a file that are sent at once."""
+"""Bytes of a file that are sent in one call."""
 
 
 class DeviceLostError(ModelError):
-    """Nobody listens, or a session ended before its work was done: not the fault of what was run, as a rule."""
+    """No device answers, or a session ended early; usually not the fault of the code that ran."""
 
 
 class RemoteError(Exception):
-    """An error of what was run on a device; the message is that of the error there."""
+    """An error of code that ran on a device, with the message of the error there."""
 
 
 def describe_remote(remote: Remote) -> Description:
-    """Asks a device what it is, before any work.
+    """Asks a device for its description, before any work.
 
     Raises:
-        DeviceLostError: Nobody listens, or it serves another client for longer than `BUSY_SECONDS`.
+        DeviceLostError: No device answers, or it serves another client for longer than `BUSY_SECONDS`.
         HarnessError: It is no device of this version, or TVM is not installed here.
     """
     answer: Future[Description] = Future()
@@ -81,14 +81,14 @@ class DeviceSession:
     """
 
     def __init__(self, remote: Remote, wait: float = WAIT_SECONDS) -> None:
-        """Begins a session, once the device serves nobody else.
+        """Begins a session, once the device serves no other client.
 
         Args:
             remote: The device.
-            wait: Seconds to go on trying while nobody listens.
+            wait: Seconds to keep trying while no device answers.
 
         Raises:
-            DeviceLostError: Nobody listens.
+            DeviceLostError: No device answers.
             HarnessError: It is no device of this version, or TVM is not installed here.
         """
         if find_spec("tvm") is None:
@@ -97,19 +97,23 @@ class DeviceSession:
 
         self._remote = remote
         self.sent_bytes = 0
-        self.rpc: rpc.RPCSession | None = _connected(remote, wait)
+        self.rpc: rpc.RPCSession | None = _connect(remote, wait)
         try:
-            told = json.loads(self.ask("describe"))
+            answer = json.loads(self.ask("describe"))
         except AttributeError as error:
             raise HarnessError(f"{remote} is TVM's RPC server alone: start sam3-tvm serve-device instead") from error
-        if (other := told.get("versions", {})) != own_versions():
+        if (device_versions := answer.get("versions", {})) != own_versions():
             self.close()
-            there, here = (", ".join(map(" ".join, found.items())) for found in (other, own_versions()))
-            raise HarnessError(f"the device {remote} has {there}, and this machine {here}: install the same versions")
-        self.description = Description(**told)
+            device_text, own_text = (
+                ", ".join(map(" ".join, pairs.items())) for pairs in (device_versions, own_versions())
+            )
+            raise HarnessError(
+                f"the device {remote} has {device_text}, and this machine {own_text}: install the same versions"
+            )
+        self.description = Description(**answer)
 
     def close(self) -> None:
-        """Ends the session, whoever still holds its tensors."""
+        """Ends the session, even if its tensors are still referenced."""
         with suppress(Exception):  # nobody is left to answer
             self.ask("end")
         self.rpc = None
@@ -118,18 +122,18 @@ class DeviceSession:
         """Calls a function of `harness.compiler.execution.remote.device`.
 
         Raises:
-            RemoteError: It raised.
+            RemoteError: The function raised.
             DeviceLostError: The session ended.
         """
-        with self.calling() as session:
+        with self.translate_errors() as session:
             return session.get_function(f"sam3_tvm.{name}")(*arguments)
 
     @contextmanager
-    def calling(self) -> Iterator[rpc.RPCSession]:
-        """Gives TVM's session, and tells errors of what is called from those of the session itself.
+    def translate_errors(self) -> Iterator[rpc.RPCSession]:
+        """Yields TVM's session, and tells errors of called code from errors of the session itself.
 
         Raises:
-            RemoteError: What was called raised.
+            RemoteError: The called code raised.
             DeviceLostError: The session ended.
         """
         from tvm.error import RPCError, RPCSessionTimeoutError
@@ -147,15 +151,15 @@ class DeviceSession:
                 "sam3-tvm serve-device printed there"
             ) from error
 
-    def load(self, contents: Mapping[str, Array], **what: Any) -> Callable[..., Any]:
-        """Sends what the device lacks, and loads it there.
+    def load(self, contents: Mapping[str, Array], **request: Any) -> Callable[..., Any]:
+        """Sends the files that the device lacks, and loads code and weights there.
 
         Args:
-            contents: All that it must have, as bytes, uint8 [n], by their SHA-256.
-            what: What to load, see `harness.compiler.execution.remote.device`.
+            contents: The files as bytes, uint8 [n], by their SHA-256.
+            request: The fields of `load` in `harness.compiler.execution.remote.device`.
 
         Raises:
-            RemoteError: It cannot be written or loaded there.
+            RemoteError: The device cannot write or load them.
             DeviceLostError: The session ended.
         """
         sizes = {digest: content.size for digest, content in contents.items()}
@@ -164,35 +168,37 @@ class DeviceSession:
             for offset in range(0, max(content.size, 1), PART_BYTES):
                 self.ask("receive", digest, content.size, offset, content[offset : offset + PART_BYTES].tobytes())
             self.sent_bytes += content.size
-        loaded: Callable[..., Any] = self.ask("load", json.dumps(what))
-        return loaded
+        function: Callable[..., Any] = self.ask("load", json.dumps(request))
+        return function
 
-    def run(self, loaded: Callable[..., Any], entry: str, inputs: Sequence[Array | RemoteTensor]) -> list[RemoteTensor]:
-        """Runs an entry point of what was loaded; returns its results, which stay there.
+    def run(
+        self, function: Callable[..., Any], entry: str, inputs: Sequence[Array | RemoteTensor]
+    ) -> list[RemoteTensor]:
+        """Runs an entry point of loaded code; returns its results, which stay on the device.
 
         Raises:
-            RemoteError: It raised.
+            RemoteError: The entry point raised.
             DeviceLostError: The session ended.
         """
-        kinds = json.dumps([(str(value.dtype), value.shape) for value in inputs])
+        specs = json.dumps([(str(value.dtype), value.shape) for value in inputs])
         values = [x.reference if isinstance(x, RemoteTensor) else np.ascontiguousarray(x).tobytes() for x in inputs]
-        with self.calling():
-            results = loaded(entry, kinds, *values)
+        with self.translate_errors():
+            results = function(entry, specs, *values)
         return [RemoteTensor(self, reference) for reference in self.items(results)]
 
     def items(self, array: Any) -> list[Any]:
-        """Returns the elements of an array of TVM's that is over there."""
-        with self.calling() as session:
+        """Returns the elements of an array of TVM's on the device."""
+        with self.translate_errors() as session:
             item, size = (session.get_function(f"ffi.Array{name}") for name in ("GetItem", "Size"))
             return [item(array, index) for index in range(size(array))]
 
 
 class RemoteTensor:
-    """A tensor in a session on a device, which is freed there when this is.
+    """A tensor in a session on a device; the device frees it when this object is deleted.
 
     Attributes:
-        reference: The array with this tensor over there.
-        shape, dtype: As NumPy has them.
+        reference: The array with this tensor on the device.
+        shape, dtype: Shape and name of the dtype, as in NumPy.
     """
 
     def __init__(self, session: DeviceSession, reference: Any) -> None:
@@ -201,27 +207,27 @@ class RemoteTensor:
         self.shape, self.dtype = tuple(self._tensor.shape), str(self._tensor.dtype)
 
     def numpy(self) -> Array:
-        """Returns its values.
+        """Returns the tensor's values.
 
         Raises:
             DeviceLostError: The session ended.
         """
-        with self._session.calling():
+        with self._session.translate_errors():
             values: Array = self._tensor.numpy()
             return values
 
 
 class RemoteExecutable:
-    """A compiled component on a device, as `harness.runtime.executable.Executable` is one here."""
+    """A compiled component on a device, with the interface of `harness.runtime.executable.Executable`."""
 
     def __init__(self, session: DeviceSession, library: Path, target: str, parameters: Sequence[Array]) -> None:
-        """Sends what the device lacks, and loads it.
+        """Sends the files that the device lacks, and loads the component there.
 
         Args:
             session: The session to load it in.
             library: Written by `harness.compiler.targets.compiling.compile_module`.
             target: Name of the target that it was compiled for.
-            parameters: Values of everything that `main` takes after its inputs, in order.
+            parameters: Values of the parameters of `main` after its inputs, in order.
 
         Raises:
             RemoteError: The device cannot run it.
@@ -231,7 +237,7 @@ class RemoteExecutable:
         contents = [np.fromfile(library, np.uint8), *weights]
         code, *digests = [hashlib.sha256(content.data).hexdigest() for content in contents]
         self._session = session
-        self._loaded = session.load(
+        self._function = session.load(
             dict(zip((code, *digests), contents, strict=True)),
             files={library.name: code},
             library=library.name,
@@ -240,31 +246,31 @@ class RemoteExecutable:
         )
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Runs it once, and returns the outputs in order.
+        """Runs the component once and returns its outputs in order.
 
         Raises:
-            RemoteError: It raised.
+            RemoteError: The component raised.
             DeviceLostError: The session ended.
         """
-        return [result.numpy() for result in self._session.run(self._loaded, "main", inputs)]
+        return [result.numpy() for result in self._session.run(self._function, "main", inputs)]
 
 
 class RemoteArtifact:
-    """A compiled model in a session on a device, with the calls of `harness.runtime.artifact.Artifact`.
+    """A compiled model in a session on a device, with the interface of `harness.runtime.artifact.Artifact`.
 
     Tensors stay there until they are fetched.
 
     Attributes:
-        folder: Where it is, on this machine.
-        manifest: What it says about itself.
+        folder: The model's folder on this machine.
+        manifest: The model's manifest.
     """
 
     def __init__(self, session: DeviceSession, folder: Path) -> None:
-        """Sends what the device lacks of the folder, whose sizes alone are checked here, and loads it.
+        """Sends the files that the device lacks, and loads the model there; only file sizes are checked here.
 
         Raises:
-            ArtifactError: It is no artifact, incomplete, or of another version.
-            RemoteError: The device cannot run it, or it is damaged.
+            ArtifactError: The folder is no artifact, incomplete, or of another version.
+            RemoteError: The device cannot run the model, or it is damaged.
             DeviceLostError: The session ended.
         """
         self.folder = folder
@@ -272,7 +278,7 @@ class RemoteArtifact:
         check_files(folder, self.manifest.files, contents=False)
         files = {name: file.sha256 for name, file in self.manifest.files.items() if name not in OPTIONAL}
         self._session = session
-        self._loaded = session.load(
+        self._function = session.load(
             {digest: np.memmap(folder / name, np.uint8, "r") for name, digest in files.items()},
             files=files,
             target=self.manifest.target,
@@ -280,17 +286,17 @@ class RemoteArtifact:
         )
 
     def call(self, entry: str, **inputs: Any) -> Tensors:
-        """Does what `Artifact` does.
+        """Calls an entry point and returns its results by name, as `Artifact.call` does.
 
         Raises:
             ModelError: An input is missing, has another shape or dtype than the manifest says, or an index is out of
                 range.
-            RemoteError: It raised.
+            RemoteError: The entry point raised.
             DeviceLostError: The session ended.
         """
         signature = self.manifest.entries[entry]
         check_inputs(entry, signature, inputs, self.fetch)
-        results = self._session.run(self._loaded, entry, [inputs[spec.name] for spec in signature.inputs])
+        results = self._session.run(self._function, entry, [inputs[spec.name] for spec in signature.inputs])
         return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
 
     def fetch(self, tensor: RemoteTensor) -> Array:
@@ -302,7 +308,7 @@ class RemoteArtifact:
         return nullcontext()
 
 
-def _connected(remote: Remote, wait: float) -> rpc.RPCSession:
+def _connect(remote: Remote, wait: float) -> rpc.RPCSession:
     from tvm import rpc
 
     deadline = time.monotonic() + wait

@@ -2,12 +2,10 @@
 
 TVM's server forks a process for each session, one session after another. In it these functions can be called:
 
-    sam3_tvm.describe() → what the machine is, as JSON
-    sam3_tvm.missing(sizes by digest, as JSON) → digests of the files that are not in the store, as JSON
-    sam3_tvm.receive(digest, size, offset, part of a file)
-    sam3_tvm.load(what, as JSON) → function(entry point, inputs as JSON, …) → array of references to the results
-    sam3_tvm.open_library(name of an uploaded file) → module
-    sam3_tvm.end()
+sam3_tvm.describe() → description of the machine, as JSON sam3_tvm.missing(sizes by digest, as JSON) → digests of the
+files that are not in the store, as JSON sam3_tvm.receive(digest, size, offset, part of a file) sam3_tvm.load(what, as
+JSON) → function(entry point, inputs as JSON, …) → array of references to the results sam3_tvm.open_library(name of an
+uploaded file) → module sam3_tvm.end()
 
 A reference is an array of TVM's with one tensor, which stays on the device. An input is such a reference, or bytes with
 dtype and shape in the JSON.
@@ -54,19 +52,19 @@ STORE_BYTES = 20 << 30
 
 @dataclass(frozen=True)
 class Description:
-    """The capabilities of a machine that serves.
+    """The capabilities of a device that serves.
 
     Attributes:
         name: Its host name.
         cpu: Model of its processor.
         system, architecture: `Linux` or `macOS`, and `x86_64` or `aarch64`.
         mcpu: LLVM's name of the CPU to compile for.
-        features: Instruction sets of the CPU, in LLVM's spelling; empty where the system does not tell.
+        features: Instruction sets of the CPU, in LLVM's spelling; empty if the system does not list them.
         cuda_arch: Architecture to compile CUDA kernels for; empty without an NVIDIA GPU.
         threads: Number of threads that it runs on.
         problems: For each target that it cannot run, the reason.
-        hardware: For each target that it can run, the name of what runs it.
-        versions: Versions of the packages that both ends must have alike.
+        hardware: For each target that it can run, the name of the processor or GPU.
+        versions: Versions of the packages that must be the same on both machines.
     """
 
     name: str
@@ -83,17 +81,17 @@ class Description:
 
     @property
     def processors(self) -> Processors:
-        """What to compile for; LLVM's `generic` CPU is left out where it would mean another architecture's."""
+        """Returns the processors to compile for, without LLVM's name `generic` of another architecture."""
         cpu = None if self.mcpu == "generic" and self.architecture != this_platform()[1] else self.mcpu
         return Processors(cpu, self.cuda_arch or None)
 
     def problem(self, target: str, processors: Processors) -> str | None:
-        """Returns why the machine cannot run what is compiled here for a target and processors, or None."""
+        """Returns why the device cannot run code that is compiled here for a target and processors, or None."""
         if target in self.problems:
             return f"the device {self.name} cannot run {target}: {self.problems[target]}"
         compiled_for = TARGETS[target].tvm_target(processors)
-        cpu, required = required_cpu(compiled_for.host or compiled_for)
-        if self.features and (missing := [name for name in required if name not in self.features]):
+        cpu, required_features = required_cpu(compiled_for.host or compiled_for)
+        if self.features and (missing := [name for name in required_features if name not in self.features]):
             return f"the device {self.name} lacks {', '.join(missing)}, which code for {cpu} uses: leave out --cpu"
         return None
 
@@ -103,18 +101,18 @@ class Description:
 
 
 def own_versions() -> dict[str, str]:
-    """Returns the versions of this installation that the other end must have, too."""
+    """Returns the versions of this installation that must be the same on the other machine."""
     return {"sam3-tvm": __version__, "apache-tvm": str(versions()["apache-tvm"])}
 
 
 def describe() -> Description:
-    """Returns what this machine is; it loads TVM and what drivers there are."""
+    """Returns the description of this machine, after loading TVM and the available drivers."""
     from harness.compiler.targets.cuda import architecture_of
     from harness.compiler.targets.llvm import cpu_name
 
     machine = describe_machine()
-    told = {name: target.run_problem() for name, target in TARGETS.items()}
-    devices = {name: target.device() for name, target in TARGETS.items() if told[name] is None}
+    run_problems = {name: target.run_problem() for name, target in TARGETS.items()}
+    devices = {name: target.device() for name, target in TARGETS.items() if run_problems[name] is None}
     return Description(
         platform.node(),
         machine["cpu"],
@@ -123,20 +121,20 @@ def describe() -> Description:
         features=sorted(cpu_features() or ()),
         cuda_arch=architecture_of(devices["cuda"]) if "cuda" in devices else "",
         threads=machine["threads"],
-        problems={name: problem for name, problem in told.items() if problem is not None},
+        problems={name: problem for name, problem in run_problems.items() if problem is not None},
         hardware={name: str(device.device_name or machine["cpu"]) for name, device in devices.items()},
         versions=own_versions(),
     )
 
 
-def serve(host: str, port: int, store: Path, tell: Callable[[str], None]) -> NoReturn:
+def serve(host: str, port: int, store: Path, report: Callable[[str], None]) -> NoReturn:
     """Serves until it is interrupted; a session that crashes ends TVM's server, which is started again.
 
     Args:
         host: Address to listen at, of loopback.
         port: Port to listen on.
         store: Folder for the files that clients send.
-        tell: Called with a sentence for what happens.
+        report: Takes a sentence about each event.
 
     Raises:
         HarnessError: The port or the folder cannot be used.
@@ -146,11 +144,11 @@ def serve(host: str, port: int, store: Path, tell: Callable[[str], None]) -> NoR
 
     make_folder(store)
     description = describe()
-    tell(str(description))
+    report(str(description))
     for name in TARGETS:
-        tell(f"  {name}: {description.hardware.get(name) or f'no, {description.problems[name]}'}")
+        report(f"  {name}: {description.hardware.get(name) or f'no, {description.problems[name]}'}")
     prepare = partial(_prepare, store.resolve(), json.dumps(asdict(description)))
-    with temporary_folder("device") as folder, _temporary_files_in(folder):
+    with temporary_folder("device") as folder, _use_temporary_folder(folder):
         while True:
             try:
                 server = rpc.Server(host, port, port + 1, server_init_callback=prepare)
@@ -158,29 +156,29 @@ def serve(host: str, port: int, store: Path, tell: Callable[[str], None]) -> NoR
                 reason = str(error).strip().rpartition("\n")[2]
                 raise HarnessError(f"TVM's RPC server does not start ({reason}): give another --port") from error
             try:
-                tell(f"Serving at {host}, port {port}.")
+                report(f"Serving at {host}, port {port}.")
                 server.proc.join()
             finally:
                 server.terminate()
-            tell("A session ended badly, and TVM's server with it: it is started again.")
+            report("A session ended badly, and TVM's server with it: it is started again.")
 
 
 @contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Gives the processes that are started in the context a folder for temporary files; they are killed in the end."""
-    before = os.environ.get("TMPDIR")
+def _use_temporary_folder(folder: Path) -> Iterator[None]:
+    """Sets the folder for temporary files of the processes that are started in the context."""
+    previous = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ["TMPDIR"]
         else:
-            os.environ["TMPDIR"] = before
+            os.environ["TMPDIR"] = previous
 
 
 def _prepare(store: Path, description: str) -> None:
-    """Makes the functions known in the process of TVM's server, whose sessions are forks of it."""
+    """Registers the functions in the process of TVM's server, whose sessions are forks of it."""
     import tvm
 
     multiprocessing.set_start_method("fork")  # the default on Linux
@@ -200,14 +198,14 @@ def _prepare(store: Path, description: str) -> None:
         tvm.register_global_func(f"sam3_tvm.{name}", function)
 
 
-def _end_server(raised: threading.ExceptHookArgs) -> None:
-    """Ends the process: where a session ended badly, TVM's server does not listen any more, and keeps its port."""
-    print(f"TVM's server ends: {raised.exc_value}", file=sys.stderr, flush=True)
+def _end_server(failure: threading.ExceptHookArgs) -> None:
+    """Ends the process after a failed session, because TVM's server keeps its port and stops listening."""
+    print(f"TVM's server ends: {failure.exc_value}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def _end_with_parent() -> None:
-    """Ends this process within a second of the one that started it."""
+    """Ends this process within a second of its parent."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -219,51 +217,55 @@ def _end_with_parent() -> None:
 
 
 def _missing(store: Path, sizes: str) -> str:
-    """Returns the files that are not there; the others become the ones that were used last."""
-    wanted = json.loads(sizes)
-    there = [name for name in wanted if (store / name).is_file() and (store / name).stat().st_size == wanted[name]]
-    for name in there:
+    """Returns the names of absent files as JSON; marks the present files as recently used."""
+    sizes_by_name = json.loads(sizes)
+    present = [
+        name
+        for name in sizes_by_name
+        if (store / name).is_file() and (store / name).stat().st_size == sizes_by_name[name]
+    ]
+    for name in present:
         os.utime(store / name)
-    return json.dumps([name for name in wanted if name not in there])
+    return json.dumps([name for name in sizes_by_name if name not in present])
 
 
 def _receive(store: Path, digest: str, size: int, offset: int, part: bytes) -> None:
-    """Takes the next part of a file, which gets its name once all of it has arrived and was checked."""
+    """Appends a part to a file, which gets its name when it is complete and its checksum is right."""
     path = store / digest
-    unfinished = temporary_name(path)
+    partial_file = temporary_name(path)
     with explain_write_errors(store, "free some space on the device, or give serve-device another --store"):
-        with unfinished.open("ab" if offset else "wb") as file:
+        with partial_file.open("ab" if offset else "wb") as file:
             file.write(part)
         if offset + len(part) < size:
             return
-        arrived = file_digest(unfinished).sha256
-        if arrived != digest:
-            unfinished.unlink()
-            raise ModelError(f"{digest} arrived as {arrived}: run it again")
-        unfinished.replace(path)
+        received_digest = file_digest(partial_file).sha256
+        if received_digest != digest:
+            partial_file.unlink()
+            raise ModelError(f"{digest} arrived as {received_digest}: run it again")
+        partial_file.replace(path)
     prune_files(STORE_BYTES, store.iterdir(), path)
 
 
-def _load(store: Path, what: str) -> Callable[..., Any]:
-    """Loads a compiled model, or a library with its parameters, from files in the store; returns what runs it."""
+def _load(store: Path, request: str) -> Callable[..., Any]:
+    """Loads a compiled model, or a library with its parameters, from the store; returns a function that runs it."""
     import tvm
     import tvm_ffi
 
-    wanted = json.loads(what)
-    device = TARGETS[wanted["target"]].device()
+    fields = json.loads(request)
+    device = TARGETS[fields["target"]].device()
     folder = Path(tempfile.mkdtemp(dir=Path.cwd()))  # TVM's server removes the folder of the session with it
-    for name, digest in wanted["files"].items():
+    for name, digest in fields["files"].items():
         (folder / name).symlink_to(store / digest)
-    if "manifest" in wanted:
-        (folder / MANIFEST).write_text(wanted["manifest"], encoding="utf-8")
+    if "manifest" in fields:
+        (folder / MANIFEST).write_text(fields["manifest"], encoding="utf-8")
         artifact = Artifact.load(folder, check=False)  # files were checked when they arrived
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
             names = (spec.name for spec in artifact.manifest.entries[entry].inputs)
             return list(artifact.call(entry, **dict(zip(names, tensors, strict=True))).values())
     else:
-        weights = [np.fromfile(store / digest, dtype).reshape(shape) for digest, dtype, shape in wanted["parameters"]]
-        executable = Executable(folder / wanted["library"], device, weights)
+        weights = [np.fromfile(store / digest, dtype).reshape(shape) for digest, dtype, shape in fields["parameters"]]
+        executable = Executable(folder / fields["library"], device, weights)
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
             return [tvm.runtime.tensor(result) for result in executable.run(tensors)]

@@ -1,1 +1,1 @@
-"""Modules that the schedules of CPUs and GPUs share."""
+"""Provides the modules that the schedules of CPUs and GPUs share."""

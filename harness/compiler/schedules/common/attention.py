@@ -1,4 +1,4 @@
-"""What an attention on Relax computes: the question that every target's kernels begin with."""
+"""Recognizes attention on Relax as a problem, where every target's kernels begin."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harness.compiler.schedules.common.graph import extents
 
 @dataclass(frozen=True)
 class Attention:
-    """What is computed, whatever the operands are.
+    """The problem of an attention, whatever its operands are.
 
     Attributes:
         batch, queries, heads: Extents.
         keys: Extent, or an expression where it is symbolic.
-        channels: Of a query and of a key.
+        channels: Channels of a query and of a key.
         width: Channels of a value.
-        dtype: Of operands and result, a floating-point type.
+        dtype: Floating-point type of operands and result.
         scale: Factor of the scores.
         diagonal: Query i sees keys up to i + diagonal, an expression where keys are; None if it sees all.
         bias: Shape that broadcasts to [batch, head, query, key]; None if there is none.
@@ -44,23 +44,23 @@ class Attention:
 def recognized(
     node: ir.Call, dtypes: Collection[str], bias: relax.Expr | None, *, symbolic_keys: bool = False
 ) -> Attention | None:
-    """A call of `relax.nn.attention` or `relax.nn.attention_bias` as a problem.
+    """Returns a call of `relax.nn.attention` or `relax.nn.attention_bias` as a problem.
 
     Args:
         node: The call.
-        dtypes: Those that the kernels take; operands are all of the same one, a bias is of any of them or bool.
+        dtypes: The types that the kernels take; all operands have the same type, a bias has any of them or bool.
         bias: The bias as the kernel reads it, if there is one.
-        symbolic_keys: Whether the kernels take a number of keys that is not known when they are compiled.
+        symbolic_keys: Whether the kernels take a symbolic number of keys.
 
     Returns:
-        None where another shape is not static, or empty, where there is a window, or for other types.
+        The problem; None if another shape is symbolic or empty, there is a window, or a type is not taken.
     """
     operands, attributes = node.args[:3], node.attrs
     shapes = [extents(operand) for operand in operands]
-    found = {str(operand.ty.dtype) for operand in operands}
-    if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or len(found) != 1:
+    operand_dtypes = {str(operand.ty.dtype) for operand in operands}
+    if any(shape is None or len(shape) != 4 or 0 in shape for shape in shapes) or len(operand_dtypes) != 1:
         return None
-    (dtype,) = found
+    (dtype,) = operand_dtypes
     bias_shape = None if bias is None else extents(bias)
     bias_dtype = "float32" if bias is None else str(bias.ty.dtype)
     if dtype not in dtypes or attributes.window_size is not None or (bias is not None and bias_shape is None):
@@ -68,8 +68,10 @@ def recognized(
     if bias_dtype not in (*dtypes, "bool"):
         return None
     (batch, queries, heads, channels), (_, keys, _, _), (_, _, _, width) = (shape or () for shape in shapes)
-    others = {extent for shape in (*shapes, bias_shape) for extent in shape or () if not isinstance(extent, int)}
-    if others and not (symbolic_keys and all(_same(extent, keys) for extent in others)):
+    symbolic_extents = {
+        extent for shape in (*shapes, bias_shape) for extent in shape or () if not isinstance(extent, int)
+    }
+    if symbolic_extents and not (symbolic_keys and all(_same(extent, keys) for extent in symbolic_extents)):
         return None
     if not all(isinstance(extent, int) for extent in (batch, queries, heads, channels, width)):
         return None

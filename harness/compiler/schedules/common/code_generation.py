@@ -1,4 +1,4 @@
-"""Code generation with LLVM, around a pass of LLVM's that breaks some modules."""
+"""Generates code with LLVM, and avoids a pass of LLVM's that breaks some modules."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WITHOUT_SLP = "-vectorize-slp:bool=0"
 
 
 def generate(build: Callable[[tvm.target.Target], Built], target: tvm.target.Target) -> Built:
-    """Calls `build`, which is TVM's `relax.build` or `tirx.build` of some module, for the target.
+    """Calls `build`, TVM's `relax.build` or `tirx.build` of some module, for the target.
 
-    LLVM 22 makes vectors of neighbouring scalars (its SLP vectorizer) in an order in which some are used before they
-    exist, most of all for AVX2; TVM verifies the module afterwards and refuses it. Such a module is built again without
-    that pass, which does little for loops that are vectorized already.
+    LLVM 22's SLP vectorizer makes vectors of neighbouring scalars in an order in which some are used before they exist,
+    mostly for AVX2; TVM's verification then refuses the module. It is built again without that pass, which gains little
+    for loops that are vectorized already.
 
     Raises:
         tvm.error.InternalError: LLVM breaks the module without that pass as well.

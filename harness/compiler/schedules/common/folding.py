@@ -1,4 +1,4 @@
-"""Reads a tensor where it is needed instead of computing it beforehand: permutations, slices, windows, rotations.
+"""Folds operations into the reads of a kernel: permutations, slices, windows and rotations that nothing computes first.
 
 A kernel that copies an operand into its workspace anyway can compute each element on the way: from the operand's
 definition on Relax, followed through operations that only move elements (permutation, reshape, slice, selection,
@@ -33,12 +33,12 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 """Arithmetic on two elements that every kernel may do while it reads or writes, by Relax operator."""
 
 _FLOATS = ("float32", "float16", "bfloat16")
-"""Element types of what is moved; arithmetic is folded in fp32 alone."""
+"""Element types of folded tensors; arithmetic is folded in fp32 alone."""
 
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 _MOST_OPERATIONS = 16
-"""Arithmetic operations per element up to which computing it where it is read is cheaper than a pass over memory."""
+"""Largest number of arithmetic operations per element that cost less in the read than in a pass over memory."""
 
 ROTATES_PAIRS = "rotate_pairs"
 """Attribute of a function that rotates tensors [..., n·L, D] by cosines and sines [L, D/2].
@@ -48,12 +48,12 @@ It takes the tensors, the cosines and the sines, and returns the tensors with th
 
 Index = Sequence[Any]
 Element = Callable[["Reader", Index], Any]
-"""(what reads memory and simplifies indices, index of an element) → its value."""
+"""Takes a reader and the index of an element, and returns the element's value."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The buffers and the analyzer that an element is computed with.
+    """The buffers and the analyzer for the computation of an element.
 
     Attributes:
         buffers: One for each of the inputs of the `Folded`.
@@ -69,12 +69,12 @@ class Folded:
     """A tensor as a function of its index.
 
     Attributes:
-        inputs: The tensors that are read from memory.
+        inputs: The tensors in memory that are read.
         shape: Shape of the tensor.
-        element: Its elements.
+        element: Computes an element.
         operations: Arithmetic operations per element.
-        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); a loop
-            that is unrolled by it needs no conditions.
+        period: Number of kinds of neighbours along the last dimension (real and imaginary parts: 2); a loop unrolled by
+            it needs no conditions.
     """
 
     inputs: tuple[relax.Expr, ...]
@@ -85,12 +85,12 @@ class Folded:
 
     @property
     def arguments(self) -> list[Argument]:
-        """The kernel's parameters for the inputs."""
+        """Returns the kernel's parameters for the inputs."""
         return [Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(self.inputs)]
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:
-    """Follows a tensor, fp32 or half, as far back as that pays; elements keep its type.
+    """Follows a tensor, fp32 or half, back as far as that pays; elements keep its type.
 
     Raises:
         ValueError: It is of another type, or has symbolic extents where the scope allows none.
@@ -125,12 +125,12 @@ def _shape(scope: Scope, value: relax.Expr) -> tuple[Any, ...] | None:
 
 
 def stored(value: relax.Expr) -> Folded:
-    """Makes the function of a tensor that is read from memory as it is."""
-    return Folded((value,), extents(value) or (), lambda reader, at: _load(reader.buffers[0], at))
+    """Returns a tensor that is read from memory as it is."""
+    return Folded((value,), extents(value) or (), lambda reader, position: _load(reader.buffers[0], position))
 
 
 def moved(scope: Scope, value: relax.Expr) -> Folded:
-    """Follows a tensor like `fold`, but only as far back as elements are moved and nothing is computed."""
+    """Follows a tensor like `fold`, but only through operations that move elements."""
     folded = fold(scope, value)
     if folded.operations == 0 and len(folded.inputs) == 1:
         return folded
@@ -138,14 +138,14 @@ def moved(scope: Scope, value: relax.Expr) -> Folded:
 
 
 def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | None:
-    """Returns (row) → where a row of a matrix [rows, depth] starts in its one input, if rows are contiguous there."""
+    """Returns a function from a row of a matrix [rows, depth] to its start in the input; None if rows are split."""
     if len(folded.inputs) != 1 or folded.operations:
         return None
     source = static_shape(folded.inputs[0]) or ()
 
     def place(analyzer: sym.Analyzer, row: Any, k: Any) -> Any:
-        at = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
-        return analyzer.simplify(tirx.convert(ravel(at, source)))
+        position = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
+        return analyzer.simplify(tirx.convert(ravel(position, source)))
 
     analyzer = sym.Analyzer()
     row, k = tirx.Var("row", "int32"), tirx.Var("k", "int32")
@@ -157,14 +157,14 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
 
 
 class _Indices:
-    """Stands in for a buffer: gives the index that is read instead of the element."""
+    """Stands in for a buffer and returns the index of an element in its place."""
 
     def __getitem__(self, index: tuple[Any, ...]) -> tuple[Any, ...]:
         return index
 
 
-def _load(buffer: Any, at: Index) -> Any:
-    return buffer[tuple(at)] if at else buffer[()]
+def _load(buffer: Any, position: Index) -> Any:
+    return buffer[tuple(position)] if position else buffer[()]
 
 
 def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any]:
@@ -173,22 +173,22 @@ def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any
     inner = math.prod(shape[1:])
     for n, extent in enumerate(shape):
         inner //= extent if n else 1
-        at = flat // inner if inner > 1 else flat
-        result.append(analyzer.simplify(at % extent) if n else analyzer.simplify(tirx.convert(at)))
+        position = flat // inner if inner > 1 else flat
+        result.append(analyzer.simplify(position % extent) if n else analyzer.simplify(tirx.convert(position)))
     return result
 
 
 def ravel(index: Index, shape: Sequence[Any]) -> Any:
     """Returns the number of an element, counted row by row; the first extent of the shape may be symbolic."""
     flat: Any = 0
-    for n, (at, extent) in enumerate(zip(index, shape, strict=True)):
-        flat = flat * extent + at if n or isinstance(extent, int) else at
+    for n, (position, extent) in enumerate(zip(index, shape, strict=True)):
+        flat = flat * extent + position if n or isinstance(extent, int) else position
     return flat
 
 
 def _through(source: Folded, shape: tuple[Any, ...], index: Callable[[Reader, Index], Index], period: int) -> Folded:
-    def element(reader: Reader, at: Index) -> Any:
-        return source.element(reader, index(reader, at))
+    def element(reader: Reader, position: Index) -> Any:
+        return source.element(reader, index(reader, position))
 
     return Folded(source.inputs, shape, element, source.operations, period)
 
@@ -197,50 +197,52 @@ def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folde
     source = fold(scope, value.args[0])
     axes = permutation(value)
 
-    def index(_: Reader, at: Index) -> Index:
-        return [at[axes.index(d)] for d in range(len(axes))]
+    def index(_: Reader, position: Index) -> Index:
+        return [position[axes.index(d)] for d in range(len(axes))]
 
     return _through(source, shape, index, source.period if axes[-1] == len(axes) - 1 else 1)
 
 
 def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
-    before = value.args[0]
+    operand = value.args[0]
     # One reshape instead of several: the shapes between cut indices in ways that the analyzer cannot mend.
-    while before not in scope.results and not scope.is_parameter(before):
-        definition = scope.definition(before)
+    while operand not in scope.results and not scope.is_parameter(operand):
+        definition = scope.definition(operand)
         if not is_call(definition, *_RESHAPES):
             break
-        before = definition.args[0]
-    parts = None if _shape(scope, before) is None else _counted_alike(extents(before) or (), shape)
+        operand = definition.args[0]
+    parts = None if _shape(scope, operand) is None else _matching_parts(extents(operand) or (), shape)
     if parts is None:
         return None
-    source = fold(scope, before)
+    source = fold(scope, operand)
     period = source.period if shape and isinstance(shape[-1], int) and shape[-1] % source.period == 0 else 1
 
-    def index(reader: Reader, at: Index) -> Index:
-        found: list[Any] = []
-        for own, after in parts:
-            flat = ravel(at[: len(after)], after)
-            found += unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(flat)), own)
-            at = at[len(after) :]
-        return found
+    def index(reader: Reader, position: Index) -> Index:
+        result: list[Any] = []
+        for source_part, result_part in parts:
+            flat = ravel(position[: len(result_part)], result_part)
+            result += unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(flat)), source_part)
+            position = position[len(result_part) :]
+        return result
 
     return _through(source, shape, index, period)
 
 
-def _counted_alike(before: Sequence[Any], after: Sequence[Any]) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]] | None:
-    """Cuts two shapes of one tensor into parts whose elements are counted alike; None where they have no such parts.
+def _matching_parts(
+    source: Sequence[Any], result: Sequence[Any]
+) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]] | None:
+    """Cuts two shapes of one tensor into parts whose elements are numbered alike; None if there are no such parts.
 
-    Static shapes are one part. Others are cut before the first symbolic extent, which no other one may follow: the
-    number of an element within a part does not depend on the part's first extent.
+    Static shapes are one part. Others are cut before their only symbolic extent: the number of an element within a part
+    does not depend on the part's first extent.
     """
-    cut, cut_after = (sum(1 for _ in takewhile(_is_static, shape)) for shape in (before, after))
-    own, other = (before[:cut], before[cut:]), (after[:cut_after], after[cut_after:])
-    if bool(own[1]) != bool(other[1]) or math.prod(own[0]) != math.prod(other[0]):
+    source_cut, result_cut = (sum(1 for _ in takewhile(_is_static, shape)) for shape in (source, result))
+    source_parts, result_parts = (source[:source_cut], source[source_cut:]), (result[:result_cut], result[result_cut:])
+    if bool(source_parts[1]) != bool(result_parts[1]) or math.prod(source_parts[0]) != math.prod(result_parts[0]):
         return None
-    if not all(map(_is_static, (*own[1][1:], *other[1][1:]))):
+    if not all(map(_is_static, (*source_parts[1][1:], *result_parts[1][1:]))):
         return None
-    return [(tuple(part), tuple(counterpart)) for part, counterpart in zip(own, other, strict=True)]
+    return [(tuple(part), tuple(counterpart)) for part, counterpart in zip(source_parts, result_parts, strict=True)]
 
 
 def _is_static(extent: Any) -> bool:
@@ -267,45 +269,47 @@ def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
             return None
         step[axis] = stride
     source = fold(scope, value.args[0])
-    return _through(source, shape, lambda _, at: [f + s * i for f, s, i in zip(first, step, at, strict=True)], 1)
+    return _through(
+        source, shape, lambda _, position: [f + s * i for f, s, i in zip(first, step, position, strict=True)], 1
+    )
 
 
 def _take(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
     source_shape = _shape(scope, value.args[0])
-    chosen = _integers(scope, value.args[1])
-    if source_shape is None or chosen is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
+    indices = _integers(scope, value.args[1])
+    if source_shape is None or indices is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
         return None
     axis = int(value.attrs.axis) % len(source_shape)
-    if not isinstance(source_shape[axis], int) or not 0 <= chosen[0] < source_shape[axis]:
+    if not isinstance(source_shape[axis], int) or not 0 <= indices[0] < source_shape[axis]:
         return None
     source = fold(scope, value.args[0])
-    return _through(source, shape, lambda _, at: [*at[:axis], chosen[0], *at[axis:]], 1)
+    return _through(source, shape, lambda _, position: [*position[:axis], indices[0], *position[axis:]], 1)
 
 
 def _tile(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
-    """A tensor several times along dimensions before the last one."""
-    before, repeats = static_shape(value.args[0], None), [int(count) for count in value.attrs.repeats]
-    if before is None or len(before) != len(repeats) or before[-1:] != shape[-1:]:
+    """Folds the repetition of a tensor along dimensions before the last one."""
+    source_shape, repeats = static_shape(value.args[0], None), [int(count) for count in value.attrs.repeats]
+    if source_shape is None or len(source_shape) != len(repeats) or source_shape[-1:] != shape[-1:]:
         return None
     source = fold(scope, value.args[0])
 
-    def index(reader: Reader, at: Index) -> Index:
+    def index(reader: Reader, position: Index) -> Index:
         return [
             i if count == 1 else reader.analyzer.simplify(tirx.convert(i % extent))
-            for i, count, extent in zip(at, repeats, before, strict=True)
+            for i, count, extent in zip(position, repeats, source_shape, strict=True)
         ]
 
     return _through(source, shape, index, source.period)
 
 
 def _broadcast_to(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
-    """A tensor that has the shape already: what PyTorch's `expand` often is."""
-    before = _shape(scope, value.args[0])
-    return fold(scope, value.args[0]) if before is not None and same(before, shape) else None
+    """Folds a broadcast that keeps the shape, as PyTorch's `expand` often does."""
+    source_shape = _shape(scope, value.args[0])
+    return fold(scope, value.args[0]) if source_shape is not None and same(source_shape, shape) else None
 
 
 def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
-    """A tensor with another one in place of a run of its indices along one axis."""
+    """Folds the replacement of a run of indices along one axis."""
     axis = int(value.attrs.axis) % len(shape)
     run = static_shape(value.args[1], None)
     if run is None or not can_fold(value.args[0]) or not all(isinstance(n, tirx.IntImm) for n in value.args[2:]):
@@ -314,12 +318,15 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
     if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
         return None
     parts = [fold(scope, argument) for argument in value.args[:2]]
-    inputs, placed = _joined(parts)
+    inputs, select_reader = _join_inputs(parts)
 
-    def element(reader: Reader, at: Index) -> Any:
-        moved = [*at[:axis], at[axis] - start, *at[axis + 1 :]]
-        around, inside = parts[0].element(placed(reader, 0), at), parts[1].element(placed(reader, 1), moved)
-        return T.if_then_else(tirx.all(at[axis] >= start, at[axis] < start + run[axis]), inside, around)
+    def element(reader: Reader, position: Index) -> Any:
+        inner_position = [*position[:axis], position[axis] - start, *position[axis + 1 :]]
+        outer, inside = (
+            parts[0].element(select_reader(reader, 0), position),
+            parts[1].element(select_reader(reader, 1), inner_position),
+        )
+        return T.if_then_else(tirx.all(position[axis] >= start, position[axis] < start + run[axis]), inside, outer)
 
     period = math.lcm(*(part.period for part in parts)) if axis < len(shape) - 1 else 1
     # Choosing between the two counts as an operation.
@@ -330,7 +337,7 @@ def _concat(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | No
     parts = _fields(scope, value)
     if parts is None or value.attrs.axis is None:
         return None
-    return _beside(parts, shape, int(value.attrs.axis) % len(shape))
+    return _concatenate(parts, shape, int(value.attrs.axis) % len(shape))
 
 
 def _stack(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
@@ -338,13 +345,16 @@ def _stack(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | Non
     if parts is None:
         return None
     axis = int(value.attrs.axis or 0) % len(shape)
-    one = (*shape[:axis], 1, *shape[axis + 1 :])
-    expanded = [_through(part, one, lambda _, at: [*at[:axis], *at[axis + 1 :]], part.period) for part in parts]
-    return _beside(expanded, shape, axis)
+    part_shape = (*shape[:axis], 1, *shape[axis + 1 :])
+    expanded = [
+        _through(part, part_shape, lambda _, position: [*position[:axis], *position[axis + 1 :]], part.period)
+        for part in parts
+    ]
+    return _concatenate(expanded, shape, axis)
 
 
 def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
-    """Follows the tensors of a tuple, a few at most."""
+    """Folds the tensors of a tuple of at most four."""
     fields = scope.definition(value.args[0])
     if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
         return None
@@ -353,27 +363,29 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
     return [fold(scope, field) for field in fields.fields]
 
 
-def _beside(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> Folded:
-    """Concatenates tensors along an axis."""
+def _concatenate(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> Folded:
+    """Concatenates folded tensors along an axis."""
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
-    inputs, placed = _joined(parts)
+    inputs, select_reader = _join_inputs(parts)
 
-    def element(reader: Reader, at: Index) -> Any:
-        def read(n: int) -> Any:
+    def element(reader: Reader, position: Index) -> Any:
+        def read_part(n: int) -> Any:
             # Where it is read, the index is known to be one of the part's own.
-            with reader.analyzer.constraint_scope(tirx.convert(at[axis]) >= starts[n]):
-                return parts[n].element(placed(reader, n), [*at[:axis], at[axis] - starts[n], *at[axis + 1 :]])
+            with reader.analyzer.constraint_scope(tirx.convert(position[axis]) >= starts[n]):
+                return parts[n].element(
+                    select_reader(reader, n), [*position[:axis], position[axis] - starts[n], *position[axis + 1 :]]
+                )
 
         for n in range(len(parts) - 1):
-            if not reader.analyzer.can_prove(tirx.convert(at[axis]) >= starts[n + 1]):
-                if reader.analyzer.can_prove(tirx.convert(at[axis]) < starts[n + 1]):
-                    return read(n)
+            if not reader.analyzer.can_prove(tirx.convert(position[axis]) >= starts[n + 1]):
+                if reader.analyzer.can_prove(tirx.convert(position[axis]) < starts[n + 1]):
+                    return read_part(n)
                 break
         else:
-            return read(len(parts) - 1)
-        result = read(len(parts) - 1)
+            return read_part(len(parts) - 1)
+        result = read_part(len(parts) - 1)
         for n in range(len(parts) - 2, -1, -1):
-            result = T.if_then_else(at[axis] < starts[n + 1], read(n), result)
+            result = T.if_then_else(position[axis] < starts[n + 1], read_part(n), result)
         return result
 
     if axis < len(shape) - 1:
@@ -389,8 +401,8 @@ def _astype(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | No
         return None
     source, dtype = fold(scope, value.args[0]), str(value.ty.dtype)
 
-    def element(reader: Reader, at: Index) -> Any:
-        return tirx.Cast(dtype, source.element(reader, at))
+    def element(reader: Reader, position: Index) -> Any:
+        return tirx.Cast(dtype, source.element(reader, position))
 
     return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
 
@@ -399,25 +411,27 @@ def _binary(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | No
     if any(_shape(scope, argument) is None or str(argument.ty.dtype) != "float32" for argument in value.args):
         return None
     parts = [fold(scope, argument) for argument in value.args]
-    inputs, placed = _joined(parts)
+    inputs, select_reader = _join_inputs(parts)
     operation = BINARY[value.op.name]
 
-    def element(reader: Reader, at: Index) -> Any:
-        return operation(*(broadcast(part, placed(reader, n), at) for n, part in enumerate(parts)))
+    def element(reader: Reader, position: Index) -> Any:
+        return operation(*(broadcast(part, select_reader(reader, n), position) for n, part in enumerate(parts)))
 
     period = max(part.period for part in parts)
     return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
 
 
-def broadcast(part: Folded, reader: Reader, at: Index) -> Any:
-    """Returns the element at an index of a larger shape that a tensor is broadcast to."""
-    own = at[len(at) - len(part.shape) :]
-    index = [0 if isinstance(extent, int) and extent == 1 else i for extent, i in zip(part.shape, own, strict=True)]
+def broadcast(part: Folded, reader: Reader, position: Index) -> Any:
+    """Returns the element of a tensor for an index of the larger shape that it is broadcast to."""
+    part_position = position[len(position) - len(part.shape) :]
+    index = [
+        0 if isinstance(extent, int) and extent == 1 else i for extent, i in zip(part.shape, part_position, strict=True)
+    ]
     return part.element(reader, index)
 
 
 def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...]) -> Folded | None:
-    """Reads result number `result` of a call of a function that rotates pairs."""
+    """Folds result number `result` of a call of a function that rotates pairs."""
     if not is_call(value, "relax.call_tir"):
         return None
     attributes = getattr(scope.functions.get(value.args[0]), "attrs", None) or {}
@@ -427,16 +441,16 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...
     if any(static_shape(operand) is None for operand in (tokens[result], cos, sin)):
         return None
     parts = [fold(scope, operand) for operand in (tokens[result], cos, sin)]
-    inputs, placed = _joined(parts)
+    inputs, select_reader = _join_inputs(parts)
     positions = parts[1].shape[0]
 
-    def element(reader: Reader, at: Index) -> Any:
-        *around, token, feature = at
+    def element(reader: Reader, position: Index) -> Any:
+        *outer, token, feature = position
         simplify = reader.analyzer.simplify
         pair, member = (simplify(tirx.convert(number)) for number in (feature // 2, feature % 2))
         place = [simplify(tirx.convert(token % positions)), pair]
-        re, im = (parts[0].element(placed(reader, 0), [*around, token, pair * 2 + n]) for n in range(2))
-        c, s = (parts[n].element(placed(reader, n), place) for n in (1, 2))
+        re, im = (parts[0].element(select_reader(reader, 0), [*outer, token, pair * 2 + n]) for n in range(2))
+        c, s = (parts[n].element(select_reader(reader, n), place) for n in (1, 2))
         if isinstance(member, tirx.IntImm):
             return re * s + im * c if int(member) else re * c - im * s
         return T.if_then_else(tirx.EQ(member, 0), re * c - im * s, re * s + im * c)
@@ -446,23 +460,23 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...
     return Folded(inputs, shape, element, operations, 2)
 
 
-def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
-    """Returns the inputs of several parts without repetition, and what gives part n its own."""
+def _join_inputs(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
+    """Returns the distinct inputs of several tensors, and a function that selects the reader of tensor n."""
     inputs: list[relax.Expr] = []
     places: list[list[int]] = []
     for part in parts:
-        own = []
+        numbers = []
         for value in part.inputs:
-            known = next((n for n, other in enumerate(inputs) if other.same_as(value)), len(inputs))
-            if known == len(inputs):
+            number = next((n for n, candidate in enumerate(inputs) if candidate.same_as(value)), len(inputs))
+            if number == len(inputs):
                 inputs.append(value)
-            own.append(known)
-        places.append(own)
+            numbers.append(number)
+        places.append(numbers)
 
-    def placed(reader: Reader, n: int) -> Reader:
+    def select_reader(reader: Reader, n: int) -> Reader:
         return Reader([reader.buffers[place] for place in places[n]], reader.analyzer)
 
-    return tuple(inputs), placed
+    return tuple(inputs), select_reader
 
 
 def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
@@ -496,7 +510,7 @@ _RULES: dict[str, Callable[[Scope, ir.Call, tuple[Any, ...]], Folded | None]] = 
     "relax.call_tir": lambda scope, value, shape: _rotated(scope, value, 0, shape),
     **dict.fromkeys(BINARY, _binary),
 }
-"""Rules by which a result is read without being computed beforehand, by Relax operator."""
+"""Rules that fold the result of an operator, by Relax operator."""
 
 FOLDED = frozenset(_RULES)
-"""Names of the Relax operators whose results may be read without being computed beforehand."""
+"""Names of the Relax operators whose results can be folded."""

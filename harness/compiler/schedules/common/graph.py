@@ -1,4 +1,4 @@
-"""Reading and writing Relax functions: what a value is, who reads it, the call of a kernel."""
+"""Reads and writes Relax functions: shapes, constants, definitions, users, and calls of kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def permutation(call: ir.Call) -> tuple[int, ...]:
 
 
 def is_call(value: Any, *names: str) -> bool:
-    """Returns whether this is a call of one of these Relax operators."""
+    """Returns whether a value is a call of one of these Relax operators."""
     return isinstance(value, ir.Call) and getattr(value.op, "name", None) in names
 
 
 def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int, ...] | None:
-    """Returns the shape of a tensor of that dtype (any if None); None where either is unknown or differs."""
+    """Returns the shape of a tensor of a dtype (any if None); None if the shape is not static or the dtype differs."""
     ty = value.ty
     if not isinstance(ty, relax.TensorType) or ty.shape is None or (dtype is not None and str(ty.dtype) != dtype):
         return None
@@ -39,7 +39,7 @@ def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int,
 
 
 def extents(value: relax.Expr) -> tuple[Any, ...] | None:
-    """The shape of a tensor, its symbolic extents as they are; None where not even its rank is known."""
+    """Returns the shape of a tensor, with symbolic extents as they are; None if its rank is unknown."""
     ty = value.ty
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
         return None
@@ -47,7 +47,7 @@ def extents(value: relax.Expr) -> tuple[Any, ...] | None:
 
 
 def number(value: relax.Expr) -> float | None:
-    """Returns the value of an fp32 constant of one element, None of anything else."""
+    """Returns the value of an fp32 constant of one element; None for anything else."""
     if isinstance(value, tirx.FloatImm):
         return float(value.value)
     if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
@@ -56,12 +56,12 @@ def number(value: relax.Expr) -> float | None:
 
 
 def same(shape: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two shapes, or two indices, are the same for all values of the variables in them."""
+    """Returns whether two shapes, or two indices, are the same for all values of their variables."""
     analyzer = sym.Analyzer()
     if len(shape) != len(other):
         return False
     pairs = zip(map(tirx.convert, shape), map(tirx.convert, other), strict=True)
-    return all(analyzer.can_prove_equal(one, another) for one, another in pairs)
+    return all(analyzer.can_prove_equal(extent, counterpart) for extent, counterpart in pairs)
 
 
 def call(
@@ -80,7 +80,7 @@ def default(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
 
 
 def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-    """Reshapes the value; TVM makes no copy where it sees that (`RewriteDataflowReshape`)."""
+    """Emits a reshape of the value, which `RewriteDataflowReshape` turns into a view."""
     if static_shape(value) == tuple(shape):
         return value
     return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
@@ -88,47 +88,49 @@ def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) ->
 
 @dataclass(frozen=True)
 class Facts:
-    """The bindings of a function, in order, and the variables whose values read each; None is the function itself."""
+    """The bindings of a function in order, and the users of each variable; the user None is the function itself."""
 
     bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
 
 
 def facts_of(function: relax.Function) -> Facts:
-    """Collects what is bound in a function, and who reads it."""
+    """Collects the bindings of a function and the users of their variables."""
     facts = Facts()
     _Collector(facts).visit_expr(function)
     return facts
 
 
 def parameters_of(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
-    """Returns the variables that depend on nothing but parameters (those after the first `num_input`) and constants."""
+    """Returns the variables that depend only on parameters (after the first `num_input`) and constants."""
     attributes = function.attrs or {}
     if "num_input" not in attributes:
         return frozenset()
-    known: set[relax.Var] = set(function.params[int(attributes["num_input"]) :])
+    parameters: set[relax.Var] = set(function.params[int(attributes["num_input"]) :])
     for variable, value in bindings.items():
-        used = relax.analysis.free_vars(value)
-        if isinstance(value, ir.Call | relax.Var | relax.TupleGetItem | relax.Tuple) and all(v in known for v in used):
-            known.add(variable)
-    return frozenset(known)
+        variables = relax.analysis.free_vars(value)
+        if isinstance(value, ir.Call | relax.Var | relax.TupleGetItem | relax.Tuple) and all(
+            v in parameters for v in variables
+        ):
+            parameters.add(variable)
+    return frozenset(parameters)
 
 
 def between(
     bindings: Mapping[relax.Var, relax.Expr], value: relax.Expr, inputs: Sequence[relax.Expr]
 ) -> list[relax.Var]:
-    """Returns the variables between some inputs and a value: with the value if it is bound, without the inputs."""
-    found: dict[relax.Var, None] = {}
+    """Returns the variables between some inputs and a value, with the value if it is bound, without the inputs."""
+    variables: dict[relax.Var, None] = {}
     waiting: list[Any] = [value]
     while waiting:
         part = waiting.pop()
         if isinstance(part, relax.Var):
-            if part in found or part not in bindings or any(part.same_as(x) for x in inputs):
+            if part in variables or part not in bindings or any(part.same_as(x) for x in inputs):
                 continue
-            found[part] = None
+            variables[part] = None
             part = bindings[part]
         waiting.extend(_arguments(part))
-    return list(found)
+    return list(variables)
 
 
 def _arguments(value: Any) -> list[Any]:
@@ -141,7 +143,7 @@ def _arguments(value: Any) -> list[Any]:
 
 @visitor
 class _Collector(PyExprVisitor):  # type: ignore[misc]
-    """Writes down facts."""
+    """Collects the facts of a function."""
 
     def __init__(self, facts: Facts) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Building blocks of kernels for CPUs and GPUs: functions, buffers, and the length of a sum.
+"""Builds kernels for CPUs and GPUs: functions, buffers, parallel loops, and the length of a sum.
 
 The kernels are built with TVM's IR builder instead of schedules, because blocking, packing and edges are then ordinary
 Python. Every function is marked opaque and scheduled, so that no pass fuses or reschedules it.
@@ -20,26 +20,26 @@ from tvm.script.ir_builder import tirx as T
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
 
 _SHORTEST = 64
-"""Terms of a sum that one register accumulates at least, if there are as many."""
+"""Least number of terms that one register accumulates, if a sum has as many."""
 _CPU = 1
 """`kDLCPU` of DLPack."""
-_NOTHING = -1
-"""Number of what a thread keeps before it has made anything."""
+_EMPTY = -1
+"""Key of a workspace that has not been filled."""
 _LINE_BYTES = 64
-"""Bytes of a line of a cache."""
+"""Size of a cache line in bytes."""
 OPAQUE = 8
 """`relax::OpPatternKind::kOpaque`."""
 KERNEL = KernelInfo(Kind.KERNEL)
-"""Facts of a kernel of which nothing is known but its arguments."""
+"""Facts of a kernel of which only the arguments are known."""
 HELPER = KernelInfo(Kind.HELPER)
 """Facts of a function that brings an operand of a kernel into its layout."""
 
 
 def chunk_length(terms: int) -> int:
-    """Terms that one register accumulates before their sum is added to a second one, in equal parts.
+    """Returns the number of terms that one register accumulates before a second one, in equal chunks.
 
-    The rounding error of a two-level sum is least near √terms: with random signs its variance grows with terms·part
-    inside the parts and with terms²/part across them. Parts much shorter than `_SHORTEST` cost time.
+    The rounding error of a two-level sum is least near √terms: with random signs its variance grows with terms·chunk
+    inside the chunks and with terms²/chunk across them. Chunks much shorter than `_SHORTEST` cost time.
     """
     longest = max(_SHORTEST, 8 * math.ceil(math.sqrt(terms) / 8))
     return ceil_div(terms, ceil_div(terms, longest))
@@ -55,7 +55,7 @@ class Argument:
 
 
 def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
-    """Returns the bytes of tensors, given as shape and dtype; None if an extent of one of them is symbolic."""
+    """Returns the size of tensors in bytes, given as shape and dtype; None if an extent is symbolic."""
     total = 0
     for shape, dtype in tensors:
         if not all(isinstance(extent, int | tirx.IntImm) for extent in shape):
@@ -65,10 +65,10 @@ def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
 
 
 def free_variables(arguments: Sequence[Argument]) -> list[tirx.Var]:
-    """The variables in extents of tensors that are no extent themselves: a kernel gets their values as well."""
+    """Returns the variables in extents that are not an extent by themselves; a kernel takes them as parameters, too."""
     extents = [extent for argument in arguments for extent in argument.shape if not isinstance(extent, int)]
-    used = {variable for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
-    return sorted(used - {extent for extent in extents if isinstance(extent, tirx.Var)}, key=lambda v: str(v.name))
+    variables = {variable for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
+    return sorted(variables - {extent for extent in extents if isinstance(extent, tirx.Var)}, key=lambda v: str(v.name))
 
 
 def prim_func(
@@ -81,11 +81,11 @@ def prim_func(
     Args:
         name: Its name.
         arguments: Its tensors, the result last.
-        body: Emits the loops.
+        body: Emits the loops for the buffers.
         info: Its facts; the type of the result and the bytes of the arguments are added.
     """
-    moved = bytes_of_all((argument.shape, argument.dtype) for argument in arguments)
-    info = replace(info, dtype=arguments[-1].dtype, bytes_moved=moved)
+    bytes_moved = bytes_of_all((argument.shape, argument.dtype) for argument in arguments)
+    info = replace(info, dtype=arguments[-1].dtype, bytes_moved=bytes_moved)
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)
@@ -101,47 +101,47 @@ def prim_func(
                 body(*buffers)
         function = builder.get()
     # Relax's variables stay Relax's, so that kernels of two calls can be one function.
-    return s_tir.renew_defs(function) if moved is None else function
+    return s_tir.renew_defs(function) if bytes_moved is None else function
 
 
 def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
-    """Emits a buffer of less than 1 KiB (`kMaxStackAlloca`); LLVM keeps it in registers if indices are constants.
+    """Emits a buffer of less than 1 KiB (`kMaxStackAlloca`), which LLVM keeps in registers if indices are constants.
 
-    TVM 0.27 takes larger ones, and those of scope `local`, from a workspace: two calls wherever one is declared, and
-    stores that LLVM must keep although nobody reads them.
+    TVM 0.27 takes larger ones, and those of scope `local`, from a workspace: two calls for each, and stores that LLVM
+    must keep although nothing reads them.
     """
     return T.alloc_buffer(shape, dtype)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a thread keeps from one iteration of a parallel loop to the next.
+class ThreadWorkspace:
+    """The memory of a thread, which lasts through the iterations of a parallel loop.
 
     Attributes:
-        buffers: Its memory.
-        number: Number of what lies in it.
+        buffers: The buffers of the thread.
+        number: Key of the current content, in a buffer of one element.
     """
 
     buffers: tuple[tirx.Buffer, ...]
     number: tirx.Buffer
 
     @contextmanager
-    def unless(self, number: int | tirx.Expr) -> Iterator[None]:
-        """Emits what makes it, which a thread does unless what lies there is of the same `number`, from 0 on."""
+    def fill_once(self, number: int | tirx.Expr) -> Iterator[None]:
+        """Emits the code in the context such that a thread skips it while its content has the key `number` (≥ 0)."""
         with T.If(self.number[0] != number), T.Then():
             T.buffer_store(self.number, number, [0])
             yield
 
 
 @contextmanager
-def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterator[tuple[Any, Kept]]:
-    """Emits a parallel loop over tasks, and buffers that each thread has for itself in all of its tasks.
+def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterator[tuple[Any, ThreadWorkspace]]:
+    """Emits a parallel loop over tasks, and buffers of each thread that last through its tasks.
 
-    TVM gives a thread tasks that follow each other, so that what one of them leaves is there for the next. Memory is
-    asked for where the thread begins, because TVM 0.27 moves allocations out to where all threads would share them.
+    TVM gives a thread consecutive tasks, so that a task finds the content of the one before. Memory is allocated where
+    the thread begins, because TVM 0.27 moves other allocations out to where all threads would share them.
 
     Args:
-        tasks: How many.
+        tasks: Number of tasks.
         dtype: Type of the buffers' elements.
         shapes: Their shapes.
 
@@ -151,14 +151,14 @@ def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterato
     if tasks == 1:
         # TVM removes a loop of one iteration, and refuses code for threads without a loop.
         number = registers((1,), "int32")
-        T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
+        T.buffer_store(number, tirx.const(_EMPTY, "int32"), [0])
         with T.serial(0, 1) as task:
-            yield task, Kept(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
+            yield task, ThreadWorkspace(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
         return
-    bytes_each = int(tvm.DataType(dtype).itemsize)
-    in_line = _LINE_BYTES // bytes_each
+    element_bytes = int(tvm.DataType(dtype).itemsize)
+    in_line = _LINE_BYTES // element_bytes
     sizes = [ceil_div(math.prod(shape), in_line) * in_line for shape in shapes]
-    total = bytes_each * sum(sizes)
+    total = element_bytes * sum(sizes)
     with T.attr(tirx.const(0, "int32"), "pragma_parallel_launch_point", 1):
         memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(total + _LINE_BYTES, "uint64"), 2, 32)
         line = T.decl_buffer(((total + _LINE_BYTES) // 4,), "int32", data=memory)
@@ -168,9 +168,9 @@ def each_thread_keeps(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterato
             T.decl_buffer(shape, dtype, data=line.data, elem_offset=sum(sizes[:n])) for n, shape in enumerate(shapes)
         )
         number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total // 4)
-        T.buffer_store(number, tirx.const(_NOTHING, "int32"), [0])
+        T.buffer_store(number, tirx.const(_EMPTY, "int32"), [0])
         with T.parallel(0, tasks) as task:
-            yield task, Kept(buffers, number)
+            yield task, ThreadWorkspace(buffers, number)
         T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
 
 
@@ -184,8 +184,8 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def at_most(count: int, total: int, first: Any) -> Any:
-    """Computes min(count, total - first), a constant where parts of `count` come out even."""
+def tail_extent(count: int, total: int, first: Any) -> Any:
+    """Computes min(count, total - first), a constant if `count` divides `total`."""
     return count if total % count == 0 else T.min(count, total - first)
 
 

@@ -1,8 +1,8 @@
-"""Facts of a compiled function, kept with it as one attribute: what it computes, how, and how much work that is.
+"""Defines the facts of a compiled function, stored in one attribute: operator, algorithm, sizes, operations, bytes.
 
-The module that emits a kernel, or the pass that schedules loops, attaches them to the function. They
-depend on nothing but the function's own loops, because calls that compute the same share one function: which operators
-of a model it computes, and whether it runs when the model is loaded, are facts of the calls (see `origins`).
+The module that emits a kernel, or the pass that schedules loops, attaches them to the function. They depend on nothing
+but the function's own loops, because calls that compute the same share one function: which operators of a model it
+computes, and whether it runs when the model is loaded, are facts of the calls (see `origins`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTRIBUTE = "kernel_info"
 """The attribute of a function that holds its facts as JSON."""
 
 UNSCHEDULED = "unscheduled"
-"""Stands for a schedule's name where the block keeps its loops as they were."""
+"""Stands for a schedule's name if a block keeps its original loops."""
 
 FEED_FORWARD = "feed-forward"
 """Two linear layers in one kernel."""
@@ -34,7 +34,7 @@ ATTENTION, FEW_QUERIES, TENSOR_CORES = "attention", "attention of few queries", 
 
 
 class Kind(StrEnum):
-    """The kind of a function: who wrote its loops."""
+    """The kind of a function: the author of its loops."""
 
     KERNEL = "kernel"
     """This project wrote its loops."""
@@ -67,22 +67,22 @@ class LostSchedule:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """The facts of one function.
+    """The facts of one compiled function.
 
     Attributes:
-        kind: Whose loops they are.
+        kind: The author of its loops.
         operator: The Relax operator that it computes, without `relax.`; empty for loops of several.
-        algorithm: How it computes that, where there are several ways.
+        algorithm: Its algorithm, if there are several.
         extents: Its sizes, by name; a word where one is symbolic.
         dtype: Element type of its result.
-        tile: Sizes of what a task, a block of threads or the registers hold at once, by name.
-        decisions: What else was decided about it, by name.
-        reads: What it computes while it reads: operands, by name.
-        writes: Relax operators, without `relax.`, that it does to a result before it stores it.
+        tile: Sizes of the tile of a task, of a block of threads or of the registers, by name.
+        decisions: Other decisions of its schedule, by name.
+        reads: Names of the operands that it computes while it reads.
+        writes: Relax operators, without `relax.`, that it applies to a result before it stores it.
         flop: Arithmetic operations of products, convolutions and attention, counted as `torch.utils.flop_counter` does:
             a convolution by minimal filtering as a direct one, attention as its two products; None for anything else.
-        bytes_moved: Bytes of all its arguments, each counted once; None where that is not known.
-        schedules: Names of the schedules of its blocks, in order; `UNSCHEDULED` for what has none.
+        bytes_moved: Bytes of all its arguments, each counted once; None if unknown.
+        schedules: Names of the schedules of its blocks, in order; `UNSCHEDULED` for a block without one.
         lost: Schedules that could not be applied.
     """
 
@@ -101,28 +101,28 @@ class KernelInfo:
     lost: tuple[LostSchedule, ...] = ()
 
     def to_json(self) -> str:
-        """Returns the value of the attribute; facts that are not known are left out."""
-        known = {name: value for name, value in asdict(self).items() if value not in (None, "", {}, ())}
-        return json.dumps(known, ensure_ascii=False)
+        """Returns the value of the attribute; unknown facts are left out."""
+        fields = {name: value for name, value in asdict(self).items() if value not in (None, "", {}, ())}
+        return json.dumps(fields, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> KernelInfo:
         """Reads the facts that `to_json` wrote."""
-        known = json.loads(text)
-        known["kind"] = Kind(known["kind"])
+        fields = json.loads(text)
+        fields["kind"] = Kind(fields["kind"])
         for name in ("reads", "writes", "schedules"):
-            known[name] = tuple(known.get(name, ()))
-        known["lost"] = tuple(LostSchedule(**lost) for lost in known.get("lost", ()))
-        return cls(**known)
+            fields[name] = tuple(fields.get(name, ()))
+        fields["lost"] = tuple(LostSchedule(**lost) for lost in fields.get("lost", ()))
+        return cls(**fields)
 
     @property
     def attributes(self) -> dict[str, str]:
-        """The attributes of a function that is being built."""
+        """Returns the attributes of a function that is being built."""
         return {ATTRIBUTE: self.to_json()}
 
 
 def kernel(operator: str, algorithm: str = "", **extents: int | str) -> KernelInfo:
-    """Returns the facts of a kernel: what it computes, how, and its sizes by name."""
+    """Returns the facts of a kernel: its operator, its algorithm, and its sizes by name."""
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
 
 
@@ -130,16 +130,16 @@ def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: Any)
     """Returns the facts of a kernel that computes attention.
 
     Args:
-        algorithm: How it does that.
+        algorithm: The name of its algorithm.
         reads: Whether queries, keys and values are computed while they are read.
         width: Channels of a value.
         extents: batch, heads, queries, keys and channels; numbers, or expressions where they are symbolic.
     """
-    known = {name: extent for name, extent in extents.items() if isinstance(extent, int)}
+    static_extents = {name: extent for name, extent in extents.items() if isinstance(extent, int)}
     flop = None
-    if len(known) == len(extents):
-        scores = math.prod(known[name] for name in ("batch", "heads", "queries", "keys"))
-        flop = 2 * scores * (known["channels"] + width)
+    if len(static_extents) == len(extents):
+        scores = math.prod(static_extents[name] for name in ("batch", "heads", "queries", "keys"))
+        flop = 2 * scores * (static_extents["channels"] + width)
     return replace(
         kernel("nn.attention", algorithm, **{name: _word(extent) for name, extent in extents.items()}, width=width),
         reads=tuple(name for name, computed in zip(("queries", "keys", "values"), reads, strict=True) if computed),
@@ -153,29 +153,29 @@ def _word(extent: Any) -> int | str:
 
 
 def info_of(function: tirx.PrimFunc) -> KernelInfo | None:
-    """Returns the facts of a function; None where nobody attached any."""
+    """Returns the facts of a function; None if it has none."""
     attributes = function.attrs or {}
     return KernelInfo.from_json(str(attributes[ATTRIBUTE])) if ATTRIBUTE in attributes else None
 
 
 def with_info(function: tirx.PrimFunc, info: KernelInfo) -> tirx.PrimFunc:
-    """Returns the function with these facts in place of any others."""
+    """Returns the function with these facts in place of others."""
     return function.with_attr(ATTRIBUTE, info.to_json())
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error says, in one line."""
+    """Returns the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
-    """Returns the facts of the compiled functions of a module that have any, by name."""
-    found = {
+    """Returns the facts of a module's compiled functions by name."""
+    infos = {
         variable.name_hint: info_of(function)
         for variable, function in module.functions_items()
         if isinstance(function, tirx.PrimFunc)
     }
-    return {name: info for name, info in found.items() if info is not None}
+    return {name: info for name, info in infos.items() if info is not None}
 
 
 def lost_schedules(module: tvm.IRModule) -> tuple[str, ...]:
@@ -203,9 +203,9 @@ def describe(info: KernelInfo) -> str:
 def _decided(info: KernelInfo) -> list[str]:
     """Returns the tile and the other decisions in words."""
     tile = info.tile
-    named = {name: extent for name, extent in tile.items() if name not in ("rows", "columns")}
+    other_sizes = {name: extent for name, extent in tile.items() if name not in ("rows", "columns")}
     words = [f"tile {tile['rows']}x{tile['columns']}"] if {"rows", "columns"} <= tile.keys() else []
-    return [*words, *(f"{name} {value}" for name, value in (named | dict(info.decisions)).items())]
+    return [*words, *(f"{name} {value}" for name, value in (other_sizes | dict(info.decisions)).items())]
 
 
 def _product(extents: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Which numbers a layer or group normalization normalizes: the question that every target's kernels begin with."""
+"""Recognizes layer and group normalization as a normalization of lines, where every target's kernels begin."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Normalization:
     """A normalization of contiguous lines: data [lines, channels, inner], each line over channels and inner.
 
     Attributes:
-        data: What is normalized.
-        shape: Its shape as it is given.
+        data: The tensor to normalize.
+        shape: Its shape on Relax.
         lines, channels, inner: Its shape as a normalization of lines.
         groups: Line i has the factors and offsets of group i modulo `groups`.
-        scale, shift: [groups, channels] once they are viewed so; None where there is none.
-        epsilon: What is added to the variance.
+        scale, shift: Factors and offsets, viewed as [groups, channels]; None if there are none.
+        epsilon: The number added to the variance.
     """
 
     data: relax.Expr
@@ -36,7 +36,7 @@ class Normalization:
 
     @property
     def affine(self) -> list[relax.Expr]:
-        """Scale and shift as far as there are any, in this order."""
+        """Returns scale and shift, as far as there are any, in this order."""
         return [value for value in (self.scale, self.shift) if value is not None]
 
 
@@ -45,10 +45,10 @@ def recognized(node: relax.Call, dtypes: Collection[str]) -> Normalization | Non
 
     Args:
         node: The call.
-        dtypes: Those that the kernels take; all operands are of the same.
+        dtypes: The types that the kernels take; all operands have the same type.
 
     Returns:
-        None where lines are not contiguous, or a shape is not static, empty, or of another dtype.
+        The normalization; None if lines are not contiguous, or a shape is symbolic, empty, or of another dtype.
     """
     data, scale, shift = node.args[0], *_affine(node)
     dtype = str(data.ty.dtype)
@@ -72,7 +72,7 @@ def recognized(node: relax.Call, dtypes: Collection[str]) -> Normalization | Non
 
 
 def _affine(node: relax.Call) -> tuple[relax.Expr | None, relax.Expr | None]:
-    """Returns the scale and shift that are really applied.
+    """Returns the scale and shift that are applied.
 
     An importer that finds no weight or bias may leave the argument out or null; TVM's own legalization crashes on it.
     """

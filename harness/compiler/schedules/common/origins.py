@@ -1,13 +1,13 @@
-"""Which operators of an imported module a call comes from, carried through the passes of a pipeline as data.
+"""Tracks the operators of an imported module that each call comes from, through the passes of a pipeline.
 
-`tagged` gives every binding of `main` a name that says which operator it holds, and the same to the span of its call.
-Passes on operators keep the names of what they rewrite and the spans of what they leave alone; a pass of this project
-that makes one call of several operators names it after all of them (`joined`). Where calls are legalized,
-`keep_origins` writes the operators of each name into the spans of its calls, because from there on passes keep spans
-and rename variables. Where calls are grouped, `fuse_calls` writes all of it into an attribute of `main`, in which
-`sites_of` finds it when everything is lowered.
+`tagged` writes the number of its operator into the name of every binding of `main`, and into the span of its call.
+Passes on operators keep the names of rewritten bindings and the spans of unchanged calls; a pass of this project that
+makes one call of several operators names it after all of them (`join_tags`). Where calls are legalized, `keep_origins`
+writes the operators of each name into the spans of its calls, because from there on passes keep spans and rename
+variables. Where calls are grouped, `fuse_calls` writes all of it into an attribute of `main`, in which `sites_of` finds
+it when everything is lowered.
 
-All of this does nothing to a module that is not tagged, and nothing to the code of one that is.
+A module without tags is not changed, and the code of a tagged module stays the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.kernel_info import info_of
 
 LOAD = "main_transform_params"
-"""The function that LiftTransformParams makes of what depends on weights alone."""
+"""The function of the computations that depend on weights alone, which LiftTransformParams makes."""
 
 _TAG = "operator:"
 """The prefix of tags; the numbers of operators follow."""
@@ -55,8 +55,8 @@ class Part:
     """One call in a group of calls that are compiled to one function.
 
     Attributes:
-        operators: Numbers of the operators that it comes from: first the one that it computes, then those it folds.
-        role: What it is.
+        operators: Numbers of its operators: first the one that it computes, then those that it folds.
+        role: Its role.
     """
 
     operators: tuple[int, ...]
@@ -69,7 +69,7 @@ class Site:
 
     Attributes:
         function: Its name.
-        at_load: Whether it is called when the model is loaded, and not with every input.
+        at_load: Whether it is called when the model is loaded, not with every input.
         parts: The calls that it was fused from, in order.
     """
 
@@ -85,8 +85,8 @@ def tagged(module: tvm.IRModule) -> tvm.IRModule:
     return _retagged(module, lambda binding: (numbers[binding.var],))
 
 
-def joined(variables: Iterable[relax.Var]) -> str:
-    """Returns the name for a call that computes what the first of some variables holds, and folds what the others hold.
+def join_tags(variables: Iterable[relax.Var]) -> str:
+    """Returns the name for a call that computes the operator of the first variable and folds those of the others.
 
     A name that is no tag stays as it is.
     """
@@ -97,71 +97,71 @@ def joined(variables: Iterable[relax.Var]) -> str:
     return _tag(dict.fromkeys([*numbers, *(n for variable in others for n in _numbers(variable.name))]))
 
 
-def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
+def name_groups(module: tvm.IRModule, grouped: tvm.IRModule) -> tvm.IRModule:
     """Tags the calls of groups with the operators of the group, the last one first.
 
     Groups that are alike are one function, so that operators are recognized by what they read.
 
     Args:
-        before: The module without groups.
-        after: The same with groups.
+        module: The module without groups.
+        grouped: The same module with groups.
     """
-    if not _is_tagged(before):
-        return after
-    known: dict[relax.Var, Any] = {}  # by variable: the name of the first that holds the same value
+    if not _is_tagged(module):
+        return grouped
+    first_names: dict[relax.Var, Any] = {}  # by variable: the name of the first that holds the same value
     tags: dict[Any, list[str]] = {}  # by what is computed: the tags of all bindings that compute it
 
     def place(value: Any) -> Any:
-        return known.get(value, value.name) if isinstance(value, relax.Var) else StructuralKey(value)
+        return first_names.get(value, value.name) if isinstance(value, relax.Var) else StructuralKey(value)
 
     def key(call: Any) -> Any:
         return (call.op.name, str(call.attrs), *map(place, call.args)) if _is_operator(call) else None
 
-    for binding in bindings_of(before["main"]):
-        same = tags.setdefault(key(binding.value) or binding.var, [])
-        same.append(binding.var.name)
-        known[binding.var] = same[0]
-    first = {name: same[0] for same in tags.values() for name in same}
-    found: dict[relax.Var, tuple[int, ...]] = {}
-    for binding in bindings_of(after["main"]):
-        found[binding.var] = _numbers(binding.var.name)
-        known[binding.var] = first.get(binding.var.name, binding.var.name)
-        called = getattr(binding.value, "op", None)
-        if isinstance(called, ir.GlobalVar):
-            group = after[called]
+    for binding in bindings_of(module["main"]):
+        names = tags.setdefault(key(binding.value) or binding.var, [])
+        names.append(binding.var.name)
+        first_names[binding.var] = names[0]
+    first_of = {name: names[0] for names in tags.values() for name in names}
+    numbers: dict[relax.Var, tuple[int, ...]] = {}
+    for binding in bindings_of(grouped["main"]):
+        numbers[binding.var] = _numbers(binding.var.name)
+        first_names[binding.var] = first_of.get(binding.var.name, binding.var.name)
+        callee_variable = getattr(binding.value, "op", None)
+        if isinstance(callee_variable, ir.GlobalVar):
+            group = grouped[callee_variable]
             for parameter, argument in zip(group.params, binding.value.args, strict=True):
-                known[parameter] = place(argument)
+                first_names[parameter] = place(argument)
             for part in bindings_of(group):
-                same = tags[key(part.value)]
-                known[part.var] = known[binding.var] = first[same[0]]
-                found[binding.var] = (*_numbers(same.pop(0) if len(same) > 1 else same[0]), *found[binding.var])
-    return _retagged(after, lambda binding: found[binding.var])
+                names = tags[key(part.value)]
+                first_names[part.var] = first_names[binding.var] = first_of[names[0]]
+                numbers[binding.var] = (*_numbers(names.pop(0) if len(names) > 1 else names[0]), *numbers[binding.var])
+    return _retagged(grouped, lambda binding: numbers[binding.var])
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepOrigins")
 def keep_origins(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Writes the operators of every call of `main` into its span, after operators have become calls of functions.
 
-    An untagged binding before a tagged one was put there for it.
+    An untagged binding belongs to the next tagged one.
     """
     if not _is_tagged(module):
         return module
-    found: dict[relax.Var, tuple[int, ...]] = {}
+    numbers_by_variable: dict[relax.Var, tuple[int, ...]] = {}
     waiting: list[relax.Var] = []
     for binding in bindings_of(module["main"]):
         waiting.append(binding.var)
         if numbers := _numbers(binding.var.name):
-            found |= dict.fromkeys(waiting, numbers)
+            numbers_by_variable |= dict.fromkeys(waiting, numbers)
             waiting = []
-    return _retagged(module, lambda binding: found.get(binding.var, ()))
+    return _retagged(module, lambda binding: numbers_by_variable.get(binding.var, ()))
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseCalls")
 def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Runs TVM's FuseOps; in a tagged module, an attribute of `main` then tells what each call computes.
+    """Runs TVM's FuseOps; in a tagged module, an attribute of `main` then has the operators of each call.
 
-    Groups that are alike are one function, and their calls cannot be told apart. So calls are marked and fused once
-    more: each group of marked calls is the function that it is equal to without the marks.
+    Equal groups are one function, whose calls cannot be distinguished. So calls are marked and fused once more: each
+    group of marked calls is the function that it equals without the marks.
     """
     fuse = relax.transform.FuseOps()
     fused = fuse(module)
@@ -176,17 +176,17 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     marker, marked = _Marker(module), module.clone()
     for name in callers:
         marked[name] = marker.visit_expr(module[name])
-    apart = fuse(marked)
+    fused_marked = fuse(marked)
 
     def name_of(call: ir.Call) -> str:
-        group = apart[call.op] if isinstance(call.op, ir.GlobalVar) else None
+        group = fused_marked[call.op] if isinstance(call.op, ir.GlobalVar) else None
         is_group = isinstance(group, relax.Function)
         return names[StructuralKey(_Unmarker().visit_expr(group))] if is_group else callee(call)
 
     sites = [
-        asdict(Site(name_of(binding.value), name == LOAD, tuple(_parts(apart, binding.value))))
+        asdict(Site(name_of(binding.value), name == LOAD, tuple(_parts(fused_marked, binding.value))))
         for name in callers
-        for binding in bindings_of(apart[name])
+        for binding in bindings_of(fused_marked[name])
         if isinstance(binding.value, ir.Call)
     ]
     fused["main"] = fused["main"].with_attr(_SITES, json.dumps(sites))
@@ -194,30 +194,30 @@ def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 
 
 def merge_sites(module: tvm.IRModule, earlier: Mapping[str, Mapping[int, int]]) -> tvm.IRModule:
-    """Gives the operators of calls that were dropped to the sites of those whose results take their places.
+    """Adds the operators of dropped calls to the sites of the calls whose results replace theirs.
 
     Args:
-        module: What `fuse_calls` returned, without the dropped calls; one that is not tagged stays as it is.
-        earlier: For `LOAD` and `main`, where they are there: the call that each call became, by their numbers.
+        module: The result of `fuse_calls`, without the dropped calls; a module without tags is not changed.
+        earlier: For each of `LOAD` and `main` in the module, the number of the call that each call became.
     """
     if "main" not in earlier or _SITES not in (module["main"].attrs or {}):
         return module
     sites, merged = sites_of(module), list[Site]()
     for name in (LOAD, "main"):
         parts: dict[int, tuple[Part, ...]] = {}
-        of_function = [site for site in sites if site.at_load == (name == LOAD)]
+        function_sites = [site for site in sites if site.at_load == (name == LOAD)]
         for number, call in earlier.get(name, {}).items():
-            parts[call] = of_function[number].parts + parts.get(call, ())  # what a site returns stands last in it
-        merged += [replace(of_function[number], parts=parts[number]) for number in sorted(parts)]
+            parts[call] = function_sites[number].parts + parts.get(call, ())  # what a site returns stands last in it
+        merged += [replace(function_sites[number], parts=parts[number]) for number in sorted(parts)]
     module["main"] = module["main"].with_attr(_SITES, json.dumps([asdict(site) for site in merged]))
     return module
 
 
 def sites_of(lowered: tvm.IRModule) -> list[Site]:
-    """Returns what each call of a tagged and lowered module computes: those at load first, otherwise in order.
+    """Returns the sites of all calls of a tagged and lowered module, in order, those at load first.
 
     Raises:
-        RuntimeError: The pipeline has not noted it.
+        RuntimeError: The pipeline has not written them.
     """
     attributes = lowered["main"].attrs or {}
     if _SITES not in attributes:
@@ -239,7 +239,7 @@ def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:
 
 
 def callee(call: ir.Call) -> str:
-    """Returns the name of what is called: a function of the module or outside of it, or an operator."""
+    """Returns the name of the function or operator that is called."""
     target = call.args[0] if getattr(call.op, "name", "").startswith("relax.call_") and call.args else call.op
     if isinstance(target, ir.GlobalVar):
         return str(target.name_hint)
@@ -251,7 +251,7 @@ def _tag(numbers: Iterable[int]) -> str:
 
 
 def _numbers(name: str) -> tuple[int, ...]:
-    """Returns the operators that a tag names; none if it is no tag."""
+    """Returns the operators that a tag names; none for other names."""
     return tuple(map(int, name.removeprefix(_TAG).split(","))) if name.startswith(_TAG) else ()
 
 
@@ -269,9 +269,9 @@ def _is_tagged(module: tvm.IRModule) -> bool:
 
 def _retagged(module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[int]]) -> tvm.IRModule:
     """Retags `main`; a binding without numbers keeps its name and loses its span."""
-    changed = module.clone()
-    changed["main"] = _Tagger(module, numbers).visit_expr(module["main"])
-    return changed
+    result = module.clone()
+    result["main"] = _Tagger(module, numbers).visit_expr(module["main"])
+    return result
 
 
 def _is_operator(value: Any) -> bool:
@@ -299,7 +299,7 @@ class _Tagger(PyExprMutator):  # type: ignore[misc]
 
 @mutator
 class _Marker(PyExprMutator):  # type: ignore[misc]
-    """Makes every call of a function unlike all others."""
+    """Makes every call of a function distinct."""
 
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
@@ -314,7 +314,7 @@ class _Marker(PyExprMutator):  # type: ignore[misc]
 
 @mutator
 class _Unmarker(PyExprMutator):  # type: ignore[misc]
-    """Takes the marks away."""
+    """Removes the marks."""
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
         call = super().visit_call_(op)
@@ -324,7 +324,7 @@ class _Unmarker(PyExprMutator):  # type: ignore[misc]
 
 
 def _parts(module: tvm.IRModule, call: ir.Call) -> Iterator[Part]:
-    """Yields what a call is made of: the calls of its group, or itself."""
+    """Yields the parts of a call: the calls of its group, or itself."""
     group = module[call.op] if isinstance(call.op, ir.GlobalVar) else None
     calls = [binding.value for binding in bindings_of(group)] if isinstance(group, relax.Function) else [call]
     yield from (Part(_spanned(part), _role(module, part)) for part in calls if isinstance(part, ir.Call))

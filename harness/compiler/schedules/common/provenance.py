@@ -1,7 +1,7 @@
-"""The lowering of each Relax operator by a pipeline, and the compiled functions that compute it.
+"""Traces the lowering of each Relax operator through a pipeline, to the compiled functions that compute it.
 
-The pipeline runs as it always does, on a module whose bindings are tagged (`origins`). The operators of
-each call are then an attribute of `main`, and the facts of each function are an attribute of it (`kernel_info`).
+The pipeline runs unchanged, on a module whose bindings are tagged (`origins`). The operators of each call are then an
+attribute of `main`, and the facts of each function are an attribute of it (`kernel_info`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from harness.compiler.schedules.common.kernel_info import UNSCHEDULED, KernelInf
 from harness.compiler.schedules.common.origins import Part, Role, Site, bindings_of, callee, sites_of, tagged
 
 
-class How(StrEnum):
-    """How an operator is lowered."""
+class LoweringKind(StrEnum):
+    """The way in which an operator is lowered."""
 
     KERNEL = "kernel"
     FOLDED = "folded"
@@ -31,36 +31,36 @@ class How(StrEnum):
 
 
 MEANINGS = {
-    How.KERNEL: "a kernel of this project",
-    How.FOLDED: "done by the kernel of a neighbour while it reads or writes",
-    How.LEGALIZATION: "loops of this project, fused and scheduled",
-    How.DEFAULT: "loops from TVM's legalization or the import, fused and scheduled",
-    How.UNSCHEDULED: "TVM's default, loops as they come",
-    How.VIEW: "the same memory in another shape",
-    How.NOTHING: "nothing is left of it",
+    LoweringKind.KERNEL: "a kernel of this project",
+    LoweringKind.FOLDED: "done by the kernel of a neighbour while it reads or writes",
+    LoweringKind.LEGALIZATION: "loops of this project, fused and scheduled",
+    LoweringKind.DEFAULT: "loops from TVM's legalization or the import, fused and scheduled",
+    LoweringKind.UNSCHEDULED: "TVM's default, loops as they come",
+    LoweringKind.VIEW: "the same memory in another shape",
+    LoweringKind.NOTHING: "nothing is left of it",
 }
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One call of the imported module and what became of it.
+    """One call of the imported module, and its lowering.
 
     Attributes:
         name: The Relax operator, without `relax.`.
         inputs: Shapes of its tensor arguments, with the dtype where that is not fp32.
         output: Shape of its result.
-        how: How it was lowered.
+        how: The kind of its lowering.
         functions: The compiled functions that compute it.
         detail: Their facts as a sentence: sizes and tiles of a kernel, schedules of loops.
         beside: The operators that the same functions compute, in order.
-        at_load: Whether it runs once, when the model is loaded, and not with every input.
-        facts: The facts of the functions, as far as they have any.
+        at_load: Whether it runs once, when the model is loaded, not with every input.
+        facts: The known facts of the functions.
     """
 
     name: str
     inputs: tuple[str, ...]
     output: str
-    how: How
+    how: LoweringKind
     functions: tuple[str, ...] = ()
     detail: str = ""
     beside: tuple[str, ...] = ()
@@ -69,10 +69,10 @@ class Operator:
 
 
 def trace(module: tvm.IRModule, pipeline: tvm.transform.Pass, target: tvm.target.Target) -> list[Operator]:
-    """Lowers a module, and returns for each operator of `main` what became of it, in order.
+    """Lowers a module, and returns the lowering of each operator of `main`, in order.
 
     Args:
-        module: As imported; it is not changed.
+        module: The imported module, which is not changed.
         pipeline: Pipeline of a target.
         target: The target of that pipeline.
 
@@ -87,25 +87,25 @@ def trace(module: tvm.IRModule, pipeline: tvm.transform.Pass, target: tvm.target
 
 
 class _Tracer:
-    """Joins operators, the calls that compute them, and the facts of the functions that are called."""
+    """Joins operators, the calls that compute them, and the facts of the called functions."""
 
     def __init__(self, calls: Mapping[int, ir.Call], lowered: tvm.IRModule) -> None:
         self.calls = calls
         self.infos = infos_of(lowered)
         self.called = _callees(lowered)
-        own: dict[int, list[tuple[Site, Part]]] = {}
-        folded: dict[int, list[tuple[Site, Part]]] = {}
+        computing: dict[int, list[tuple[Site, Part]]] = {}
+        folding: dict[int, list[tuple[Site, Part]]] = {}
         for site in sites_of(lowered):
             for part in site.parts:
                 for n in part.operators[:1]:
-                    own.setdefault(n, []).append((site, part))
+                    computing.setdefault(n, []).append((site, part))
                 for n in part.operators[1:]:
-                    folded.setdefault(n, []).append((site, part))
-        self.own = {n: _computing(places) for n, places in own.items()}
-        self.folded = {n: _computing(places) for n, places in folded.items() if n not in own}
+                    folding.setdefault(n, []).append((site, part))
+        self.computing = {n: _computing(places) for n, places in computing.items()}
+        self.folded = {n: _computing(places) for n, places in folding.items() if n not in computing}
         self.beside: dict[Site, list[int]] = {}
-        for n in sorted(self.own | self.folded):
-            for site in dict.fromkeys(site for site, _ in (self.own | self.folded)[n]):
+        for n in sorted(self.computing | self.folded):
+            for site in dict.fromkeys(site for site, _ in (self.computing | self.folded)[n]):
                 self.beside.setdefault(site, []).append(n)
 
     def operators(self) -> list[Operator]:
@@ -113,11 +113,11 @@ class _Tracer:
         return [self._operator(n, call) for n, call in self.calls.items()]
 
     def _operator(self, n: int, call: ir.Call) -> Operator:
-        places = self.own.get(n) or self.folded.get(n, [])
+        places = self.computing.get(n) or self.folded.get(n, [])
         sites = tuple(dict.fromkeys(site for site, _ in places))
         functions = tuple(dict.fromkeys(site.function for site in sites))
         how = self._how(n, functions)
-        facts = () if how is How.VIEW else tuple(self.infos[name] for name in functions if name in self.infos)
+        facts = () if how is LoweringKind.VIEW else tuple(self.infos[name] for name in functions if name in self.infos)
         return Operator(
             name=_name(call),
             inputs=tuple(_shape(part.ty) for part in _tensors(call.args)),
@@ -130,20 +130,20 @@ class _Tracer:
             facts=facts,
         )
 
-    def _how(self, n: int, functions: Iterable[str]) -> How:
-        if n not in self.own:
-            return How.FOLDED if n in self.folded else How.NOTHING
-        roles = {part.role for _, part in self.own[n]}
+    def _how(self, n: int, functions: Iterable[str]) -> LoweringKind:
+        if n not in self.computing:
+            return LoweringKind.FOLDED if n in self.folded else LoweringKind.NOTHING
+        roles = {part.role for _, part in self.computing[n]}
         if Role.KERNEL in roles:
-            return How.KERNEL
+            return LoweringKind.KERNEL
         if not any(name in self.called for name in functions):
-            return How.VIEW
+            return LoweringKind.VIEW
         infos = [self.infos.get(name) for name in functions]
         if any(info is None or UNSCHEDULED in info.schedules for info in infos):
-            return How.UNSCHEDULED
+            return LoweringKind.UNSCHEDULED
         if any(info is not None and info.kind is Kind.KERNEL for info in infos):
-            return How.KERNEL if Role.SUM in roles else How.FOLDED
-        return How.LEGALIZATION if Role.LEGALIZATION in roles else How.DEFAULT
+            return LoweringKind.KERNEL if Role.SUM in roles else LoweringKind.FOLDED
+        return LoweringKind.LEGALIZATION if Role.LEGALIZATION in roles else LoweringKind.DEFAULT
 
 
 def _computing(places: list[tuple[Site, Part]]) -> list[tuple[Site, Part]]:
@@ -153,17 +153,17 @@ def _computing(places: list[tuple[Site, Part]]) -> list[tuple[Site, Part]]:
 
 
 def _callees(module: tvm.IRModule) -> set[str]:
-    """Returns what the Relax functions of a lowered module call."""
-    found: set[str] = set()
+    """Returns the names of everything that the Relax functions of a lowered module call."""
+    callees: set[str] = set()
 
     def visit(part: Any) -> None:
         if isinstance(part, ir.Call):
-            found.add(callee(part))
+            callees.add(callee(part))
 
     for function in module.functions.values():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
-    return found
+    return callees
 
 
 def _name(call: ir.Call) -> str:

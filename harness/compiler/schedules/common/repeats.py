@@ -1,8 +1,8 @@
-"""Calls that a function makes several times with the same arguments: all but the first are dropped.
+"""Drops repeated calls of a function with the same arguments.
 
-A model computes some values once for every layer, the same each time: a mask, memory with its positions added.
-TVM's `EliminateCommonSubexpr` does not know the sites of `origins`, which have to agree with the calls. Calls are
-compared after they are fused, because a value that two operators share cannot be fused with either.
+A model computes some values, such as masks, anew in every layer, although they are the same each time. TVM's
+`EliminateCommonSubexpr` does not know the sites of `origins`, which have to agree with the calls. Calls are compared
+after they are fused, because a value that two operators share cannot be fused with either.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from harness.compiler.schedules.common.origins import LOAD, merge_sites
 
 @tvm.transform.module_pass(opt_level=0, name="MergeCalls")
 def merge_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Calls a compiled function once where a dataflow block calls it several times with the same arguments.
+    """Replaces the calls of a compiled function with the same arguments in a dataflow block by one call.
 
-    Results of a block keep calls of their own.
+    A call that computes a result of the block stays.
     """
     merged, earlier = module.clone(), {}
     for variable, function in module.functions_items():

@@ -1,4 +1,4 @@
-"""The Relax function around an operator, as rewrites for every target ask about it."""
+"""Describes the Relax function around an operator, for the rewrites of every target."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Scope:
 
     Attributes:
         bindings: The value of every bound variable.
-        parameters: Variables that depend on nothing but parameters and constants.
-        results: Variables that hold what a kernel stores, as far as that is known.
-        functions: The functions of the module, by the variables that calls name them by.
-        symbolic: Whether tensors with symbolic extents are followed as well as those of static shape.
-        known: Tensors that are already known as functions of their index (`folding.Folded`).
+        parameters: Variables that depend only on parameters and constants.
+        results: Variables that hold the results of known kernels.
+        functions: The functions of the module by their global variables.
+        symbolic: Whether tensors with symbolic extents are folded, too.
+        known: Tensors that are already folded (`folding.Folded`).
     """
 
     bindings: dict[relax.Var, relax.Expr]
@@ -40,24 +40,26 @@ class Scope:
         """Returns the expression that a variable is bound to; anything else is returned as it is."""
         return self.bindings.get(value, value) if isinstance(value, relax.Var) else value
 
-    def unexpanded(self, value: relax.Expr) -> relax.Expr:
-        """Returns what a value was before its leading dimensions were expanded; the value itself if they were not."""
+    def before_broadcast(self, value: relax.Expr) -> relax.Expr:
+        """Returns the source of a value whose leading dimensions were broadcast; otherwise the value itself."""
         definition = self.definition(value)
         if is_call(definition, "relax.reshape"):
-            return self._unmerged(value, definition.args[0])
+            return self._before_reshape(value, definition.args[0])
         if not is_call(definition, "relax.broadcast_to"):
             return value
         source = definition.args[0]
-        before, after = static_shape(source, None), static_shape(value, None)
-        if before is None or after is None or len(before) < 2 or before[-2:] != after[-2:]:
+        source_shape, shape = static_shape(source, None), static_shape(value, None)
+        if source_shape is None or shape is None or len(source_shape) < 2 or source_shape[-2:] != shape[-2:]:
             return value
-        return self.unexpanded(source)
+        return self.before_broadcast(source)
 
-    def _unmerged(self, value: relax.Expr, several: relax.Expr) -> relax.Expr:
-        """Returns the one weight that `several`, which `value` is a reshape of, was expanded from; else the value."""
-        matrix = self.unexpanded(several)
-        one, after = static_shape(matrix, None), static_shape(value, None)
-        if matrix.same_as(several) or not self.is_parameter(matrix) or one is None or after is None:
+    def _before_reshape(self, value: relax.Expr, expanded: relax.Expr) -> relax.Expr:
+        """Returns the weight whose broadcast `expanded` was reshaped to the value; otherwise the value itself."""
+        matrix = self.before_broadcast(expanded)
+        matrix_shape, shape = static_shape(matrix, None), static_shape(value, None)
+        if matrix.same_as(expanded) or not self.is_parameter(matrix) or matrix_shape is None or shape is None:
             return value
-        same = math.prod(one[:-2]) == 1 and len(one) <= len(after) and one[-2:] == after[-2:]
-        return matrix if same else value
+        is_same = (
+            math.prod(matrix_shape[:-2]) == 1 and len(matrix_shape) <= len(shape) and matrix_shape[-2:] == shape[-2:]
+        )
+        return matrix if is_same else value

@@ -1,7 +1,7 @@
-"""Local variables of kernels that are written as TIR.
+"""Declares local variables of kernels that are written as TIR.
 
-They have no scope: TVM 0.27 puts small buffers on the stack, where LLVM makes registers of them, but not those of scope
-`local`; these it takes from the runtime's workspace, for every iteration of a parallel loop, and they stay in memory.
+They have no scope: TVM 0.27 puts small buffers on the stack, where LLVM makes registers of them, but takes those of
+scope `local` from the runtime's workspace, for every iteration of a parallel loop, and they stay in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The passes after scheduling, for every target: from Relax calls to code for TVM's virtual machine."""
+"""Lowers scheduled Relax calls to code for TVM's virtual machine, for every target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tvm import relax
 
 
 def lower_to_vm(plan: tvm.transform.Pass | None = None) -> tvm.transform.Pass:
-    """Plans memory and lowers Relax to what `tvm.relax.build` with `relax_pipeline=None` generates code from.
+    """Plans memory and lowers Relax to the form that `tvm.relax.build` with `relax_pipeline=None` takes.
 
     Args:
         plan: Plans memory; TVM's own `StaticPlanBlockMemory` by default.

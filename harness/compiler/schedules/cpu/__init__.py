@@ -1,4 +1,4 @@
-"""Schedules for CPUs: how Relax operators become fast and careful loops.
+"""Schedules Relax operators for CPUs as fast and accurate loops.
 
 `cpu_pipeline(target, schedules)` is imported on use, because it needs TVM.
 """

@@ -1,9 +1,9 @@
-"""Products of bfloat16 pairs on the matrix unit of x86, Intel's AMX: whole tiles of operands instead of vectors.
+"""Multiplies bfloat16 pairs on the matrix unit of x86, Intel's AMX, by whole tiles of operands.
 
 A tile register holds 16 rows of 64 bytes: 16 × 16 fp32 sums, 16 rows of the left operand by 16 pairs of its depth, or
-16 pairs of the depth by 16 columns of the right one. `tdpbf16ps` multiplies two such tiles and adds to the third. A
-pair is what `harness.compiler.schedules.cpu.bf16` says, so that panels are packed as for vectors; a row of the left
-operand lies along its depth (`stream_rows`), as a tile reads it.
+16 pairs of the depth by 16 columns of the right one. `tdpbf16ps` multiplies two such tiles and adds to the third. Pairs
+are those of `harness.compiler.schedules.cpu.bf16`, so that panels are packed as for vectors; a row of the left operand
+lies along its depth (`stream_rows`), as a tile reads it.
 
 The instruction sums the first terms of the 16 pairs and their second terms each by themselves, in the order of the
 depth, adds both sums, and adds that to what the tile has. All of it is fp32, rounded to nearest and ties to even;
@@ -28,7 +28,7 @@ PAIRS = 16
 _ROWS, _COLUMNS = 16, 16
 """Rows of a tile, and fp32 sums or pairs in one."""
 _SHAPES = ((2, 2), (1, 2))
-"""Tiles of sums, down and across: with those of the operands, eight registers at most."""
+"""Numbers of tiles of sums, down and across; with those of the operands they take at most eight registers."""
 _LEAST_ROWS = 9
 """Fewer rows waste more than half of a tile, and vectors are as fast."""
 _STEPS = 8
@@ -36,12 +36,12 @@ _STEPS = 8
 while as much of a left one and 8 KB of sums pass through it: 43 bytes a cycle of multiplying come from the second
 cache, which gives some 48; with 16 tiles, of which the first cache keeps nothing, it would be 70 (counted, LRU)."""
 _BLOCK_BYTES = 1856 * 1024
-"""Of the left operand in a block, which passes once through the first cache for each right panel: 32 bytes a cycle of
-multiplying. The second cache, 2 MB, gives that much, and the third some 10 (fp32's vectors ask for 4). A smaller block
-would read the weights from there more often."""
+"""Bytes of the left operand in a block, which passes once through the first cache for each right panel: 32 bytes a
+cycle of multiplying. The second cache, 2 MB, gives that much, and the third some 10 (fp32's vectors need 4). A smaller
+block would read the weights from there more often."""
 _BYTES = 4
 _REGISTERS = "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory},~{flags}"
-"""Of a system call of Linux on x86-64: its answer, number and arguments, and what it changes."""
+"""Register constraints of a system call of Linux on x86-64: its answer, number and arguments, and its clobbers."""
 _CONFIGURATION, _ASKED = "amx_tile_configuration", "amx_was_asked_for"
 _BEGIN, _END, _MULTIPLY = "begin_bf16_tiles", "end_bf16_tiles", "multiply_bf16_tiles"
 

@@ -1,4 +1,4 @@
-"""Where values lie in memory, known when code is generated: values that are never alive together share it.
+"""Plans the positions of values in memory when code is generated: values that are never alive together share memory.
 
 Every result of a function gets an allocation of its own, exactly as large as it is, because it outlives the function.
 Until it is written, other values may lie there. All values without such a place lie in the arena, one more allocation.
@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Value:
-    """An intermediate value: its bytes, and the first and last step that needs it."""
+    """An intermediate value: its size in bytes, and the first and last step that needs it."""
 
     size: int
     first: int
@@ -30,7 +30,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Result:
-    """A value that outlives the function: its bytes, and the first step that needs it."""
+    """A value that outlives the function: its size in bytes, and the first step that needs it."""
 
     size: int
     first: int
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a value lies: the number of the result in whose memory, or None for the arena, and how many bytes in."""
+    """The position of a value: the result whose memory it uses (None: the arena), and the offset in bytes."""
 
     result: int | None
     offset: int
@@ -46,14 +46,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes of the arena, and the position of each value."""
+    """The size of the arena in bytes, and the position of each value."""
 
     arena: int
     positions: tuple[Position, ...]
 
 
 def lay_out(values: Sequence[Value], results: Sequence[Result]) -> Layout:
-    """Positions values so that no two share memory while both are alive, in the smallest arena of a few orders.
+    """Chooses positions so that no two values share memory while both are alive, in the smallest arena of a few orders.
 
     Args:
         values: In any order.
@@ -81,7 +81,7 @@ def _greedy(values: Sequence[Value], results: Sequence[Result], order: Callable[
         for place, capacity, until in places:
             if until is not None and value.last >= until:
                 continue
-            taken = [(at, at + other.size) for other, at in residents[place] if other.meets(value)]
+            taken = [(index, index + other.size) for other, index in residents[place] if other.meets(value)]
             offset = _gap(taken, value.size, capacity)
             if offset is not None:
                 break

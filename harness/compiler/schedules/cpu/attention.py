@@ -1,7 +1,7 @@
-"""Scaled dot-product attention without the full score matrix, its softmax exact and its sums in several levels.
+"""Chooses kernels of scaled dot-product attention, which never store the full score matrix; softmax is exact.
 
-Scores are kept transposed, as a strip [keys, queries] of a block of keys and of queries, so that everything that
-happens per query (maximum, exponentials, their sum) is vectorized over queries and needs no reduction across lanes:
+Scores are stored transposed, as a strip [keys, queries] of a block of keys and of queries, so that the steps per query
+(maximum, exponentials, their sum) are vectorized over queries and need no reduction across lanes:
 
     strip[key, query] = Σ_d key[key, d] · (scale · query[query, d])  (+ bias, -inf where masked)
     factor = exp(maximum before - maximum),  strip = exp(strip - maximum)
@@ -11,9 +11,9 @@ happens per query (maximum, exponentials, their sum) is vectorized over queries 
 and result / sum at the end. The exponentials of a chunk of keys are computed just before the product takes the chunk. A
 query whose keys are all masked gives zero, as in PyTorch.
 
-Three kernels do that: tasks that each copy the keys and values of a head (`attention_per_head.py`), keys and values
+There are three kernels: tasks that each copy the keys and values of a head (`attention_per_head.py`), keys and values
 that are packed a block at a time for all queries (`attention_streaming.py`), and, for a few queries, keys and values
-that are read where they lie (`few_queries.py`). This module chooses.
+that are read in place (`few_queries.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from harness.compiler.schedules.common.folding import Folded, Index, Reader, fol
 from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape
 from harness.compiler.schedules.cpu import schedule
 from harness.compiler.schedules.cpu.attention_operands import Attention, Layer
-from harness.compiler.schedules.cpu.attention_per_head import Cut, per_head_kernel
-from harness.compiler.schedules.cpu.attention_streaming import Tiles, streaming_kernel
+from harness.compiler.schedules.cpu.attention_per_head import AttentionSchedule, per_head_kernel
+from harness.compiler.schedules.cpu.attention_streaming import AttentionTiles, streaming_kernel
 from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.bias_of_image import bias_of_image
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
@@ -48,40 +48,40 @@ _Kernel = Callable[[Attention], tirx.PrimFunc]
 
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
-    """`relax.nn.attention` and `relax.nn.attention_bias`, fp32 and of static shape but for the number of keys."""
+    """Lowers `relax.nn.attention` and `attention_bias` in fp32, with static shapes except for the number of keys."""
     bias = _bias_of(attention)
     projection = _projection_of(context, attention)
-    found = _recognized(attention, projection)
-    if found is None:
+    problem = _recognized(attention, projection)
+    if problem is None:
         return None
-    arithmetic = _arithmetic(context, attention, found)
-    kernel, tile = _choose(context, found, arithmetic)
+    arithmetic = _arithmetic(context, attention, problem)
+    kernel, tile = _choose(context, problem, arithmetic)
     query, key, value = _operands(context, attention, projection, few=tile is None)
     operands = Attention(
         query,
         key,
         value,
         bias,
-        found.scale,
-        found.diagonal,
+        problem.scale,
+        problem.diagonal,
         projected=projection is not None,
         arithmetic=arithmetic,
     )
     layer = context.key_layers.get(attention.args[1])
     if layer is not None and tile is not None:
         operands = _with_layer(context, operands, layer, attention.args[1], tile)
-    per_head = tile is not None and not _workload(found).streams
-    of_image = bias_of_image(context, bias) if per_head else None
-    if of_image is not None:
-        operands = replace(operands, bias=None, of_image=of_image)
+    per_head = tile is not None and not _workload(problem).streams
+    axial_bias = bias_of_image(context, bias) if per_head else None
+    if axial_bias is not None:
+        operands = replace(operands, bias=None, axial_bias=axial_bias)
     if projection is None:
         return _lowering(operands, kernel)
     return _projected(context, operands, kernel, projection, static_shape(attention) or ())
 
 
 def key_layers(context: Context, facts: Facts) -> dict[relax.Var, KeyLayer]:
-    """The linear layers that the kernels of attentions compute, by the attention's key."""
-    found = {}
+    """Returns the linear layers that the kernels of attentions compute, by the attention's key."""
+    layers = {}
     for variable, attention in context.bindings.items():
         if not is_call(attention, "relax.nn.attention", "relax.nn.attention_bias"):
             continue
@@ -90,8 +90,8 @@ def key_layers(context: Context, facts: Facts) -> dict[relax.Var, KeyLayer]:
             continue
         layer = key_layer_of(context, facts, variable) if _workload(problem).streams else None
         if layer is not None:
-            found[attention.args[1]] = layer
-    return found
+            layers[attention.args[1]] = layer
+    return layers
 
 
 def _bias_of(attention: ir.Call) -> relax.Expr | None:
@@ -99,69 +99,69 @@ def _bias_of(attention: ir.Call) -> relax.Expr | None:
 
 
 def _projection_of(context: Context, attention: ir.Call) -> Projection | None:
-    """The linear layer that follows the attention whose values it is, if one does."""
+    """Returns the linear layer of an attention's values if it follows the attention; otherwise None."""
     projection = projection_of(context, attention)
     moves = projection is not None and context.projected_afterwards.issuperset(projection.bindings)
     return projection if moves else None
 
 
 def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | None:
-    """What a kernel computes of an attention; None if there is none for it."""
-    found = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
-    return found if found is None or projection is None else replace(found, width=projection.narrow)
+    """Returns the problem that a kernel computes; None if there is no kernel."""
+    problem = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
+    return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
 
 
-def _arithmetic(context: Context, attention: ir.Call, found: Problem) -> Arithmetic:
-    """What a kernel multiplies: bfloat16 where an instruction does; shifts would take as long as fp32."""
-    problem = _workload(found)
-    if problem.few(context.unit):
+def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> Arithmetic:
+    """Returns the arithmetic of a kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
+    workload = _workload(problem)
+    if workload.few(context.unit):
         return FP32
-    return context.multiplied(attention, problem.keys, found.channels, panels=not problem.streams)
+    return context.multiplied(attention, workload.keys, problem.channels, panels=not workload.streams)
 
 
-def _workload(found: Problem) -> schedule.Attention:
-    """A problem as schedules know it: with no keys if their number is symbolic."""
+def _workload(problem: Problem) -> schedule.Attention:
+    """Returns a problem as a workload, with 0 keys if their number is symbolic."""
     return schedule.Attention(
-        found.batch,
-        found.heads,
-        found.queries,
-        found.keys if isinstance(found.keys, int) else 0,
-        found.channels,
-        found.width,
-        None if found.bias is None else found.bias_dtype,
-        found.diagonal is not None,
-        found.bias or (),
+        problem.batch,
+        problem.heads,
+        problem.queries,
+        problem.keys if isinstance(problem.keys, int) else 0,
+        problem.channels,
+        problem.width,
+        None if problem.bias is None else problem.bias_dtype,
+        problem.diagonal is not None,
+        problem.bias or (),
     )
 
 
-def _choose(context: Context, found: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
-    """The kernel for a problem, and its tile of scores; none if it is the one for a few queries."""
-    static = isinstance(found.keys, int)
-    problem = _workload(found)
-    if problem.few(context.unit):
-        parts = context.decide(problem)["parts"]
+def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
+    """Returns the kernel for a problem, and its tile of scores; None as tile for the kernel of few queries."""
+    static = isinstance(problem.keys, int)
+    workload = _workload(problem)
+    if workload.few(context.unit):
+        parts = context.decide(workload)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
     if arithmetic.tiles is not None:
-        tile = arithmetic.tiles.tile(problem.keys, context.unit.lanes)
-        cut = Cut(tile, tile, problem.parts_in_tiles(tile))
-        return lambda attention: per_head_kernel(cut, attention), tile
-    problem = replace(problem, dtype=arithmetic.multiplies)
+        tile = arithmetic.tiles.tile(workload.keys, context.unit.lanes)
+        attention_schedule = AttentionSchedule(tile, tile, workload.parts_in_tiles(tile))
+        return lambda attention: per_head_kernel(attention_schedule, attention), tile
+    workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
-    decided = context.decide(problem) if static else schedule.decided(problem, context.unit, {})
-    tiles = Tiles(
+    decided = context.decide(workload) if static else schedule.decided(workload, context.unit, {})
+    tiles = AttentionTiles(
         schedule.tile_of(context.unit, decided),
         schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
     )
-    if problem.streams:
+    if workload.streams:
         return lambda attention: streaming_kernel(tiles, attention), tiles.scores
-    cut = Cut(tiles.scores, tiles.output, decided["parts"])
-    return lambda attention: per_head_kernel(cut, attention), tiles.scores
+    attention_schedule = AttentionSchedule(tiles.scores, tiles.output, decided["parts"])
+    return lambda attention: per_head_kernel(attention_schedule, attention), tiles.scores
 
 
 def _operands(
     context: Context, attention: ir.Call, projection: Projection | None, *, few: bool
 ) -> tuple[Folded, Folded, Folded]:
-    """Query, key and value as the kernel reads them."""
+    """Returns query, key and value in the form that the kernel reads."""
 
     def read(value: relax.Expr) -> Folded:
         folded = fold(replace(context, symbolic=True), value)
@@ -175,16 +175,16 @@ def _operands(
 
 
 def _rows(source: Folded, row_of: Reindex, key: Sequence[Any]) -> Folded:
-    """Rows of a tensor, one for each of the keys of this shape, as an operand [batch, key, head, channel]."""
+    """Returns the rows of a tensor, one for each key, as an operand [batch, key, head, channel]."""
 
-    def element(reader: Reader, at: Index) -> Any:
-        return source.element(reader, [*row_of(reader.analyzer, at[:-1]), at[-1]])
+    def element(reader: Reader, index: Index) -> Any:
+        return source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
 
     return replace(source, shape=(*key[:3], source.shape[-1]), element=element)
 
 
 def _with_layer(context: Context, attention: Attention, layer: KeyLayer, key: relax.Expr, tile: Tile) -> Attention:
-    """The attention whose kernel computes the layer of its keys."""
+    """Returns the attention whose kernel computes the linear layer of its keys."""
     folded, place = layer.key(context, key)
     if place is None:
         raise AssertionError("a key is read of its layer")
@@ -222,7 +222,7 @@ def _called(
 def _projected(
     context: Context, attention: Attention, kernel: _Kernel, projection: Projection, shape: tuple[int, ...]
 ) -> Lowering:
-    """Attention to what values are a projection of, and the projection of its result, which has this shape."""
+    """Lowers attention to the source of its values, followed by the projection of the result to this shape."""
     attended = relax.Var("attended", relax.TensorType([*shape[:-1], projection.narrow], "float32"))
     matmul = relax.BlockBuilder().normalize(relax.op.matmul(attended, projection.weight))
     product = lower_matmul(context, matmul)

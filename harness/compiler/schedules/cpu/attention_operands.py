@@ -1,4 +1,4 @@
-"""What an attention is made of: its operands, how its scores are biased and masked, where its result goes."""
+"""Describes an attention for its kernels: operands, bias and masks of the scores, and the layout of the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.compiler.schedules.common.graph import extents
 from harness.compiler.schedules.common.kernel import Argument, fp32, free_variables
 from harness.compiler.schedules.common.kernel_info import KernelInfo
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
-from harness.compiler.schedules.cpu.bias_of_image import BiasOfImage
+from harness.compiler.schedules.cpu.bias_of_image import AxialBias
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.product import Read, pack_function, packed_shape
 from harness.compiler.schedules.cpu.tile import Tile
@@ -27,9 +27,9 @@ class Layer:
     """A linear layer whose result is an input of the key, and which the kernel computes while it packs keys.
 
     Attributes:
-        source: What it is a layer of, as one row for each key: [batch, key, head, narrow].
-        weight: [narrow, wide], or the other way round; the kernel gets it packed for the tile.
-        transposed: Whether it is the other way round.
+        source: The layer's input, one row for each key: [batch, key, head, narrow].
+        weight: [narrow, wide], or transposed; the kernel gets it packed for the tile.
+        transposed: Whether the weight is [wide, narrow].
         tile: The register tile, keys × wide channels.
         bias: One number for each of the wide channels, broadcast to the result; None if there is none.
         place: The number of the layer's result among the inputs of the key.
@@ -44,22 +44,22 @@ class Layer:
 
     @property
     def narrow(self) -> int:
-        """Channels of the source."""
+        """Returns the number of the source's channels."""
         return int(self.source.shape[3])
 
     @property
     def wide(self) -> int:
-        """Channels of the result."""
+        """Returns the number of the result's channels."""
         return int(self.weight.ty.shape[0 if self.transposed else 1])
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """The tensors that are read from memory, in the order of `arguments`."""
+        """Returns the tensors that are read from memory, in the order of `arguments`."""
         return (*self.source.inputs, self.weight, *(() if self.bias is None else (self.bias,)))
 
     @property
     def arguments(self) -> list[Argument]:
-        """The kernel's parameters for the inputs."""
+        """Returns the kernel's parameters for the inputs."""
         weight = Argument("weight", packed_shape("right", 1, self.wide, self.narrow, self.tile))
         return [
             *self.source.arguments,
@@ -69,7 +69,7 @@ class Layer:
 
     @property
     def packing(self) -> tirx.PrimFunc:
-        """The function that packs the weight."""
+        """Returns the function that packs the weight."""
 
         def read(buffer: tirx.Buffer) -> Read:
             return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
@@ -80,19 +80,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Attention:
-    """Everything that the kernel depends on.
+    """The problem of an attention kernel, with its operands.
 
     Attributes:
         query, key, value: The operands, [batch, length, head, channel].
-        bias: Broadcast to [batch, head, query, key]; added if fp32, and if bool false masks a key out.
+        bias: The bias, broadcast to [batch, head, query, key]; fp32 is added, and false in a bool masks a key out.
         scale: Factor of the scores.
         diagonal: Query i sees keys up to i + diagonal; None if it sees all.
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
         layer: The layer that the kernel computes keys with; None if they are read.
-        arithmetic: What both products multiply and add, without `split`.
+        arithmetic: Arithmetic of both products, without `split`.
         stores: Type of the result.
-        of_image: The bias in parts, for a kernel that adds them up; there is no `bias` then.
+        axial_bias: The bias in parts, for a kernel that adds them up; there is no `bias` then.
     """
 
     query: Folded
@@ -106,38 +106,38 @@ class Attention:
     layer: Layer | None = None
     arithmetic: Arithmetic = FP32
     stores: str = "float32"
-    of_image: BiasOfImage | None = None
+    axial_bias: AxialBias | None = None
 
     @property
     def name(self) -> str:
-        """What the kernel is called."""
+        """Returns the kernel's name."""
         rounded = "astype" if self.stores == BF16 else ""
         return "_".join(filter(None, ("attention", self.arithmetic.name, rounded)))
 
     @property
     def depth(self) -> int:
-        """Elements of a query, or of a key, as they are multiplied."""
+        """Returns the number of elements of a query, or of a key, that are multiplied."""
         return int(self.query.shape[3]) // self.arithmetic.terms
 
     @property
     def keys(self) -> Any:
-        """Number of keys; an expression of the symbolic extents of the kernel's parameters if it is not known."""
+        """Returns the number of keys; an expression of the kernel's symbolic extents if it is symbolic."""
         return self.key.shape[1]
 
     @property
     def operands(self) -> tuple[Folded, Folded, Folded]:
-        """Query, key and value."""
+        """Returns query, key and value."""
         return self.query, self.key, self.value
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """The tensors that are read from memory, in the order of `arguments`."""
-        bias = [self.bias] if self.bias is not None else [] if self.of_image is None else self.of_image.inputs
+        """Returns the tensors that are read from memory, in the order of `arguments`."""
+        bias = [self.bias] if self.bias is not None else [] if self.axial_bias is None else self.axial_bias.inputs
         return (*(value for part in self._parts for value in part[0]), *bias)
 
     @property
     def arguments(self) -> list[Argument]:
-        """The kernel's tensors, the result last."""
+        """Returns the kernel's tensors, the result last."""
         arguments = [
             Argument(f"{name}{n}", argument.shape, argument.dtype)
             for name, part in zip(("query", "key", "value", "layer"), self._parts, strict=False)
@@ -145,8 +145,8 @@ class Attention:
         ]
         if self.bias is not None:
             arguments.append(Argument("bias", self._bias_shape, str(self.bias.ty.dtype)))
-        if self.of_image is not None:
-            arguments += self.of_image.arguments
+        if self.axial_bias is not None:
+            arguments += self.axial_bias.arguments
         batch, length, heads, _ = self.query.shape
         extents = (batch, length, heads, self.value.shape[3])
         shape = tuple(extents[self.result.index(d)] for d in range(4))
@@ -154,11 +154,11 @@ class Attention:
 
     @property
     def variables(self) -> list[tirx.Var]:
-        """What a call passes beside the inputs."""
+        """Returns the variables that a call passes after the inputs."""
         return free_variables(self.arguments)
 
     def split(self, buffers: Sequence[tirx.Buffer]) -> tuple[list[Sequence[tirx.Buffer]], Sequence[tirx.Buffer]]:
-        """The buffers of the inputs: those of query, key, value and layer, and those of the bias if there is one."""
+        """Splits the buffers of the inputs into those of query, key, value and layer, and those of the bias."""
         sources = []
         for inputs, _ in self._parts:
             sources.append(buffers[: len(inputs)])
@@ -167,7 +167,7 @@ class Attention:
 
     @property
     def _parts(self) -> list[tuple[tuple[relax.Expr, ...], list[Argument]]]:
-        """The inputs and the arguments of query, key, value and layer; what the layer computes is not among them."""
+        """Returns inputs and arguments of query, key, value and layer, without the layer's result."""
         parts = [(operand.inputs, operand.arguments) for operand in self.operands]
         if self.layer is None:
             return parts
@@ -177,35 +177,35 @@ class Attention:
         return [query, key, value, (self.layer.inputs, self.layer.arguments)]
 
     def place(self, b: Any, query: Any, h: Any, channel: Any) -> list[Any]:
-        """Where in the result an element lies."""
+        """Returns the index in the result of an element."""
         index = (b, query, h, channel)
         return [index[self.result.index(d)] for d in range(4)]
 
-    def store(self, result: tirx.Buffer, value: Any, at: tuple[Any, Any, Any, Any]) -> None:
+    def store(self, result: tirx.Buffer, value: Any, index: tuple[Any, Any, Any, Any]) -> None:
         """Emits that an element, (batch, query, head, channel), gets to the result."""
-        T.buffer_store(result, to_bf16(value) if self.stores == BF16 else value, self.place(*at))
+        T.buffer_store(result, to_bf16(value) if self.stores == BF16 else value, self.place(*index))
 
-    def masked(self, bias: Sequence[tirx.Buffer], at: tuple[Any, Any, Any, Any], score: Any) -> Any:
-        """The score of (batch, head, query, key) with bias or masks; -inf where the key is masked out."""
+    def masked(self, bias: Sequence[tirx.Buffer], position: tuple[Any, Any, Any, Any], score: Any) -> Any:
+        """Returns the score of (batch, head, query, key) with bias or masks; -inf for a masked key."""
         if self.bias is not None:
             index = [
                 0 if extent == 1 else i
-                for extent, i in zip(self._bias_shape, at[4 - len(self._bias_shape) :], strict=True)
+                for extent, i in zip(self._bias_shape, position[4 - len(self._bias_shape) :], strict=True)
             ]
             stored = bias[0][tuple(index)]
             masks = str(self.bias.ty.dtype) == "bool"
             score = T.Select(stored, score, fp32(-math.inf)) if masks else score + stored
         if self.diagonal is not None:
-            score = T.Select(at[3] <= at[2] + self.diagonal, score, fp32(-math.inf))
+            score = T.Select(position[3] <= position[2] + self.diagonal, score, fp32(-math.inf))
         return score
 
     @property
     def masks(self) -> bool:
-        """Whether scores can be -inf."""
-        return self.bias is not None or self.of_image is not None or self.diagonal is not None
+        """Returns whether scores can be -inf."""
+        return self.bias is not None or self.axial_bias is not None or self.diagonal is not None
 
     def info(self, algorithm: str) -> KernelInfo:
-        """The facts of a kernel that computes it in this way."""
+        """Returns the facts of a kernel with this algorithm."""
         batch, queries, heads, channels = self.query.shape
         info = kernel_info.attention(
             algorithm,
@@ -218,7 +218,7 @@ class Attention:
             channels=channels,
         )
         decisions = {"values": "projected afterwards"} if self.projected else {}
-        if self.of_image is not None:
+        if self.axial_bias is not None:
             decisions["bias"] = "added up from the lines and columns of an image"
         if self.layer is not None:
             decisions["keys"] = "projected while they are packed"

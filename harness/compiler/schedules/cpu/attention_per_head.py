@@ -1,9 +1,8 @@
-"""Attention whose threads each copy the keys and values of a head: for heads that are small enough for that.
+"""Builds attention whose threads each copy the keys and values of a head, for heads that are small enough.
 
-One task computes blocks of queries of one head. The first task of a head that a thread takes copies the head's keys and
-values into memory that the thread keeps, one row each, so that whatever moved or rotated them happens on the way. Then
-it takes a block of keys past some blocks of queries, so that what it reads again and again stays in the second-level
-cache.
+One task computes blocks of queries of one head. The first task of a head in a thread copies the head's keys and values
+into the thread's workspace, one row each, with folded moves and rotations. Then it takes a block of keys past some
+blocks of queries, so that repeated reads stay in the second-level cache.
 
 Where an element of the arithmetic has several terms, those of scores are channels and those of results are keys that
 follow each other: rows of the strip, so that joining them moves no lane. Copies are of elements.
@@ -24,13 +23,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.compiler.schedules.common.kernel import (
-    at_most,
     ceil_div,
     chunk_length,
-    each_thread_keeps,
     fp32,
+    parallel_with_workspace,
     prim_func,
     registers,
+    tail_extent,
 )
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention
@@ -41,8 +40,8 @@ from harness.compiler.schedules.cpu.tile import Tile
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Everything that is decided about an attention.
+class AttentionSchedule:
+    """The decisions about an attention.
 
     Attributes:
         scores: Register tile of the scores, keys × queries.
@@ -55,14 +54,14 @@ class Cut:
     parts: int
 
 
-def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
-    """The kernel; keys are as many blocks of equal length as `key_blocks` says."""
+def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention) -> tirx.PrimFunc:
+    """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
     batch, length, heads, channels = attention.query.shape
     count, width = attention.key.shape[1], attention.value.shape[3]
-    scores, output = cut.scores, cut.output
+    scores, output = attention_schedule.scores, attention_schedule.output
     columns, lanes = scores.columns, scores.lanes
     blocks = ceil_div(length, columns)
-    per_part = ceil_div(blocks, cut.parts)
+    per_part = ceil_div(blocks, attention_schedule.parts)
     parts = ceil_div(blocks, per_part)
     arithmetic, depth = attention.arithmetic, attention.depth
     tiles = arithmetic.tiles
@@ -82,13 +81,13 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
         all_elements = blocks_of_keys * elements
         copies = (count + scores.rows, depth), (all_elements, padded) if tiles is None else (padded, all_elements)
         results_shape = (columns, padded) if tiles is None else (padded, columns)
-        tasks = each_thread_keeps(batch * heads * parts, arithmetic.dtype, *copies)
-        with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
+        tasks = parallel_with_workspace(batch * heads * parts, arithmetic.dtype, *copies)
+        with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
-            keys, values = kept.buffers
+            keys, values = workspace.buffers
             # A task of the same thread may have copied them for other queries of the head.
-            with kept.unless(m):
+            with workspace.fill_once(m):
                 pack_channels(attention.key, sources[1], (b, h), keys, lanes, arithmetic=arithmetic)
                 pack_keys(attention.value, sources[2], (b, h), values, lanes, keys_here, arithmetic)
             rotated = T.alloc_buffer((columns, depth), arithmetic.dtype)
@@ -97,7 +96,7 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), results_shape)
             )
             state = State(highest_of, sums, results, by_channel=tiles is not None)
-            of_image, read = attention.of_image, bias
+            of_image, read = attention.axial_bias, bias
             if of_image is not None:
                 read = [T.alloc_buffer((group, of_image.rows, columns), "float32")]
             strip = T.alloc_buffer((keys_here + padding, columns), "float32")
@@ -109,7 +108,7 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                 with T.serial(keys_here, keys_here + padding) as key:
                     for_each_vector(columns, lanes, lambda j: T.buffer_store(strip, fp32(-math.inf), [key, j]))
             first_block = T.Bind(task % parts * per_part)
-            blocks_here = T.Bind(at_most(per_part, blocks, first_block))
+            blocks_here = T.Bind(tail_extent(per_part, blocks, first_block))
             with T.serial(0, ceil_div(per_part, group)) as g:
                 first_of_group = T.Bind(first_block + g * group)
                 group_here = T.Bind(T.max(0, T.min(group, blocks_here - g * group)))
@@ -136,12 +135,12 @@ def per_head_kernel(cut: Cut, attention: Attention) -> tirx.PrimFunc:
                     state.read_highest(q, highest, lanes)
                     place = (b, h, first, q, first_key)
                     _scores(attention, scores, keys, queries, strip, highest, keys_here, place, read)
-                    state.raise_to(q, highest, factor, lanes)
+                    state.rescale(q, highest, factor, lanes)
                     fill(total, columns, lanes, 0.0)
 
-                    def exponentials(first: Any, here: Any, top: Any = highest, total: Any = total) -> None:
+                    def exponentials(first: Any, length: Any, top: Any = highest, total: Any = total) -> None:
                         exponentials_of(
-                            attention, scores, strip, weights, top, total, (first, here), padded=padding > 0
+                            attention, scores, strip, weights, top, total, (first, length), padded=padding > 0
                         )
 
                     _add_results(
@@ -181,10 +180,10 @@ def _scores(
     Args:
         attention: The problem.
         tile: The register tile.
-        keys: Those of the head.
+        keys: The keys of the head.
         queries: Blocks of queries, transposed.
         strip: Gets the scores, [key, query].
-        highest: Is raised.
+        highest: The highest scores so far, which are updated.
         count: Keys of the block.
         place: Batch, head, first query, number of the block of queries, first key.
         bias: Buffer of the bias, if there is one; the rows of a bias that is of an image.
@@ -194,8 +193,8 @@ def _scores(
 
     def finish(key: Any, j: Any, value: Any) -> Any:
         query = T.min(first + j, length - 1) if length % columns else first + j
-        if attention.of_image is not None:
-            value = value + attention.of_image.of(bias[0], q, j, first_key + key)
+        if attention.axial_bias is not None:
+            value = value + attention.axial_bias.value(bias[0], q, j, first_key + key)
         return attention.masked(bias, (b, h, query, first_key + key), value)
 
     with T.serial(0, ceil_div(count, tile.rows)) as panel:
@@ -237,10 +236,10 @@ def _add_results(
 
     Args:
         tile: The register tile.
-        arithmetic: What is multiplied.
+        arithmetic: Arithmetic of the product.
         state: Has the results.
         place: Number of the block of queries, first element of the keys.
-        values: Those of the head.
+        values: The values of the head.
         weights: The exponentials, [element, query].
         totals: Workspace for the products, [panel, tile].
         factor: One for each query.
@@ -267,7 +266,7 @@ def _add_results(
     if panels > 1:
         chunk = chunk_length(elements)
         with T.serial(0, ceil_div(elements, chunk)) as c:
-            exponentials(c * chunk, at_most(chunk, elements, c * chunk))
+            exponentials(c * chunk, tail_extent(chunk, elements, c * chunk))
     with T.serial(0, panels) as panel:
         channel = T.Bind(panel * tile.columns)
         multiply_panels(

@@ -1,4 +1,4 @@
-"""Attention that takes keys and values a block at a time: for many keys, and for a number of them that is not known.
+"""Builds attention that takes keys and values a block at a time, for many keys or a symbolic number of them.
 
 A block of keys and values is packed once, by all threads, and then meets every query before the next block is packed,
 so that it stays in the second-level cache of each core. In memory lie two blocks of this length (keys, and values), the
@@ -26,7 +26,7 @@ from harness.compiler.schedules.common.folding import Folded, Index, Reader
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention, Layer
-from harness.compiler.schedules.cpu.emit import After, for_each_vector, multiply, multiply_panels
+from harness.compiler.schedules.cpu.emit import TileSink, for_each_vector, multiply, multiply_panels
 from harness.compiler.schedules.cpu.online_softmax import (
     State,
     copy_rows,
@@ -38,20 +38,20 @@ from harness.compiler.schedules.cpu.online_softmax import (
 from harness.compiler.schedules.cpu.tile import Tile
 
 _BLOCK_BYTES = 512 * 1024
-"""Keys and values of a block at most."""
+"""Largest size of the keys and values of a block in bytes."""
 _MOST_KEYS = 576
-"""Keys of a block at most: their scores are a strip of so many lines."""
+"""Largest number of keys of a block, whose scores are a strip of as many lines."""
 _CHUNK = 64
-"""Keys whose exponentials one register adds up, and whose values, at most."""
+"""Largest number of keys whose exponentials, and whose values, one register adds up."""
 _TILES = 4
-"""Tiles of keys, at most, that a task computes and packs together, if their layer is the kernel's to compute."""
+"""Largest number of tiles of keys that a task computes and packs together, if the kernel computes their layer."""
 _TASKS = 64
 """Blocks of queries wanted at least in a parallel loop; as many heads are taken together as that needs."""
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """The register tiles.
+class AttentionTiles:
+    """The register tiles of scores and results.
 
     Attributes:
         scores: Keys × queries.
@@ -64,7 +64,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sizes that follow from an attention and its tiles.
+    """The sizes that follow from an attention and its tiles.
 
     Attributes:
         attention: The operands.
@@ -72,69 +72,69 @@ class _Plan:
     """
 
     attention: Attention
-    tiles: Tiles
+    tiles: AttentionTiles
 
     @property
     def columns(self) -> int:
-        """Queries of a block."""
+        """Returns the number of queries of a block."""
         return self.tiles.scores.columns
 
     @property
     def lanes(self) -> int:
-        """fp32 numbers in a vector."""
+        """Returns the number of fp32 numbers in a vector."""
         return self.tiles.scores.lanes
 
     @property
     def blocks(self) -> int:
-        """Blocks of queries of a head."""
+        """Returns the number of blocks of queries of a head."""
         return ceil_div(self.attention.query.shape[1], self.columns)
 
     @property
-    def together(self) -> int:
-        """Heads that are computed together: a divisor of their number."""
+    def heads_together(self) -> int:
+        """Returns the number of heads that are computed together, a divisor of the number of heads."""
         batch, _, heads, _ = self.attention.query.shape
         count = batch * heads
         return next((n for n in range(1, count) if count % n == 0 and n * self.blocks >= _TASKS), count)
 
     @property
     def chunk(self) -> int:
-        """Elements of the depth of a score that one register adds up."""
+        """Returns the number of elements of the depth of a score that one register adds up."""
         return chunk_length(self.attention.depth)
 
     @property
     def chunks(self) -> int:
-        """Chunks of the depth of a score."""
+        """Returns the number of chunks of the depth of a score."""
         return ceil_div(self.attention.depth, self.chunk)
 
     @property
     def panels(self) -> int:
-        """Panels of the channels of a value."""
+        """Returns the number of panels of the channels of a value."""
         return ceil_div(self.attention.value.shape[3], self.tiles.output.columns)
 
     @property
     def padded(self) -> int:
-        """Channels of a value, padded to whole panels."""
+        """Returns the number of channels of a value, padded to whole panels."""
         return self.panels * self.tiles.output.columns
 
     @property
     def part(self) -> int:
-        """Keys of a chunk: whole tiles of scores, as many as one register of a result adds up."""
+        """Returns the number of keys of a chunk: whole tiles of scores, as many as one register of a result adds up."""
         rows = self.tiles.scores.rows
         return max(1, _CHUNK // rows) * rows
 
     @property
     def keys(self) -> int:
-        """Keys of a block: whole chunks, in blocks that are as equal as these allow."""
+        """Returns the number of keys of a block: whole chunks, in blocks that are as equal as these allow."""
         count, part = self.attention.keys, self.part
         channels = self.chunks * self.chunk * self.attention.arithmetic.terms
         fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (channels + self.padded)))
-        most = max(1, fitting // part) * part
-        wanted = ceil_div(count, ceil_div(count, most)) if isinstance(count, int) else most
-        return ceil_div(wanted, part) * part
+        most_keys = max(1, fitting // part) * part
+        length = ceil_div(count, ceil_div(count, most_keys)) if isinstance(count, int) else most_keys
+        return ceil_div(length, part) * part
 
     @property
     def packed(self) -> int:
-        """Keys that a task packs: some tiles of scores, of which a chunk has a whole number."""
+        """Returns the number of keys that a task packs: whole tiles of scores, a divisor of a chunk."""
         rows = self.tiles.scores.rows
         tiles = self.part // rows
         if self.attention.layer is None:
@@ -143,18 +143,18 @@ class _Plan:
 
     @property
     def even(self) -> bool:
-        """Whether every block of keys is full."""
+        """Returns whether every block of keys is full."""
         count = self.attention.keys
         return isinstance(count, int) and count % self.keys == 0
 
 
-def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
-    """The kernel; the number of keys may be symbolic."""
+def streaming_kernel(tiles: AttentionTiles, attention: Attention) -> tirx.PrimFunc:
+    """Builds the kernel; the number of keys may be symbolic."""
     if tiles.scores.rows % attention.arithmetic.terms:
         raise AssertionError("the keys of a tile of scores are whole elements")
     plan = _Plan(attention, tiles)
     batch, _, heads, _ = attention.query.shape
-    groups = batch * heads // plan.together
+    groups = batch * heads // plan.heads_together
 
     def body(*buffers: tirx.Buffer) -> None:
         *inputs, result = buffers
@@ -166,15 +166,15 @@ def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
         with attention.arithmetic.imported(), T.serial(0, groups) as g:
 
             def head_of(m: Any) -> tuple[Any, Any]:
-                head = T.Bind(g * plan.together + m)
+                head = T.Bind(g * plan.heads_together + m)
                 return T.Bind(head // heads), T.Bind(head % heads)
 
             _pack_queries(plan, head_of, sources[0], work)
             with T.serial(0, ceil_div(count, plan.keys)) as block:
                 first = T.Bind(block * plan.keys)
-                here = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
-                _pack_keys(plan, head_of, sources, work, (first, here))
-                _attend(plan, head_of, bias, work, (first, here))
+                key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
+                _pack_keys(plan, head_of, sources, work, (first, key_count))
+                _attend(plan, head_of, bias, work, (first, key_count))
             _write(plan, head_of, work, result)
 
     scores, output = tiles.scores, tiles.output
@@ -190,18 +190,18 @@ def streaming_kernel(tiles: Tiles, attention: Attention) -> tirx.PrimFunc:
 
 
 _HeadOf = Callable[[Any], tuple[Any, Any]]
-"""Number of a head among those that are computed together → its batch and head."""
+"""Takes the number of a head among those that are computed together, and returns its batch and head."""
 
 
 @dataclass(frozen=True)
 class _Workspace:
-    """What lies in memory while heads are computed together.
+    """The buffers of heads that are computed together.
 
     Attributes:
         queries: [head · block, element of the channels, query].
         keys: [head, chunk, key, element of the chunk].
         values: [head, panel, element of the keys, channel of the panel].
-        state: Of [head · block].
+        state: State of the softmax of [head · block].
     """
 
     queries: tirx.Buffer
@@ -214,7 +214,7 @@ class _Workspace:
         """Emits its allocation."""
         arithmetic, depth = plan.attention.arithmetic, plan.attention.depth
         columns, panel = plan.columns, plan.tiles.output.columns
-        blocks = plan.together * plan.blocks
+        blocks = plan.heads_together * plan.blocks
 
         def buffer(*shape: int) -> tirx.Buffer:
             return T.alloc_buffer(shape, "float32")
@@ -224,8 +224,8 @@ class _Workspace:
 
         return cls(
             operand(blocks, depth, columns),
-            operand(plan.together, plan.chunks, plan.keys, plan.chunk),
-            operand(plan.together, plan.panels, plan.keys // arithmetic.terms, panel),
+            operand(plan.heads_together, plan.chunks, plan.keys, plan.chunk),
+            operand(plan.heads_together, plan.panels, plan.keys // arithmetic.terms, panel),
             State(buffer(blocks, columns), buffer(blocks, columns), buffer(blocks, columns, plan.padded)),
         )
 
@@ -246,7 +246,7 @@ def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[tirx.Buffer], 
     """Emits the scaled queries, transposed, and the state before the first key."""
     attention, columns, lanes = plan.attention, plan.columns, plan.lanes
     arithmetic, depth = attention.arithmetic, attention.depth
-    with T.parallel(0, plan.together * plan.blocks) as task:
+    with T.parallel(0, plan.heads_together * plan.blocks) as task:
         first, rows = _queries_of(plan, task % plan.blocks)
         line = T.alloc_buffer((columns, depth), arithmetic.dtype)
         head = head_of(task // plan.blocks)
@@ -263,16 +263,16 @@ def _pack_keys(
     work: _Workspace,
     block: tuple[Any, Any],
 ) -> None:
-    """Emits the packing of a block of keys and values; what lies beyond the last key is zero."""
+    """Emits the packing of a block of keys and values, with zeros beyond the last key."""
     attention, lanes, rows = plan.attention, plan.lanes, plan.packed
     arithmetic, depth, panel_width = attention.arithmetic, attention.depth, plan.tiles.output.columns
     terms = arithmetic.terms
-    first, here = block
+    first, key_count = block
     tasks = plan.keys // rows
-    with T.parallel(0, plan.together * tasks) as task:
+    with T.parallel(0, plan.heads_together * tasks) as task:
         m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
         head = head_of(m)
-        count = rows if plan.even else T.Bind(T.max(0, T.min(rows, here - start)))
+        count = rows if plan.even else T.Bind(T.max(0, T.min(rows, key_count - start)))
         key = T.alloc_buffer((rows, plan.chunks * plan.chunk), arithmetic.dtype)
         value = T.alloc_buffer((rows, plan.padded), "float32")
         begin = first + start
@@ -329,18 +329,18 @@ def _computed(
             place=lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j),
         )
 
-    def element(reader: Reader, at: Index) -> Any:
-        row = reader.analyzer.simplify(tirx.convert(at[1] - begin))
+    def element(reader: Reader, index: Index) -> Any:
+        row = reader.analyzer.simplify(tirx.convert(index[1] - begin))
         inputs = list(reader.buffers)
         inputs.insert(layer.place, _Row(result, row, bias))
-        return plan.attention.key.element(Reader(inputs, reader.analyzer), at)
+        return plan.attention.key.element(Reader(inputs, reader.analyzer), index)
 
     return replace(plan.attention.key, element=element)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Stands in for the layer's result: whichever row is read, it is the one of the key that is packed.
+    """Stands in for the layer's result: every row that is read is the row of the key that is packed.
 
     Attributes:
         result: Products of the keys of a task, [key, channel].
@@ -366,16 +366,16 @@ def _attend(
     attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
     arithmetic = attention.arithmetic
     terms = arithmetic.terms
-    first_key, here = block
+    first_key, key_count = block
     chunk = plan.part
-    parts = _parts_of(here, chunk)
+    parts = _parts_of(key_count, chunk)
     padded = terms > 1 and not plan.even
 
     def fill_up(buffer: tirx.Buffer, value: float) -> None:
-        with T.serial(here, parts * chunk) as key:
+        with T.serial(key_count, parts * chunk) as key:
             for_each_vector(columns, lanes, lambda j: T.buffer_store(buffer, fp32(value), [key, j]))
 
-    with T.parallel(0, plan.together * plan.blocks) as task:
+    with T.parallel(0, plan.heads_together * plan.blocks) as task:
         m = T.Bind(task // plan.blocks)
         strip = T.alloc_buffer((plan.keys, columns), "float32")
         weights = strip if terms == 1 else T.alloc_buffer((plan.keys // terms, columns), arithmetic.dtype)
@@ -383,14 +383,14 @@ def _attend(
         highest, total, factor = (registers((columns,)) for _ in range(3))
         work.state.read_highest(task, highest, lanes)
         place = (*head_of(m), T.Bind(task % plan.blocks * columns), first_key)
-        _scores(plan, work, (m, task), strip, highest, here, place, bias)
-        work.state.raise_to(task, highest, factor, lanes)
+        _scores(plan, work, (m, task), strip, highest, key_count, place, bias)
+        work.state.rescale(task, highest, factor, lanes)
         fill(total, columns, lanes, 0.0)
         # Keys that do not exist weigh nothing, so that every chunk has the same length.
         if padded:
             fill_up(strip, -math.inf)
         with T.serial(0, parts) as c:
-            count = chunk // terms if plan.even or padded else T.min(chunk, here - c * chunk)
+            count = chunk // terms if plan.even or padded else T.min(chunk, key_count - c * chunk)
             of_chunk = (c * (chunk // terms), count)
             exponentials_of(attention, plan.tiles.scores, strip, weights, highest, total, of_chunk, padded=padded)
         if not (plan.even or padded):
@@ -413,10 +413,10 @@ def _attend(
 def _scores(
     plan: _Plan,
     work: _Workspace,
-    of: tuple[Any, Any],
+    block_of: tuple[Any, Any],
     strip: tirx.Buffer,
     highest: tirx.Buffer,
-    here: Any,
+    key_count: Any,
     place: tuple[Any, Any, Any, Any],
     bias: Sequence[tirx.Buffer],
 ) -> None:
@@ -425,16 +425,16 @@ def _scores(
     Args:
         plan: The sizes.
         work: Keys and queries.
-        of: Head, and block of queries.
+        block_of: Head, and block of queries.
         strip: Gets the scores, [key, query].
-        highest: Is raised.
-        here: Keys of the block.
+        highest: The highest scores so far, which are updated.
+        key_count: Keys of the block.
         place: Batch, head, first query, first key.
         bias: Buffer of the bias, if there is one.
     """
     attention, tile, chunk = plan.attention, plan.tiles.scores, plan.chunk
     length, depth = attention.query.shape[1], attention.depth
-    (m, q), (b, h, first, first_key) = of, place
+    (m, q), (b, h, first, first_key) = block_of, place
 
     def finish(p: Any, product: Callable[[int, Any], Any]) -> None:
         for i in range(tile.rows):
@@ -442,7 +442,7 @@ def _scores(
             if plan.even:
                 finish_row(key, i, product)
             else:
-                with T.If(key < here), T.Then():
+                with T.If(key < key_count), T.Then():
                     finish_row(key, i, product)
 
     def finish_row(key: Any, i: int, product: Callable[[int, Any], Any]) -> None:
@@ -461,7 +461,7 @@ def _scores(
     def right(first: Any, k: Any, j: Any) -> Any:
         return work.queries[q, first + k, j]
 
-    tiles = _parts_of(here, tile.rows)
+    tiles = _parts_of(key_count, tile.rows)
     if plan.chunks == 1:
         with T.serial(0, tiles) as p:
             rows = multiply(
@@ -482,15 +482,15 @@ def _scores(
         strip,
         place=lambda p, i, j: (p * tile.rows + i, j),
         longest=chunk,
-        after=After(lambda p, k, count: None, lambda p: finish(p, lambda i, j: strip[p * tile.rows + i, j])),
+        after=TileSink(lambda p, k, count: None, lambda p: finish(p, lambda i, j: strip[p * tile.rows + i, j])),
         arithmetic=attention.arithmetic,
     )
 
 
 def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: tirx.Buffer) -> None:
-    """Emits the results: what was added up, divided by the sums of exponentials; zero where there are none."""
+    """Emits the results: sums of weighted values divided by sums of exponentials; zero if those are zero."""
     attention, state = plan.attention, work.state
-    with T.parallel(0, plan.together * plan.blocks) as task:
+    with T.parallel(0, plan.heads_together * plan.blocks) as task:
         b, h = head_of(task // plan.blocks)
         first, rows = _queries_of(plan, task % plan.blocks)
         with T.serial(0, rows) as i:

@@ -1,4 +1,4 @@
-"""Products of bfloat16 operands with fp32 sums: the arithmetic of `--precision bf16`.
+"""Defines products of bfloat16 operands with fp32 sums, the arithmetic of `--precision bf16`.
 
 Two terms of a sum are a *pair*, 32 bits: term k in the low half, and term k + depth / 2 in the high half. The two come
 from different halves of a row, so that neighbours in a row become neighbours in a panel without being shuffled. Weights
@@ -11,15 +11,14 @@ TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a
 three forms:
 
 - AVX512-BF16: the instruction `vdpbf16ps`. It adds the product of the high halves first, rounds after each of the two
-  products, to nearest and ties to even, and takes and gives zero for every denormal number, whatever the mode of the
-  processor is;
-- Arm's FEAT_BF16: the instruction `bfdot`. It adds both products, and that to the sum. Both additions round to odd:
-  what is not exact is cut off and gets an odd last bit. Denormal numbers are zero as above (Arm's manual, BFDotAdd);
-- any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
-  Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
-  adds and rounds as `vdpbf16ps` does and keeps denormal numbers. Where the processor has no fused multiply-add, a
-  product beyond fp32's range is infinite or zero before it is added. What is no linear layer would gain nothing, and
-  stays fp32 there.
+products, to nearest and ties to even, and takes and gives zero for every denormal number, whatever the mode of the
+processor is; - Arm's FEAT_BF16: the instruction `bfdot`. It adds both products, and that to the sum. Both additions
+round to odd: an inexact result is cut off and gets an odd last bit. Denormal numbers are zero as above (Arm's manual,
+BFDotAdd); - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers
+of a pair. Those of the left operand are made while it is packed: each is used with every vector of a row of the right
+one. It adds and rounds as `vdpbf16ps` does and keeps denormal numbers. Where the processor has no fused multiply-add, a
+product beyond fp32's range is infinite or zero before it is added. Other products than linear layers would gain nothing
+there, and stay fp32.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ def has_pairs(weight: relax.Expr) -> bool:
     return shape is not None and len(shape) > 1 and shape[-2] % 2 == 0
 
 
-def with_half_products(operator: ir.Call) -> ir.Call:
-    """Returns the same operator of fp32 operands, with the note that kernels may round what they multiply."""
+def allow_bf16(operator: ir.Call) -> ir.Call:
+    """Returns an operator of fp32 operands with the note that kernels may round its operands to bfloat16."""
     return ir.Call(operator.op, operator.args, operator.attrs, [relax.TensorType(dtype=BF16)])
 
 
-def multiplies_half(value: relax.Expr) -> bool:
+def allows_bf16(value: relax.Expr) -> bool:
     """Returns whether this is an operator that has that note."""
     types = value.ty_args if isinstance(value, ir.Call) else ()
     return any(isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16 for ty in types)
@@ -105,7 +104,7 @@ def _arithmetic(
     split: Callable[[Any], Sequence[Any]] | None = None,
 ) -> Arithmetic:
     multiply_add = _multiply_add if split is None else _multiply_add_terms
-    return Arithmetic("bf16", BF16, "int32", PAIR, _joined, multiply_add, functions, shapes, split)
+    return Arithmetic("bf16", BF16, "int32", PAIR, _pack_terms, multiply_add, functions, shapes, split)
 
 
 def _dot_products(lanes: int) -> str:
@@ -158,12 +157,14 @@ def _multiply_add_terms(
     lanes = tile.lanes
     for i in range(tile.rows):
         for start in range(0, tile.columns, lanes):
-            at = tirx.Ramp(start, 1, lanes)
+            index = tirx.Ramp(start, 1, lanes)
             terms = [tirx.Broadcast(term, lanes) for term in left(i)]
-            T.buffer_store(rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, rows[i][at], *terms, right(at)), [at])
+            T.buffer_store(
+                rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, rows[i][index], *terms, right(index)), [index]
+            )
 
 
-def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
+def _pack_terms(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
     return tirx.reinterpret("int32", pair_bits(read(k), read(k + depth)))
 
 

@@ -1,4 +1,4 @@
-"""Products of four bfloat16 terms at a time with Arm's `bfmmla`, which multiplies two rows by two columns.
+"""Multiplies four bfloat16 terms at a time with Arm's `bfmmla`, which multiplies two rows by two columns.
 
 A register holds four terms of two rows of the left operand, or of two columns of the right one; the instruction adds
 the four products of rows and columns to four sums, two of each row. That is four times the work of an fp32
@@ -45,10 +45,10 @@ def arithmetic() -> Arithmetic:
     """Returns the arithmetic."""
     functions = "\n".join([_DECLARED, *(_function(*shape) for shape in _SHAPES)])
     tiles = Tiles(_MULTIPLY, _SHAPES, LEAST_ROWS, 1, _LONGEST)
-    return Arithmetic("bf16_bfmmla", BF16, "int64", TERMS, _joined, _no_step, functions, tiles=tiles)
+    return Arithmetic("bf16_bfmmla", BF16, "int64", TERMS, _pack_terms, _no_step, functions, tiles=tiles)
 
 
-def _joined(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
+def _pack_terms(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
     low, high = (pair_bits(read(k + n * depth), read(k + (n + 1) * depth)) for n in (0, 2))
     shifted = tirx.shift_left(tirx.Cast("uint64", high), tirx.const(32, "uint64"))
     return tirx.reinterpret("int64", tirx.bitwise_or(tirx.Cast("uint64", low), shifted))
@@ -106,7 +106,7 @@ def _sums(rows: int, columns: int) -> tuple[str, str, str]:
     """
 
     def moved(sources: tuple[str, str], made: tuple[str, str]) -> list[str]:
-        """Four columns of two rows as two registers of either kind."""
+        """Returns four columns of two rows as two registers of either kind."""
         halves = zip(made, ("i32 0, i32 1, i32 4, i32 5", "i32 2, i32 3, i32 6, i32 7"), strict=True)
         first, second = (f"<4 x float> %{name}" for name in sources)
         return [f"  %{name} = shufflevector {first}, {second}, <4 x i32> <{lanes}>" for name, lanes in halves]

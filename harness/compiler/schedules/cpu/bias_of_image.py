@@ -1,4 +1,4 @@
-"""A bias of attention that is a sum over an image: one number for the line of a key, and one for its column.
+"""Folds an axial bias of attention: the sum of a number for the line and a number for the column of a key.
 
     bias[b, h, query, key] = lines[b, h, query, key // width] + columns[b, h, query, key % width]
 
@@ -23,16 +23,16 @@ from harness.compiler.schedules.common.scope import Scope
 
 _MOVES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims", "relax.broadcast_to")
 _LEAST_REUSE = 8
-"""How often a number is read at least, if this pays."""
+"""Least number of reads of a number for which this pays."""
 
 
 @dataclass(frozen=True)
-class BiasOfImage:
-    """The parts of a bias.
+class AxialBias:
+    """The parts of an axial bias.
 
     Attributes:
-        lines: What depends on the line of a key, as a bias of its own: [batch, head, query, key].
-        columns: What depends on its column.
+        lines: The part that depends on the line of a key, as a bias [batch, head, query, key].
+        columns: The part that depends on its column.
         width: Keys of a line.
     """
 
@@ -42,12 +42,12 @@ class BiasOfImage:
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """The tensors that are read from memory, in the order of `arguments`."""
+        """Returns the tensors that are read from memory, in the order of `arguments`."""
         return (*self.lines.inputs, *self.columns.inputs)
 
     @property
     def arguments(self) -> list[Argument]:
-        """The kernel's parameters for the inputs."""
+        """Returns the kernel's parameters for the inputs."""
         return [
             replace(argument, name=f"{name}_{argument.name}")
             for name, part in (("lines", self.lines), ("columns", self.columns))
@@ -56,12 +56,12 @@ class BiasOfImage:
 
     @property
     def height(self) -> int:
-        """Lines of the image."""
+        """Returns the number of lines of the image."""
         return int(self.lines.shape[3]) // self.width
 
     @property
     def rows(self) -> int:
-        """Rows that a block of queries needs."""
+        """Returns the number of rows that a block of queries needs."""
         return self.height + self.width
 
     def fill(
@@ -70,7 +70,7 @@ class BiasOfImage:
         """Emits rows[q, :, query] for the queries from a first one on; the last one is repeated beyond the edge.
 
         Args:
-            buffers: Those of the inputs.
+            buffers: The buffers of the inputs.
             head: Batch and head.
             q: Number of the block of queries.
             first: Its first query.
@@ -78,7 +78,7 @@ class BiasOfImage:
         """
         columns = int(rows.shape[2])
 
-        def each(part: Folded, sources: Sequence[tirx.Buffer], start: int, count: int, step: int) -> None:
+        def fill_part(part: Folded, sources: Sequence[tirx.Buffer], start: int, count: int, step: int) -> None:
             queries = int(part.shape[2])
             with T.serial(0, count) as n, T.serial(0, columns) as j:
                 query = T.Bind(T.min(first + j, queries - 1))
@@ -88,24 +88,24 @@ class BiasOfImage:
                 value = broadcast(part, Reader(sources, analyzer), [*head, query, n * step])
                 T.buffer_store(rows, value, [q, start + n, j])
 
-        own = len(self.lines.inputs)
-        each(self.lines, buffers[:own], 0, self.height, self.width)
-        each(self.columns, buffers[own:], self.height, self.width, 1)
+        line_count = len(self.lines.inputs)
+        fill_part(self.lines, buffers[:line_count], 0, self.height, self.width)
+        fill_part(self.columns, buffers[line_count:], self.height, self.width, 1)
 
-    def of(self, rows: tirx.Buffer, q: Any, j: Any, key: Any) -> Any:
+    def value(self, rows: tirx.Buffer, q: Any, j: Any, key: Any) -> Any:
         """Returns the bias of a key and of a query, or of several, of a block."""
         return rows[q, key // self.width, j] + rows[q, self.height + key % self.width, j]
 
 
-def bias_of_image(scope: Scope, bias: relax.Expr | None) -> BiasOfImage | None:
-    """Finds the parts of a bias [batch, head, query, key]; None if it is no such sum."""
+def bias_of_image(scope: Scope, bias: relax.Expr | None) -> AxialBias | None:
+    """Returns the parts of a bias [batch, head, query, key]; None if it is not axial."""
     shape = None if bias is None else static_shape(bias)
     if bias is None or shape is None or len(shape) != 4:
         return None
-    found = _sum_behind(scope, bias)
-    if found is None:
+    sum_found = _sum_behind(scope, bias)
+    if sum_found is None:
         return None
-    total, zeros = found
+    total, zeros = sum_found
     whole = static_shape(total)
     operands = scope.definition(total).args
     if whole is None or any(static_shape(operand) is None for operand in operands):
@@ -116,12 +116,12 @@ def bias_of_image(scope: Scope, bias: relax.Expr | None) -> BiasOfImage | None:
             continue
         for lines, columns in ((one, other), (other, one)):
             if not _depends(lines, width, on="column") and not _depends(columns, width, on="line"):
-                return BiasOfImage(lines, columns, width)
+                return AxialBias(lines, columns, width)
     return None
 
 
 def _sum_behind(scope: Scope, bias: relax.Expr) -> tuple[relax.Var, list[relax.Var]] | None:
-    """Returns the sum that a bias consists of, once it is moved around, and the zeros beside it; None if it is none."""
+    """Returns the sum behind the moves of a bias, and the zeros added to it; None if there is no sum."""
     waiting: list[relax.Expr] = [bias]
     sums, zeros = [], []
     while waiting:
@@ -157,9 +157,9 @@ def _instead(
 ) -> Folded:
     """Follows a bias as if one operand of the sum that it consists of were the sum."""
     part = fold(scope, operand)
-    known = {value: Folded((), static_shape(value) or (), lambda reader, at: fp32(0.0)) for value in zeros}
+    known = {value: Folded((), static_shape(value) or (), lambda reader, index: fp32(0.0)) for value in zeros}
     known[total] = replace(
-        part, shape=static_shape(total) or (), element=lambda reader, at: broadcast(part, reader, at), period=1
+        part, shape=static_shape(total) or (), element=lambda reader, index: broadcast(part, reader, index), period=1
     )
     # A bias that depends on weights alone is followed, too: its parts are smaller to keep.
     return fold(replace(scope, known=known, parameters=frozenset()), bias)
@@ -169,11 +169,11 @@ def _depends(part: Folded, width: int, on: str) -> bool:
     """Returns whether a part depends on the column of a key, or on its line, as far as indices can be simplified."""
     batch, heads, queries, keys = part.shape
     names = {"b": batch, "h": heads, "query": queries, "line": keys // width, "column": width}
-    at = {name: tirx.Var(name, "int32") for name in names}
+    index = {name: tirx.Var(name, "int32") for name in names}
     analyzer = sym.Analyzer()
     for name, extent in names.items():
-        analyzer.bind(at[name], ir.Range(0, extent))
+        analyzer.bind(index[name], ir.Range(0, extent))
     buffers = [tirx.decl_buffer(argument.shape, argument.dtype) for argument in part.arguments]
-    key = at["line"] * width + at["column"]
-    value = analyzer.simplify(part.element(Reader(buffers, analyzer), [at["b"], at["h"], at["query"], key]))
-    return any(at[on].same_as(variable) for variable in tirx.analysis.undefined_vars(value))
+    key = index["line"] * width + index["column"]
+    value = analyzer.simplify(part.element(Reader(buffers, analyzer), [index["b"], index["h"], index["query"], key]))
+    return any(index[on].same_as(variable) for variable in tirx.analysis.undefined_vars(value))

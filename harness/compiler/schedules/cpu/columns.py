@@ -1,9 +1,9 @@
-"""The columns of a convolution's image, as panels of the streamed operand of a product.
+"""Gathers the columns of a convolution's image (im2col) as panels of the streamed operand of a product.
 
     column[k, pixel] = image[channel, y, x]     k = (channel, kernel row, kernel column)
 
-A panel is gathered line by line of the kernel and of the image. Where pixels of the result lie beside each other, so do
-those of the image, or they are every second one: then vectors are loaded, and shuffled if there is a stride.
+A panel is gathered line by line of the kernel and of the image. Neighbouring pixels of the result read neighbouring
+pixels of the image, or every second one with a stride: then vectors are loaded, and shuffled with a stride.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LONGEST_STRIDE = 4
 
 
 def columns_of(rows: tirx.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
-    """(matrix, column, k) → element of columns that lie side by side: [matrix, row, column]."""
-    return lambda b, j, k: arithmetic.joined(lambda row: rows[b, row, j], k, extents.depth)
+    """Returns a reader of contiguous columns [matrix, row, column]: it takes matrix, column and k."""
+    return lambda b, j, k: arithmetic.pack_terms(lambda row: rows[b, row, j], k, extents.depth)
 
 
 def gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
@@ -37,7 +37,7 @@ def gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmeti
         window: The geometry.
         tile: Its columns are the pixels of a panel.
         image: [batch, channels, height, width].
-        arithmetic: How channels become the elements of a panel.
+        arithmetic: Packs channels into the elements of a panel.
     """
     if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
         return _gather_panel(window, tile, image, arithmetic)
@@ -60,7 +60,7 @@ def _gather_panel(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Ar
     zero = tirx.const(0, arithmetic.dtype)
 
     def of_channels(read: Callable[[Any], Any], first: Any) -> Any:
-        return arithmetic.joined(read, first, window.channels // arithmetic.terms)
+        return arithmetic.pack_terms(read, first, window.channels // arithmetic.terms)
 
     def pack(b: Any, first: Any) -> Fill:
         tops = registers((tile.columns,), "int32")
@@ -131,9 +131,9 @@ def _gather_runs(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Ari
 
                 def element() -> None:
                     with T.serial(0, run) as j:
-                        at = x + j * stride
-                        value = arithmetic.joined(lambda channel: planes[b, channel, y, at], c, apart)
-                        within = tirx.all(y >= 0, y < height, at >= 0, at < width)
+                        index = x + j * stride
+                        value = arithmetic.pack_terms(lambda channel: planes[b, channel, y, index], c, apart)
+                        within = tirx.all(y >= 0, y < height, index >= 0, index < width)
                         put(k, v * run + j, T.if_then_else(within, value, tirx.const(0, arithmetic.dtype)))
 
                 with T.If(tirx.all(y >= 0, y < height, x >= 0, x + span <= width)):
@@ -143,7 +143,7 @@ def _gather_runs(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Ari
                             values = _every(planes, [b, c + n * apart, y], x, run, stride)
                             T.buffer_store(part, values, [tirx.Ramp(0, 1, run)])
                         with T.vectorized(0, run) as j:
-                            put(k, v * run + j, arithmetic.joined(lambda n: parts[n][j], 0, 1))
+                            put(k, v * run + j, arithmetic.pack_terms(lambda n: parts[n][j], 0, 1))
                     with T.Else():
                         element()
 
@@ -159,5 +159,7 @@ def _every(planes: tirx.Buffer, line: list[Any], first: Any, count: int, stride:
     loaded = [planes[(*line, tirx.Ramp(first + begin, 1, count))] for begin in begins]
     if stride == 1:
         return loaded[0]
-    wanted = [n * stride for n in range(count)]
-    return tirx.Shuffle(loaded, [at if at < last else (stride - 1) * count + at - last for at in wanted])
+    lanes_kept = [n * stride for n in range(count)]
+    return tirx.Shuffle(
+        loaded, [index if index < last else (stride - 1) * count + index - last for index in lanes_kept]
+    )

@@ -1,4 +1,4 @@
-"""Two-dimensional convolutions as products: weights times columns of the image, gathered block by block.
+"""Lowers two-dimensional convolutions to products: weights times columns of the image, gathered block by block.
 
     result[n, g, o, pixel] = Σ_k weight[g, o, k] · column[n, g, k, pixel]     k = (channel, kernel row, kernel column)
 
@@ -98,14 +98,14 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
 
 
 def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
-    """Returns what an image was before each of its pixels was repeated once in both directions; None if none was."""
+    """Returns the source of an image that repeats each pixel in both directions; None if it repeats none."""
     definition = scope.definition(value)
     if is_call(definition, "relax.image.resize2d"):
-        attributes, (before, _) = definition.attrs, definition.args
+        attributes, (source, _) = definition.attrs, definition.args
         how = attributes.method, attributes.coordinate_transformation_mode, attributes.rounding_method
-        shape, wanted = static_shape(before), static_shape(value)
-        doubled = shape is not None and wanted == (*shape[:2], *(2 * extent for extent in shape[2:]))
-        return before if doubled and how == ("nearest_neighbor", "asymmetric", "floor") else None
+        shape, result_shape = static_shape(source), static_shape(value)
+        is_doubled = shape is not None and result_shape == (*shape[:2], *(2 * extent for extent in shape[2:]))
+        return source if is_doubled and how == ("nearest_neighbor", "asymmetric", "floor") else None
     axes: list[int] = []
     while is_call(definition, "relax.repeat") and int(definition.attrs.repeats) == 2 and definition.attrs.axis:
         axes.append(int(definition.attrs.axis))
@@ -129,7 +129,7 @@ def _columns(
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
-        return lambda g, i, k: arithmetic.joined(lambda term: rows[g, i, term], k, extents.depth)
+        return lambda g, i, k: arithmetic.pack_terms(lambda term: rows[g, i, term], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)

@@ -1,10 +1,10 @@
-"""Transposed convolutions whose stride is their kernel: a product over input pixels, each of which makes a patch.
+"""Lowers transposed convolutions whose stride is their kernel to products over input pixels, each a patch.
 
     result[n, o, y · height + ky, x · width + kx] = Σ_c weight[c, o, ky, kx] · image[n, c, y, x]
 
 Rows of the product are (filter, kernel row, kernel column), columns are pixels. The rows of one line of a kernel
-alternate in a line of the result: they are put together from registers before they are stored, so that what follows
-the convolution is computed, and stored, in vectors.
+alternate in a line of the result: they are interleaved in registers before they are stored, so that the epilogue is
+computed, and stored, in vectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import pair, shapes_of
 
 _WIDEST_KERNEL = 4
-"""Pixels of a line of a kernel that are put together at most."""
+"""Largest number of pixels of a kernel's line that are interleaved."""
 
 
 def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
@@ -76,12 +76,12 @@ def _product(
     else:
         blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
     tile = blocking.tile
-    together = _interleaves(kernel_width, width, tile)
-    layout = _layout(result, (weight[2], kernel_width), together=together)
+    rows_together = _interleaves(kernel_width, width, tile)
+    layout = _layout(result, (weight[2], kernel_width), rows_together=rows_together)
 
     def weight_reader(buffer: tirx.Buffer) -> Read:
         columns = view(buffer, depth, extents.rows)
-        return lambda _, i, k: arithmetic.joined(lambda row: columns[row, i], k, extents.depth)
+        return lambda _, i, k: arithmetic.pack_terms(lambda row: columns[row, i], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)
@@ -99,7 +99,7 @@ def _product(
             def read(_: Any, p: Any, k: Any, i: Any) -> Any:
                 return packed_weights(0, p, k, i)
 
-            return Access(pack, read, store, interleaved=lines if together else None)
+            return Access(pack, read, store, interleaved=lines if rows_together else None)
 
         name = kernel_name("conv2d_transpose", arithmetic, epilogue)
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
@@ -119,8 +119,8 @@ def _interleaves(kernel_width: int, width: int, tile: Tile) -> bool:
     return fits and tile.run(width) >= SHORTEST_RUN
 
 
-def _layout(result: tuple[int, ...], kernel: tuple[int, int], *, together: bool) -> ResultLayout:
-    """Lays results out: each row by itself, or the first row of a line of the kernel together with the whole line.
+def _layout(result: tuple[int, ...], kernel: tuple[int, int], *, rows_together: bool) -> ResultLayout:
+    """Returns the layout of results: each row by itself, or the first row of a kernel's line with the whole line.
 
     Together, a column is a pair: the first pixel, and the number of the element counted from that pixel's patch.
     """
@@ -128,7 +128,7 @@ def _layout(result: tuple[int, ...], kernel: tuple[int, int], *, together: bool)
     pixels = width // kernel[1]
 
     def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
-        pixel, element = j if together else (j, 0)
+        pixel, element = j if rows_together else (j, 0)
         down, right = i // kernel[1] % kernel[0], i % kernel[1]
         y, x = pixel // pixels * kernel[0] + down, pixel % pixels * kernel[1] + right
         return [b, i // math.prod(kernel), y, x + element]

@@ -1,4 +1,4 @@
-"""Depthwise convolutions: one filter for each channel.
+"""Builds depthwise convolutions, with one filter for each channel.
 
 A task pads one plane into its workspace and slides the kernel over it. Several vectors of a line are summed at a time:
 a tap of the filter is loaded once for all of them, and their sums do not wait for each other.
@@ -23,7 +23,7 @@ from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.window import Window
 
 _SUMS = 6
-"""Vectors that are summed at a time: they and what they are multiplied with fit into sixteen registers."""
+"""Number of vectors that are summed at a time; with their operands they fit sixteen registers."""
 _VECTOR = 16
 """Elements that are copied at a time."""
 
@@ -40,7 +40,7 @@ def lower_depthwise(context: Context, window: Window, data: relax.Expr, weights:
             with T.parallel(0, window.image[0] * channels) as plane:
                 padded = _padded(window, image, plane)
                 with T.serial(0, window.result[2]) as y:
-                    for pieces in _together(vectors(window.result[3], context.unit.lanes)):
+                    for pieces in _sum_group(vectors(window.result[3], context.unit.lanes)):
                         for (start, count), sums in zip(
                             pieces, _sums(window, padded, filters, plane % channels, y, pieces), strict=True
                         ):
@@ -77,7 +77,7 @@ def _padded(window: Window, image: tirx.Buffer, plane: Any) -> tirx.Buffer:
     planes = view(image, window.image[0] * window.image[1], height, width)
     padded = T.alloc_buffer((padded_height, padded_width), "float32")
     line = view(padded, padded_height * padded_width)
-    for_each_vector(padded_height * padded_width, _VECTOR, lambda at: T.buffer_store(line, fp32(0.0), [at]))
+    for_each_vector(padded_height * padded_width, _VECTOR, lambda index: T.buffer_store(line, fp32(0.0), [index]))
     # What a stride passes over at the end is not copied; nothing is, where the kernel reads padding alone.
     with T.serial(0, max(0, min(height, padded_height - top))) as y:
         for_each_vector(
@@ -111,7 +111,7 @@ def _sums(
     return sums
 
 
-def _together(pieces: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
+def _sum_group(pieces: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
     """Cuts pieces into as few groups of `_SUMS` as will do, of about equal length."""
     groups = math.ceil(len(pieces) / _SUMS)
     bounds = [len(pieces) * n // groups for n in range(groups + 1)]

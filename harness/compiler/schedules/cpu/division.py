@@ -1,4 +1,4 @@
-"""How well work divides among threads, which get equal runs of tasks that follow each other."""
+"""Computes how evenly work divides among threads, which get equal runs of consecutive tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def efficiency(units: int, per_task: int, times: int, threads: int) -> float:
 
     Args:
         units: Units of work that are cut into tasks.
-        per_task: Units of a task; the last one has what is left.
-        times: How often there is such work: tasks never have units of two of them.
-        threads: How many.
+        per_task: Units of a task; the last one has the remaining units.
+        times: Number of repetitions of the work; a task never has units of two repetitions.
+        threads: Number of threads.
     """
     tasks = ceil_div(units, per_task)
     turns = ceil_div(times * tasks, threads)

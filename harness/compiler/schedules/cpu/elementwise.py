@@ -1,4 +1,4 @@
-"""The default schedule of everything that has no kernel of its own, and vectorizable elementary functions.
+"""Schedules all loops without a kernel of their own, and legalizes elementary functions so that LLVM vectorizes them.
 
 `schedule_remaining` takes the functions that TVM's legalization and fusion leave behind as serial loops over whole
 tensors: elementwise and broadcast arithmetic, transpositions, padding, concatenation, gathers, pooling, resizing, small
@@ -44,7 +44,7 @@ _SHORT = 8
 _TILE = 32
 """Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
 _VECTOR = 16
-"""Elements that are stored together; LLVM splits what is wider than the registers."""
+"""Number of elements that are stored together; LLVM splits vectors wider than the registers."""
 _BAND = 64
 """Largest width of a band of a transposition."""
 _RUN = 1024
@@ -52,7 +52,7 @@ _RUN = 1024
 _LONG_SUM = 256
 """fp32 sums of more terms than this are split."""
 _REUSE = 16
-"""How often a cheap intermediate value may be recomputed so that it need not be stored."""
+"""Largest number of recomputations of a cheap intermediate value that cost less than storing it."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class _Block:
 
     @property
     def domain(self) -> int:
-        """Iterations."""
+        """Returns the number of iterations."""
         return math.prod(self.extents)
 
     @property
     def spatial(self) -> bool:
-        """Whether every iteration writes an element of its own."""
+        """Returns whether every iteration writes an element of its own."""
         return not any(self.reduced)
 
 
@@ -87,7 +87,7 @@ def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
 
 
 def _is_nest(node: Any, loops: Sequence[Any]) -> bool:
-    """Whether a block has one loop per axis, and they are a perfect nest of serial loops."""
+    """Returns whether a block has one loop per axis, in a perfect nest of serial loops."""
     kinds = [axis.iter_type for axis in node.iter_vars]
     if len(loops) != len(kinds) or not set(kinds) <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
         return False
@@ -126,8 +126,8 @@ class _Body:
         loads: (buffer, indices simplified for the extents of the axes) of every load.
         size: Number of nodes.
         costly: Whether there are calls or divisions that should not be repeated.
-        binds: Whether it binds variables, which must not be copied within a function.
-        moves: Whether it only moves elements or writes a constant.
+        binds: Whether the body binds variables, which must not be copied within a function.
+        moves: Whether the body only moves elements or writes a constant.
     """
 
     loads: tuple[tuple[Any, tuple[Any, ...]], ...]
@@ -246,9 +246,9 @@ def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
 
 
 def _variables(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, lambda node: found.append(node) if isinstance(node, tirx.Var) else None)
-    return found
+    variables: list[Any] = []
+    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, tirx.Var) else None)
+    return variables
 
 
 def _is_one(extent: Any) -> bool:
@@ -420,23 +420,23 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
 def _enough(sch: s_tir.Schedule, loops: Sequence[Any]) -> list[Any]:
     """Returns as many outer loops as make enough tasks: fused indices cost divisions in every iteration."""
     extents = [int(sch.get(loop).extent) for loop in loops]
-    wanted = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
-    return list(loops[:wanted])
+    loop_count = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
+    return list(loops[:loop_count])
 
 
 def _repetition(block: _Block, body: _Body) -> int:
     """Counts the neighbours along the last axis that read one element; 1 unless a small divisor of the extent."""
     last = block.node.iter_vars[-1].var
-    found: set[int] = set()
+    axes: set[int] = set()
 
     def visit(node: Any) -> None:
         if isinstance(node, tirx.FloorDiv) and node.a.same_as(last) and isinstance(node.b, tirx.IntImm):
-            found.add(int(node.b))
+            axes.add(int(node.b))
 
     for _, indices in body.loads:
         for index in indices:
             tvm_ffi.structural_walk(index, visit)
-    repeat = min(found, default=1)
+    repeat = min(axes, default=1)
     return repeat if 1 < repeat <= _SHORT and block.extents[-1] % repeat == 0 else 1
 
 
@@ -452,7 +452,7 @@ def _is_long_sum(block: _Block) -> bool:
 
 
 def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
-    """Splits a long sum into partial sums that are added afterwards; False if it is none, or no divisor fits."""
+    """Splits a long sum into partial sums that are added afterwards; returns False if it is not split."""
     if not _is_long_sum(block):
         return False
     inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
@@ -597,7 +597,7 @@ _POWERS: dict[float, Callable[[Any], Any]] = {
 
 
 def _power(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    """Powers with a constant exponent that need no call of `powf`, as PyTorch's."""
+    """Legalizes powers with a constant exponent without a call of `powf`, as PyTorch does."""
     exponent = node.args[1]
     if isinstance(exponent, ir.Constant) and not static_shape(exponent, dtype=None):
         function = _POWERS.get(float(exponent.value.numpy()))

@@ -1,4 +1,4 @@
-"""Building blocks of the CPU's kernels: loops over vectors and the register tile."""
+"""Provides building blocks of the CPU's kernels: loops over vectors and the register tile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.compiler.schedules.cpu.tile import Tile
 
 
 def vectors(count: int, lanes: int) -> list[tuple[int, int]]:
-    """Splits 0 … count into (start, width) pieces of `lanes`, then of falling powers of two."""
+    """Returns pieces (start, width) of 0 … count: pieces of `lanes`, then of falling powers of two."""
     pieces = [(start, lanes) for start in range(0, count - lanes + 1, lanes)]
     start = count // lanes * lanes
     while start < count:
@@ -66,9 +66,9 @@ def prefetch(element: Any, level: Literal[1, 2] = 1, *, write: bool = False) -> 
     """Emits that the line of an element, which may lie beyond the end of its buffer, is fetched into a cache.
 
     Args:
-        element: What will be read or written.
+        element: The element that will be read or written.
         level: The cache.
-        write: Whether it will be written, so that no other core may keep it.
+        write: Whether the element will be written, so that no other core may keep it.
     """
     how = (tirx.const(value, "int32") for value in (int(write), 4 - level, 1))
     T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), *how))
@@ -79,20 +79,20 @@ def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
 
     Some n may be repeated, or lie beyond the total, so it is for prefetches alone.
     """
-    each = ceil_div(total, count)
-    for n in range(each):
-        body(k * total // count if each == 1 else k * each + n)
+    per_step = ceil_div(total, count)
+    for n in range(per_step):
+        body(k * total // count if per_step == 1 else k * per_step + n)
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """How elements of a chunk of the depth become numbers that share a scale, which is stored after them.
+class BlockScale:
+    """The scaling of a chunk of the depth: its elements become numbers with a common scale, stored after them.
 
     Attributes:
-        row: (panels, element of the chunk → index, elements of the chunk, lanes): emits that a row of a left panel is
-            scaled.
-        columns: (panels, (element of the chunk, column) → index, elements, columns, lanes): emits that those of a right
-            panel are.
+        row: Takes panels, a function from an element of the chunk to its index, the elements of the chunk, and lanes;
+            emits the scaling of a row of a left panel.
+        columns: Takes panels, a function from (element of the chunk, column) to an index, elements, columns and lanes;
+            emits the scaling of the columns of a right panel.
     """
 
     row: Callable[[tirx.Buffer, Callable[[Any], Sequence[Any]], int, int], None]
@@ -101,22 +101,23 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Instructions that multiply whole panels that lie in memory, the left one row by row.
+    """A micro-kernel of instructions that multiply whole panels in memory, the left one row by row.
 
     Attributes:
         function: Name of the functions that multiply, before the rows and columns of their panels. Each gets the
             addresses of its sums, of a left and of a right panel, the bytes from one row of the left panel to the next,
             the steps of the depth, and whether there are sums yet: it adds the product to them, or makes them.
         shapes: Rows and columns of the panels, the largest first.
-        least_rows: A product of fewer rows is left to vectors, which are as fast.
+        least_rows: Least number of rows of a product; vectors are as fast for fewer.
         step: Elements of the depth that are multiplied at a time; the depth is a multiple of them.
-        longest: Elements of the depth, at most, that all left panels share before the next.
+        longest: Largest number of elements of a chunk of the depth, which all left panels use before the next chunk.
         begin: Name of the function that a task calls before it multiplies; empty if there is none.
-        end: Name of the one that it calls at its end; empty if there is none.
-        scaled: How elements of packed panels are scaled; None if they are multiplied as they are.
-        block_bytes: Bytes of a block of the left operand at most; None if what is behind the second cache keeps up.
-        fetches_left: Whether the next left panel is fetched before one is multiplied: small ones, that the first cache
-            holds beside the next. The next chunk of the right operand is in any case, into the second cache.
+        end: Name of the function that a task calls at its end; empty if there is none.
+        scaled: Scaling of the elements of packed panels; None if they are not scaled.
+        block_bytes: Largest size of a block of the left operand in bytes; None if the memory behind the second cache is
+            fast enough.
+        fetches_left: Whether the next left panel is prefetched before one is multiplied, for panels so small that the
+            first cache holds two. The next chunk of the right operand is always prefetched, into the second cache.
     """
 
     function: str
@@ -126,7 +127,7 @@ class Tiles:
     longest: int
     begin: str = ""
     end: str = ""
-    scaled: Scaled | None = None
+    scaled: BlockScale | None = None
     block_bytes: int | None = None
     fetches_left: bool = False
 
@@ -139,7 +140,7 @@ class Tiles:
 
         Args:
             rows: Rows of the product.
-            lanes: fp32 numbers in a vector register, by which results are stored.
+            lanes: Number of fp32 numbers in a vector register, by which results are stored.
         """
         holding = [shape for shape in self.shapes if shape[0] >= rows]
         return Tile(*(holding[-1] if holding else self.shapes[0]), lanes)
@@ -152,10 +153,10 @@ class Tiles:
             even: Whether all chunks must be equal in any case.
         """
         steps = depth // self.step
-        most = max(1, self.longest // self.step)
+        most_steps = max(1, self.longest // self.step)
         if even or self.scaled is not None:
-            return self.step * max(length for length in range(1, most + 1) if steps % length == 0)
-        return self.step * ceil_div(steps, ceil_div(steps, most))
+            return self.step * max(length for length in range(1, most_steps + 1) if steps % length == 0)
+        return self.step * ceil_div(steps, ceil_div(steps, most_steps))
 
     def left_panels(self, tile: Tile, depth: int) -> int | None:
         """Returns the left panels of a block at most, of so many elements of the depth; None if any number will do."""
@@ -178,8 +179,8 @@ class Tiles:
         T.evaluate(tirx.call_extern("int32", name, *panels, row, count // self.step, tirx.Cast("int32", added)))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Emits that what is emitted in the context has what the instructions need."""
+    def tile_config(self) -> Iterator[None]:
+        """Emits the configuration of the instructions before the code in the context, and its release after it."""
         if self.begin:
             T.evaluate(tirx.call_extern("int32", self.begin))
         yield
@@ -189,28 +190,29 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a product multiplies and adds: the elements of its panels, and one step of its depth.
+    """The arithmetic of a product: the elements of its panels, and one step of its depth.
 
     Attributes:
-        name: What kernels are called by it; empty for fp32.
-        multiplies: Type of the terms, which workloads are known by.
+        name: Its part of kernels' names; empty for fp32.
+        multiplies: Type of the terms, a part of a workload's key.
         dtype: Type of an element of a panel.
         terms: Terms of the sum in an element.
-        joined: ((k) → term, element, elements of the depth) → the element.
+        pack_terms: Takes a function from k to a term, the number of an element, and the number of elements of the
+            depth; returns the element.
         multiply_add: (tile, its rows of sums, row → element of the left operand, columns → elements of the right one):
             emits a step. With `split`, the left element is the sequence of its terms.
         functions: LLVM IR of the functions that a step calls.
         shapes: Rows and vectors of the tiles that stay in registers; those of fp32 if None.
         split: (element) → its terms in fp32, as which packed blocks keep elements of the left operand, for vectors;
             None if they keep them as they are.
-        tiles: What takes the place of steps, of products whose left panels lie row by row; None if nothing.
+        tiles: The micro-kernel that replaces the steps, for left panels that lie row by row; None if there is none.
     """
 
     name: str
     multiplies: str
     dtype: str
     terms: int
-    joined: Callable[[Callable[[Any], Any], Any, int], Any]
+    pack_terms: Callable[[Callable[[Any], Any], Any, int], Any]
     multiply_add: Callable[[Tile, Sequence[tirx.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
     functions: str = ""
     shapes: Sequence[tuple[int, int]] | None = None
@@ -221,58 +223,58 @@ class Arithmetic:
         """Returns the arithmetic of the same elements that multiplies whole panels.
 
         Args:
-            instruction: What multiplies, which kernels are called by.
+            instruction: Name of the instruction, a part of kernels' names.
             functions: LLVM IR of the functions of the tiles.
-            tiles: How panels are multiplied.
+            tiles: The micro-kernel.
         """
         name = f"{self.name}_{instruction}"
         return replace(self, name=name, functions=functions, shapes=None, split=None, tiles=tiles)
 
     @property
     def term_bytes(self) -> int:
-        """Bytes that a term takes in a panel of elements."""
+        """Returns the size of a term in a panel in bytes."""
         return int(tvm.DataType(self.dtype).itemsize) // self.terms
 
     @property
     def left_dtype(self) -> str:
-        """Type of the numbers in a packed block of the left operand."""
+        """Returns the type of the numbers in a packed block of the left operand."""
         return self.dtype if self.split is None else "float32"
 
     @property
     def left_numbers(self) -> int:
-        """Numbers that such a block keeps for an element."""
+        """Returns the number of numbers for an element in such a block."""
         return 1 if self.split is None else self.terms
 
     def imported(self) -> AbstractContextManager[Any]:
-        """Emits that the functions are known to what is emitted in the context."""
+        """Emits the import of the functions for the code in the context."""
         if not self.functions:
             return nullcontext()
         frame: AbstractContextManager[Any] = T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
         return frame
 
     @property
-    def scaled(self) -> Scaled | None:
-        """How elements of packed panels are scaled; None if they are not."""
+    def scaled(self) -> BlockScale | None:
+        """Returns the scaling of packed panels; None if they are not scaled."""
         return None if self.tiles is None else self.tiles.scaled
 
     def stored(self, elements: Any, chunk: int) -> Any:
-        """Returns how many numbers of a panel are stored for so many elements of the depth, of whole chunks.
+        """Returns the number of stored numbers for elements of the depth in whole chunks.
 
         Args:
             elements: Elements of the depth.
-            chunk: Those of a chunk, whose scale is stored behind it.
+            chunk: Elements of a chunk, whose scale is stored behind it.
         """
         return elements if self.scaled is None else elements + elements // chunk
 
-    def held(self) -> AbstractContextManager[None]:
-        """Emits that the work of a task, which is emitted in the context, has what it multiplies with."""
-        return nullcontext() if self.tiles is None else self.tiles.held()
+    def tile_config(self) -> AbstractContextManager[None]:
+        """Emits the configuration of the micro-kernel around the work of a task in the context."""
+        return nullcontext() if self.tiles is None else self.tiles.tile_config()
 
 
 def _multiply_add(
     tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
 ) -> None:
-    each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], rows[i][j] + left(i) * right(j), [j]))
+    each_vector(tile, lambda i, j, index: T.buffer_store(rows[i], rows[i][j] + left(i) * right(j), [j]))
 
 
 FP32 = Arithmetic("", "float32", "float32", 1, lambda term, k, _: term(k), _multiply_add)
@@ -294,11 +296,11 @@ def multiply(
         count: Number of terms of each sum.
         left: (k, row of the tile) → element of the left operand.
         right: (k, column of the tile) → element of the right operand; contiguous in the column.
-        ahead: k → emits what is done beside a step.
-        arithmetic: What a step does.
+        ahead: Takes k and emits the prefetches of its step.
+        arithmetic: The arithmetic of a step.
     """
     rows = [registers((tile.columns,)) for _ in range(tile.rows)]
-    each_vector(tile, lambda i, j, at: T.buffer_store(rows[i], fp32(0.0), [j]))
+    each_vector(tile, lambda i, j, index: T.buffer_store(rows[i], fp32(0.0), [j]))
     with T.serial(0, count) as k:
         arithmetic.multiply_add(tile, rows, lambda i: left(k, i), lambda j: right(k, j))
         if ahead is not None:
@@ -307,12 +309,13 @@ def multiply(
 
 
 @dataclass(frozen=True)
-class After:
+class TileSink:
     """The steps after the last chunk of a panel's sums.
 
     Attributes:
-        fetch: (panel, k, number of steps): emits, beside step k of that chunk, prefetches of what `write` touches.
-        write: (panel): emits what becomes of its totals.
+        fetch: Takes panel, k and the number of steps; emits, in step k of that chunk, prefetches of the memory that
+            `write` touches.
+        write: Takes a panel and emits the use of its totals.
     """
 
     fetch: Callable[[Any, Any, int], None]
@@ -330,7 +333,7 @@ def multiply_panels(
     place: Callable[[Any, int, Any], Sequence[Any]] | None = None,
     longest: int | None = None,
     ahead: Callable[[Any, Any, Any], None] | None = None,
-    after: After | None = None,
+    after: TileSink | None = None,
     arithmetic: Arithmetic = FP32,
     stride: int | None = None,
     fetch: Callable[[Any, Any], None] | None = None,
@@ -347,22 +350,21 @@ def multiply_panels(
         left: (panel, first term of the chunk, k counted from it, row of the tile) → element.
         right: (first term of the chunk, k counted from it, column of the tile) → element; contiguous in the column.
         totals: Gets the products, [at least panels, rows · columns].
-        before: (first term, number of terms): emits what makes a chunk of the right panel ready.
+        before: Takes the first term and the number of terms; emits the preparation of a chunk of the right panel.
         place: (panel, row, column of the tile) → index into totals of another shape; contiguous in the column, and in
             rows, too, where the arithmetic has tiles.
         longest: Terms of a chunk at most, if not `chunk_length`.
-        ahead: (panel, first term of the chunk, k counted from it) → emits what is done beside a step of the depth,
-            which is to fetch what will be read next.
-        after: What is done with the totals of a panel as soon as they are complete.
-        arithmetic: What a step does.
+        ahead: Takes panel, first term of the chunk, and k counted from it; emits the prefetches of a step of the depth.
+        after: The steps with the totals of a panel as soon as they are complete.
+        arithmetic: The arithmetic of a step.
         stride: Elements from one row of a left panel to the next, where the arithmetic has tiles; those that are stored
             for a chunk if None.
-        fetch: (panel, first term of the chunk): emits, where the arithmetic has tiles, that what will be read next is
-            fetched before a panel is multiplied.
+        fetch: Takes panel and first term of the chunk; emits, if the arithmetic has tiles, the prefetches before a
+            panel is multiplied.
     """
 
-    def total(p: Any, i: int, j: Any, at: Any) -> tuple[Any, ...]:
-        return (p, at) if place is None else tuple(place(p, i, j))
+    def total(p: Any, i: int, j: Any, position: Any) -> tuple[Any, ...]:
+        return (p, position) if place is None else tuple(place(p, i, j))
 
     assert isinstance(depth, int) or after is None
     if isinstance(depth, int) and arithmetic.tiles is None:
@@ -373,9 +375,9 @@ def multiply_panels(
     whole = not isinstance(depth, int) or depth % chunk == 0
     if arithmetic.tiles is None:
         with T.serial(0, panels) as p:
-            each_vector(tile, lambda i, j, at: T.buffer_store(totals, fp32(0.0), total(p, i, j, at)))
+            each_vector(tile, lambda i, j, position: T.buffer_store(totals, fp32(0.0), total(p, i, j, position)))
 
-    def emit_chunk(c: Any, count: Any, last: After | None) -> None:
+    def emit_chunk(c: Any, count: Any, last: TileSink | None) -> None:
         if before is not None:
             before(c * chunk, count)
         if arithmetic.tiles is not None:
@@ -394,7 +396,7 @@ def multiply_panels(
             return
         with T.serial(0, panels) as p:
 
-            def beside(k: Any, p: Any = p) -> None:
+            def emit_prefetch(k: Any, p: Any = p) -> None:
                 if ahead is not None:
                     ahead(p, c * chunk, k)
                 if last is not None:
@@ -405,12 +407,12 @@ def multiply_panels(
                 count,
                 lambda k, i: left(p, c * chunk, k, i),
                 lambda k, j: right(c * chunk, k, j),
-                beside,
+                emit_prefetch,
                 arithmetic,
             )
 
-            def add(i: int, j: Any, at: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:
-                index = total(p, i, j, at)
+            def add(i: int, j: Any, position: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:
+                index = total(p, i, j, position)
                 T.buffer_store(totals, totals[index] + partial[i][j], index)
 
             each_vector(tile, add)

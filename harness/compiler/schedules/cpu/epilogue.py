@@ -1,4 +1,4 @@
-"""Epilogues: the steps from an element of a product to the value that is stored, such as bias, activation, residual.
+"""Applies epilogues: the steps from an element of a product to the stored value, such as bias, activation, residual.
 
 An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in
 the write-back of the register tile, so that the product's result does not travel through memory once per step.
@@ -26,25 +26,25 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "relax.negative": lambda x: fp32(0.0) - x,
 }
 _UNARY_FOR_BF16: dict[str, Callable[[Any], Any]] = {"relax.nn.gelu": elementary.gelu_for_bf16}
-"""What takes their place right before the result is rounded to bfloat16."""
+"""Functions that replace those of `_UNARY` right before the result is rounded to bfloat16."""
 _ROUND = "relax.astype"
 """The step that rounds to bfloat16, always the last one."""
 _Reader = Callable[[Any, Any, Any], Any]
-"""(batch, row, column) → element of an operand."""
+"""Takes batch, row and column, and returns an element of an operand."""
 
 
 @dataclass(frozen=True)
 class ResultLayout:
-    """Where the elements of a product lie in its result.
+    """The positions of a product's elements in its result.
 
     Attributes:
         shape: The result's shape.
         flat: (batch, row, column) → index into the result as one contiguous line.
         coordinates: (batch, row, column) → index along each dimension.
         cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
-        reshaped: Takes a new shape; returns the layout of the same elements in the reshaped result.
-        permuted: Takes the axes of a permutation; returns the layout of the same elements in the permuted result, None
-            if rows of the product would be torn apart.
+        reshaped: Returns the layout of the same elements in the result of a new shape.
+        permuted: Returns the layout of the same elements in the result permuted by axes; None if rows of the product
+            would be split.
     """
 
     shape: tuple[int, ...]
@@ -72,8 +72,8 @@ class Step:
     """One elementwise operation: `op` applied to the running value and, if binary, to a constant or the next operand.
 
     Attributes:
-        op: Relax name; a reshape or permutation changes no value, but where it is stored and what the operands of later
-            steps are broadcast to.
+        op: Relax name; a reshape or permutation changes no value, but its place in the result and the shape that
+            operands of later steps are broadcast to.
         constant: Second argument of a binary operation, if it is a number.
         operand: Whether the second argument is a tensor instead.
         swapped: Whether the running value is the right-hand side.
@@ -106,22 +106,22 @@ class Epilogue:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def rounded(self) -> Epilogue:
-        """The same chain, whose result is stored in bfloat16."""
+        """Returns the same epilogue with a result that is stored in bfloat16."""
         return replace(self, steps=(*self.steps, Step(_ROUND)))
 
     @property
     def arguments(self) -> list[Argument]:
-        """The kernel's parameters for the tensor operands."""
+        """Returns the kernel's parameters for the tensor operands."""
         return [Argument(f"extra{n}", shape) for n, shape in enumerate(self.shapes)]
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The Relax operators that change a value, without `relax.`."""
+        """Returns the Relax operators that change a value, without `relax.`."""
         return tuple(step.op.removeprefix("relax.") for step in self.steps if step.shape is None)
 
     @property
     def label(self) -> str:
-        """Suffix for the kernel's name."""
+        """Returns the suffix for the kernel's name."""
         return "".join("_" + operator.rpartition(".")[2] for operator in self.operators)
 
     def final(self, layout: ResultLayout) -> ResultLayout:
@@ -131,7 +131,7 @@ class Epilogue:
         return layout
 
     def result(self, layout: ResultLayout) -> Argument:
-        """Returns the kernel's parameter for what it stores."""
+        """Returns the kernel's parameter for the stored result."""
         rounds = bool(self.steps) and self.steps[-1].op == _ROUND
         return Argument("result", self.final(layout).shape, BF16 if rounds else "float32")
 
@@ -141,7 +141,8 @@ class Epilogue:
         """Returns how an element reaches the result; call it where views of the buffers may be declared.
 
         Returns:
-            (batch, row, column, value): emits the store; and (batch, row, column) → what that touches in tensors as
+            A function of (batch, row, column, value) that emits the store; and one of (batch, row, column) that returns
+                the elements that it touches in tensors as
             large as the result: the element that it writes, then those that it reads.
         """
         readers = self._readers(layout, operands)
@@ -195,8 +196,8 @@ def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: tirx.Buffer) -
     offset = len(layout.shape) - len(shape)
 
     def read(b: Any, i: Any, j: Any) -> Any:
-        at = layout.coordinates(b, i, j)
-        return buffer[tuple(0 if extent == 1 else at[d + offset] for d, extent in enumerate(shape))]
+        index = layout.coordinates(b, i, j)
+        return buffer[tuple(0 if extent == 1 else index[d + offset] for d, extent in enumerate(shape))]
 
     return read
 

@@ -1,4 +1,4 @@
-"""Two linear layers with a wide hidden layer between them, in one kernel: the hidden layer is never whole.
+"""Joins two linear layers with a wide hidden layer in one kernel, which never stores the whole hidden layer.
 
     Y = activation(X·W₁ + b₁)·W₂ + b₂
 
@@ -19,7 +19,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from harness.compiler.schedules.common.graph import call
-from harness.compiler.schedules.common.kernel import Argument, at_most, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
 from harness.compiler.schedules.cpu.emit import FP32, LINE, prefetch
 from harness.compiler.schedules.cpu.epilogue import Epilogue
@@ -38,11 +38,11 @@ from harness.compiler.schedules.cpu.product import (
 _HIDDEN_BYTES = 32 * 1024 * 1024
 """A hidden layer that is worth a kernel of its own has at least so much."""
 _WEIGHT_BYTES = 4 * 1024 * 1024
-"""Weights of both layers together at most."""
+"""Largest size of the weights of both layers in bytes."""
 _BLOCK_BYTES = 1024 * 1024
-"""Hidden layer of a task at most."""
+"""Largest size of a task's hidden layer in bytes."""
 _THIN = 32
-"""Where what is read and what is made have so many channels together, memory takes longer than arithmetic."""
+"""Largest sum of input and output channels with which memory takes longer than arithmetic."""
 _THIN_HIDDEN_BYTES = 4 * 1024 * 1024
 """Then a hidden layer of so much is worth a kernel of its own: it does not fit into the second-level caches."""
 _THIN_BLOCK_BYTES = 256 * 1024
@@ -54,7 +54,7 @@ def joins(first: LinearLayer, activation: Epilogue, second: LinearLayer) -> bool
 
     Args:
         first: The layer that makes the hidden one.
-        activation: What follows it.
+        activation: The epilogue of the first layer.
         second: The layer that reads the hidden one. It has to read a row where the first layer has made it.
     """
     narrow, wide, last = first.extents.depth, first.extents.columns, second.extents.columns
@@ -72,7 +72,7 @@ def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count:
 
     Args:
         first: The layer that makes the hidden one.
-        activation: What follows it.
+        activation: The epilogue of the first layer.
         second: The layer that reads the hidden one.
         count: Operands of `activation`, which come before those of the second layer's epilogue.
     """
@@ -107,12 +107,12 @@ def _is_thin(first: LinearLayer, second: LinearLayer) -> bool:
 
 
 def _rows(first: LinearLayer, second: LinearLayer) -> int:
-    """Rows of a task: whole tiles of both products, in blocks that are as equal as these allow."""
+    """Returns the rows of a task: whole tiles of both products, in blocks that are as equal as these allow."""
     step = math.lcm(first.blocking.tile.rows, second.blocking.tile.rows)
     count = ceil_div(first.extents.rows, step)
     block = _THIN_BLOCK_BYTES if _is_thin(first, second) else _BLOCK_BYTES
-    most = max(1, block // (4 * step * first.extents.columns))
-    return step * ceil_div(count, ceil_div(count, most))
+    most_steps = max(1, block // (4 * step * first.extents.columns))
+    return step * ceil_div(count, ceil_div(count, most_steps))
 
 
 def _emit(
@@ -123,12 +123,12 @@ def _emit(
     tensors: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer, tirx.Buffer],
     operands: Sequence[tirx.Buffer],
 ) -> None:
-    """Emits the loops; `tensors` are what is read, the panels of both weights, and the result."""
+    """Emits the loops; `tensors` are the inputs, the panels of both weights, and the result."""
     streamed, panels1, panels2, result = tensors
     rows, wide = _rows(first, second), first.extents.columns
-    own = len(activation.arguments)
-    finished = activation.finished(first.layout, operands[:own])
-    store, touched = epilogue.write_back(second.layout, operands[own:], result)
+    operand_count = len(activation.arguments)
+    finished = activation.finished(first.layout, operands[:operand_count])
+    store, touched = epilogue.write_back(second.layout, operands[operand_count:], result)
     with T.parallel(0, ceil_div(first.extents.rows, rows)) as task:
         # A line more than a row has, so that the rows of a tile do not meet in the same lines of a cache.
         hidden = T.alloc_buffer((rows, wide + LINE), "float32")
@@ -150,7 +150,7 @@ def _emit(
 
         pack = first.pack_rows(streamed)
         # Rows are packed as they lie; nothing reads them in place.
-        access = Access(pack, _of(panels1), keep, rows=lambda b, row, k: None)
+        access = Access(pack, _panel_reader(panels1), keep, rows=lambda b, row, k: None)
         block, slots = _block(first, task, rows, panels1)
         blocking = replace(first.blocking, partition=replace(first.blocking.partition, slots=slots))
         workspace = T.alloc_buffer(left_shape(first.extents, blocking, access), FP32.dtype)
@@ -159,7 +159,7 @@ def _emit(
         multiply_block(first.extents, blocking, access, block, slots, left)
 
         block, slots = _block(second, task, rows, panels2)
-        access = Access(pack, _of(panels2), store, touched)
+        access = Access(pack, _panel_reader(panels2), store, touched)
         multiply_block(second.extents, second.blocking, access, block, slots, read_hidden)
 
 
@@ -168,10 +168,10 @@ def _block(layer: LinearLayer, task: Any, rows: int, panels: tirx.Buffer) -> tup
     height = layer.blocking.tile.rows
     slots = rows // height
     first = T.Bind(task * slots)
-    return Block(0, first, at_most(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
+    return Block(0, first, tail_extent(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
 
 
-def _of(panels: tirx.Buffer) -> PanelRead:
+def _panel_reader(panels: tirx.Buffer) -> PanelRead:
     return lambda b, p, k, i: panels[0, p, k, i]
 
 

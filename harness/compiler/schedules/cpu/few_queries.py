@@ -1,4 +1,4 @@
-"""Attention of a few queries: every key and value is read once, as it lies, and nothing is packed.
+"""Builds attention of few queries (split-K): every key and value is read once, in place, and nothing is packed.
 
 The strip of `attention.py` is as wide as a vector of queries; with one query nearly all of that is padding, and copying
 a head's keys costs more than their products. Here vectors run along channels, or along keys:
@@ -56,7 +56,7 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
             m, part = T.Bind(task // parts), T.Bind(task % parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             begin = T.Bind(part * per_part)
-            here = per_part if count % per_part == 0 else T.Bind(T.min(per_part, count - begin))
+            key_count = per_part if count % per_part == 0 else T.Bind(T.min(per_part, count - begin))
             scaled = T.alloc_buffer((queries, channels), "float32")
             strip = T.alloc_buffer((queries, per_part), "float32")
             query_at, key_at, value_at = (
@@ -67,14 +67,14 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
             def scale(i: int, start: int, j: Any) -> None:
                 T.buffer_store(scaled, query_at(i, start, j) * fp32(attention.scale), [i, start + j])
 
-            _each(queries, channels, lanes, scale)
-            with T.serial(0, here) as k:
-                at = T.Bind(begin + k)
-                products = _products(queries, channels, lanes, scaled, lambda start, j: key_at(at, start, j))
+            _emit_vectors(queries, channels, lanes, scale)
+            with T.serial(0, key_count) as k:
+                index = T.Bind(begin + k)
+                products = _products(queries, channels, lanes, scaled, lambda start, j: key_at(index, start, j))
                 for i, product in enumerate(products):
-                    T.buffer_store(strip, attention.masked(bias, (b, h, i, at), product), [i, k])
-            vectors = T.Bind((here + lanes - 1) // lanes)
-            with T.serial(here, vectors * lanes) as k:
+                    T.buffer_store(strip, attention.masked(bias, (b, h, i, index), product), [i, k])
+            vectors = T.Bind((key_count + lanes - 1) // lanes)
+            with T.serial(key_count, vectors * lanes) as k:
                 for i in range(queries):
                     T.buffer_store(strip, fp32(-math.inf), [i, k])
             top = [_highest(strip, i, vectors, lanes) for i in range(queries)]
@@ -82,14 +82,14 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
                 T.buffer_store(highest, top[i][0], [m, i, part])
                 # Without this exp(-inf - -inf) would be NaN where every key is masked.
                 T.buffer_store(top[i], T.Select(tirx.EQ(top[i][0], fp32(-math.inf)), fp32(0.0), top[i][0]), [0])
-            _each(
+            _emit_vectors(
                 queries, width, lanes, lambda i, start, j: T.buffer_store(results, fp32(0.0), [m, i, part, start + j])
             )
             total = T.alloc_buffer((queries, lanes), "float32")
-            _each(queries, lanes, lanes, lambda i, _, j: T.buffer_store(total, fp32(0.0), [i, j]))
-            with T.serial(0, (here + chunk - 1) // chunk) as c:
+            _emit_vectors(queries, lanes, lanes, lambda i, _, j: T.buffer_store(total, fp32(0.0), [i, j]))
+            with T.serial(0, (key_count + chunk - 1) // chunk) as c:
                 first = T.Bind(c * chunk)
-                keys = chunk if isinstance(here, int) else T.Bind(T.min(chunk, here - first))
+                keys = chunk if isinstance(key_count, int) else T.Bind(T.min(chunk, key_count - first))
                 for i in range(queries):
                     _exponentials(strip, i, first, (keys + lanes - 1) // lanes, lanes, top[i], total)
                 _values(
@@ -126,7 +126,7 @@ def _reader(operand: Folded, source: Any, b: Any, h: Any, lanes: int) -> Callabl
     return read
 
 
-def _each(rows: int, columns: int, lanes: int, body: Callable[[int, int, Any], None]) -> None:
+def _emit_vectors(rows: int, columns: int, lanes: int, body: Callable[[int, int, Any], None]) -> None:
     """Emits `body(row, first column of a vector, lane)` in vectors along the columns, unrolled."""
     for i in range(rows):
         for start in range(0, columns, lanes):
@@ -136,11 +136,11 @@ def _each(rows: int, columns: int, lanes: int, body: Callable[[int, int, Any], N
 
 def _clear(line: tirx.Buffer, lanes: int) -> None:
     """Emits zeros for all of a line of registers."""
-    _each(1, int(line.shape[0]), lanes, lambda _, start, j: T.buffer_store(line, fp32(0.0), [start + j]))
+    _emit_vectors(1, int(line.shape[0]), lanes, lambda _, start, j: T.buffer_store(line, fp32(0.0), [start + j]))
 
 
 def _folded(buffer: tirx.Buffer, row: int, lanes: int, operation: Callable[[Any, Any], Any]) -> tirx.Buffer:
-    """Emits what puts the lanes of a row of a buffer together, half with half; returns a buffer of one element."""
+    """Emits the reduction of a row's lanes, half with half; returns a buffer of one element."""
     while lanes > 2:
         lanes //= 2
         half = registers((1, lanes))
@@ -157,7 +157,7 @@ def _products(
 ) -> list[tirx.Buffer]:
     """Emits the products of all queries with one key; returns them as elements of registers."""
     loaded = registers((channels,))
-    _each(1, channels, lanes, lambda _, start, j: T.buffer_store(loaded, key(start, j), [start + j]))
+    _emit_vectors(1, channels, lanes, lambda _, start, j: T.buffer_store(loaded, key(start, j), [start + j]))
     products = []
     for i in range(queries):
         lane_sums = registers((1, lanes))
@@ -172,7 +172,7 @@ def _products(
 def _highest(strip: tirx.Buffer, row: int, vectors: Any, lanes: int) -> tirx.Buffer:
     """Emits the maximum of a row of the strip; returns a buffer of one element."""
     highest = registers((1, lanes))
-    _each(1, lanes, lanes, lambda _i, _, j: T.buffer_store(highest, fp32(-math.inf), [0, j]))
+    _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(highest, fp32(-math.inf), [0, j]))
     with T.serial(0, vectors) as v, T.vectorized(0, lanes) as j:
         T.buffer_store(highest, T.max(highest[0, j], strip[row, v * lanes + j]), [0, j])
     return _folded(highest, 0, lanes, T.max)
@@ -185,10 +185,10 @@ def _exponentials(
     added = registers((lanes,))
     _clear(added, lanes)
     with T.serial(0, vectors) as v, T.vectorized(0, lanes) as j:
-        at = (row, first + v * lanes + j)
-        T.buffer_store(strip, elementary.exp_below_zero(strip[at] - top[0]), list(at))
-        T.buffer_store(added, added[j] + strip[at], [j])
-    _each(1, lanes, lanes, lambda _i, _, j: T.buffer_store(total, total[row, j] + added[j], [row, j]))
+        index = (row, first + v * lanes + j)
+        T.buffer_store(strip, elementary.exp_below_zero(strip[index] - top[0]), list(index))
+        T.buffer_store(added, added[j] + strip[index], [j])
+    _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(total, total[row, j] + added[j], [row, j]))
 
 
 def _values(
@@ -208,7 +208,8 @@ def _values(
         width: Channels of the result.
         lanes: fp32 numbers in a vector.
         keys: The first one, and how many.
-        value: key → (first channel of a vector, lane) → element; may emit what its vectors share.
+        value: Takes a key and returns a function from (first channel of a vector, lane) to an element; may emit common
+            parts of its vectors.
         place: (query, channel) → the buffer with the results, and where in it.
     """
     first, count = keys
@@ -216,8 +217,8 @@ def _values(
         columns = min(width - start, _MOST_SUMS * lanes)
         rows = max(1, _MOST_SUMS * lanes // columns)
         for top in range(0, queries, rows):
-            here = range(top, min(top + rows, queries))
-            _block_of_values(strip, here, (start, columns), lanes, first, count, value, place)
+            queries_of_block = range(top, min(top + rows, queries))
+            _block_of_values(strip, queries_of_block, (start, columns), lanes, first, count, value, place)
 
 
 def _block_of_values(
@@ -234,8 +235,8 @@ def _block_of_values(
     start, columns = channels
     vectors = len(rows) * columns // lanes
     # As many keys at a time as it takes to have enough sums; a chunk is a multiple of it, the last one may not be.
-    together = next(n for n in (1, 2, 4) if n * vectors >= _LEAST_SUMS or n == 4)
-    sums = [[registers((columns,)) for _ in rows] for _ in range(together)]
+    group = next(n for n in (1, 2, 4) if n * vectors >= _LEAST_SUMS or n == 4)
+    sums = [[registers((columns,)) for _ in rows] for _ in range(group)]
 
     def add(n: int, k: Any) -> None:
         element = value(k)
@@ -247,11 +248,11 @@ def _block_of_values(
     for line in sums:
         for total in line:
             _clear(total, lanes)
-    with T.serial(0, count // together) as step:
-        for n in range(together):
-            add(n, first + step * together + n)
-    if not isinstance(count, int) and together > 1:
-        with T.serial(count // together * together, count) as k:
+    with T.serial(0, count // group) as step:
+        for n in range(group):
+            add(n, first + step * group + n)
+    if not isinstance(count, int) and group > 1:
+        with T.serial(count // group * group, count) as k:
             add(0, first + k)
     for row, *parts in zip(rows, *sums, strict=True):
         for c in range(0, columns, lanes):
@@ -259,8 +260,8 @@ def _block_of_values(
                 values = [part[c + j] for part in parts]
                 while len(values) > 1:
                     values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
-                buffer, at = place(row, start + c + j)
-                T.buffer_store(buffer, buffer[tuple(at)] + values[0], at)
+                buffer, index = place(row, start + c + j)
+                T.buffer_store(buffer, buffer[tuple(index)] + values[0], index)
 
 
 def _put_together(

@@ -1,4 +1,4 @@
-"""Minimal filtering (Winograd, Toom–Cook): a sliding sum with fewer multiplications, as three small matrices.
+"""Computes minimal filtering (Winograd, Toom–Cook): a sliding sum with fewer multiplications, as three small matrices.
 
 m neighbouring outputs of a filter of r taps take m + r - 1 multiplications instead of m·r:
 
@@ -28,7 +28,7 @@ class Filtering:
         before: Matrix of the inputs, [m + r - 1, m + r - 1].
         filters: Matrix of the taps, [m + r - 1, r].
         after: Matrix of the products, [m, m + r - 1].
-        repeats: How often each pixel is repeated in the image that is convolved; the inputs are those before.
+        repeats: Number of repetitions of each pixel in the convolved image; the inputs are the pixels before them.
     """
 
     before: Matrix
@@ -38,22 +38,22 @@ class Filtering:
 
     @property
     def inputs(self) -> int:
-        """Neighbouring inputs, and multiplications: m + r - 1."""
+        """Returns the number of neighbouring inputs, and of multiplications: m + r - 1."""
         return len(self.before)
 
     @property
     def taps(self) -> int:
-        """Length of the filter: r."""
+        """Returns the length of the filter: r."""
         return len(self.filters[0])
 
     @property
     def outputs(self) -> int:
-        """Neighbouring outputs: m."""
+        """Returns the number of neighbouring outputs: m."""
         return len(self.after)
 
     @property
     def step(self) -> int:
-        """Inputs from those of m outputs to those of the next m."""
+        """Returns the number of inputs from those of m outputs to those of the next m."""
         return self.outputs // self.repeats
 
 

@@ -1,4 +1,4 @@
-"""Matrix products: linear layers and batched products with broadcasting, as blocked kernels.
+"""Lowers matrix products, linear layers and batched products with broadcasting, to blocked kernels.
 
 The operand that depends only on parameters is resident, so that its packing is lifted out and runs once at load time;
 with two activations the smaller one is. Leading dimensions that only the left operand has are folded into its rows.
@@ -57,7 +57,7 @@ class Operand:
 
     @property
     def matrices(self) -> int:
-        """Number of matrices stored."""
+        """Returns the number of stored matrices."""
         return math.prod(self.batch)
 
     def index(self, batch: tuple[int, ...], b: Any) -> Any:
@@ -68,10 +68,10 @@ class Operand:
             return 0
         result: Any = 0
         inner = math.prod(batch)
-        for extent, own in zip(batch, self.batch, strict=True):
+        for extent, stored_extent in zip(batch, self.batch, strict=True):
             inner //= extent
-            if own != 1:
-                result = result * own + b // inner % extent
+            if stored_extent != 1:
+                result = result * stored_extent + b // inner % extent
             b = b % inner if inner > 1 else 0
         return result
 
@@ -156,7 +156,7 @@ def matrix_product(
         moving, starts = _moved_rows(context, moving, extents)
 
     def in_elements(term: Read) -> Read:
-        return lambda m, i, k: arithmetic.joined(lambda at: term(m, i, at), k, packed_extents.depth)
+        return lambda m, i, k: arithmetic.pack_terms(lambda index: term(m, i, index), k, packed_extents.depth)
 
     def pack_reader(buffer: tirx.Buffer) -> Read:
         if resident == "right":
@@ -190,7 +190,10 @@ def matrix_product(
     def pack_rows(streamed: tirx.Buffer) -> Pack:
         run = view(streamed, math.prod(moving.shape))
         return stream_rows(
-            lambda at: arithmetic.joined(lambda place: run[place], at, packed_extents.depth), begins, extents, tile
+            lambda index: arithmetic.pack_terms(lambda place: run[place], index, packed_extents.depth),
+            begins,
+            extents,
+            tile,
         )
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
@@ -247,7 +250,7 @@ def matrix_product(
 
 
 def kernel_name(operator: str, arithmetic: Arithmetic, epilogue: Epilogue) -> str:
-    """Returns what a kernel is called: by its operator, what it multiplies and what it writes."""
+    """Returns a kernel's name, from its operator, its arithmetic and its epilogue."""
     return "_".join(filter(None, (operator, arithmetic.name))) + epilogue.label
 
 
@@ -273,10 +276,10 @@ def _operand(
     context: Context, value: relax.Expr, shape: tuple[int, ...], batch: tuple[int, ...], *, may_transpose: bool
 ) -> Operand:
     # PyTorch writes a linear layer on a strided input as a batched product with an expanded weight.
-    value = context.unexpanded(value)
+    value = context.before_broadcast(value)
     shape = static_shape(value, None) or shape
-    own = shape[:-2]
-    aligned = (1,) * (len(batch) - len(own)) + own
+    stored_batch = shape[:-2]
+    aligned = (1,) * (len(batch) - len(stored_batch)) + stored_batch
     source = context.transposed(value) if may_transpose else None
     if source is None:
         return Operand(value, shape, aligned, transposed=False)
@@ -294,7 +297,7 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
 def _row_layout(
     extents: Extents, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row
 ) -> ResultLayout:
-    """Lays results out row by row: the columns are the last dimension, unless it was dropped.
+    """Returns the layout of results row by row: the columns are the last dimension, unless it was dropped.
 
     Args:
         extents: The extents.
@@ -320,8 +323,8 @@ def _row_layout(
             return None
 
         def row_after(row: Any) -> Any:
-            at = split(moved_row(row))
-            return ravel([at[axis] for axis in axes[:-1]], [shape[axis] for axis in axes[:-1]])
+            index = split(moved_row(row))
+            return ravel([index[axis] for axis in axes[:-1]], [shape[axis] for axis in axes[:-1]])
 
         return _row_layout(extents, tuple(shape[axis] for axis in axes), row_after)
 

@@ -1,4 +1,4 @@
-"""Keys that are a linear layer of something narrower: the kernel computes them while it packs a block of keys.
+"""Finds keys that are a linear layer of fewer channels, which a kernel computes while it packs a block of keys.
 
     K = X·W + b
 
@@ -28,7 +28,7 @@ class KeyLayer:
 
     Attributes:
         result: The variable that holds its result.
-        source: What it is a layer of, [..., narrow].
+        source: The layer's input, [..., narrow].
         rows: Batch and number of a key → index of its row in the source.
         weight: [narrow, wide].
         bias: Broadcast to the result, one number for each channel; None if there is none.
@@ -43,17 +43,17 @@ class KeyLayer:
     bindings: tuple[relax.Var, ...]
 
     def key(self, scope: Scope, key: relax.Expr) -> tuple[Folded, int | None]:
-        """The key as a function of the layer's result, and the number of that among the inputs, if it is one."""
+        """Returns the key as a function of the layer's result, and that result's number among the inputs, or None."""
         folded = fold(replace(scope, results={*scope.results, self.result}, symbolic=True), key)
         return folded, next((n for n, value in enumerate(folded.inputs) if value.same_as(self.result)), None)
 
 
 def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | None:
-    """The linear layer that the kernel of an attention with one head can compute; None if there is none.
+    """Returns the linear layer that the kernel of an attention with one head can compute; None if there is none.
 
     Args:
         scope: The function around it.
-        facts: Who reads what in the function.
+        facts: The bindings of the function and their users.
         variable: Holds the attention.
     """
     attention = scope.definition(variable)
@@ -66,32 +66,34 @@ def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | 
         return None
     product, _, bias = layer_of(scope, result, shape[3])
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], scope.unexpanded(matmul.args[1])
+    source, weight = matmul.args[0], scope.before_broadcast(matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None
-    own = _between(scope, facts, product, variable)
-    if own is None or any(part.same_as(other) for part in own for other in (attention.args[0], attention.args[2])):
+    layer_bindings = _between(scope, facts, product, variable)
+    if layer_bindings is None or any(
+        part.same_as(other) for part in layer_bindings for other in (attention.args[0], attention.args[2])
+    ):
         return None
     if matrix[0] >= shape[3] or not scope.is_parameter(weight):
         return None
-    layer = KeyLayer(result, source, _unmoved, weight, bias, own)
+    layer = KeyLayer(result, source, _unmoved, weight, bias, layer_bindings)
     folded, place = layer.key(scope, key)
-    if place is None or len(set(own).intersection(folded.inputs)) > 1:
+    if place is None or len(set(layer_bindings).intersection(folded.inputs)) > 1:
         return None
     row = _row_of(folded, place)
     return None if row is None else replace(layer, rows=row)
 
 
-def _unmoved(_analyzer: sym.Analyzer, at: Sequence[Any]) -> list[Any]:
-    return list(at)
+def _unmoved(_analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
+    return list(index)
 
 
 def _result(scope: Scope, key: relax.Expr, width: int) -> relax.Var | None:
-    """The only linear layer that a tensor comes from by operations that can be folded; None if there is not one."""
-    found: list[relax.Var] = []
+    """Returns the only linear layer that foldable operations make a tensor of; None if there is not exactly one."""
+    layers: list[relax.Var] = []
     waiting: list[Any] = [key]
-    seen: set[relax.Var] = set()
+    visited: set[relax.Var] = set()
     while waiting:
         value = waiting.pop()
         if isinstance(value, relax.Tuple):
@@ -99,27 +101,27 @@ def _result(scope: Scope, key: relax.Expr, width: int) -> relax.Var | None:
             continue
         if (
             not isinstance(value, relax.Var)
-            or value in seen
+            or value in visited
             or value not in scope.bindings
             or scope.is_parameter(value)
         ):
             continue
-        seen.add(value)
+        visited.add(value)
         definition = scope.bindings[value]
         if layer_of(scope, value, width)[0] is not None:
-            found.append(value)
+            layers.append(value)
         elif isinstance(definition, relax.TupleGetItem):
             waiting.append(definition.tuple_value)
         elif isinstance(definition, relax.Tuple):
             waiting.append(definition)
         elif is_call(definition, *FOLDED):
             waiting.extend(definition.args)
-    return found[0] if len(found) == 1 else None
+    return layers[0] if len(layers) == 1 else None
 
 
 def _between(scope: Scope, facts: Facts, product: relax.Var, attention: relax.Var) -> tuple[relax.Var, ...] | None:
-    """The variables from a layer's product, with it, to the attention; None where something else needs one of them."""
-    found: dict[relax.Var, None] = {product: None}
+    """Returns the variables from a layer's product, with it, to the attention; None if anything else reads them."""
+    variables: dict[relax.Var, None] = {product: None}
     waiting = [product]
     while waiting:
         for user in facts.users.get(waiting.pop(), ()):
@@ -127,10 +129,10 @@ def _between(scope: Scope, facts: Facts, product: relax.Var, attention: relax.Va
                 continue
             if user is None or not _folds(scope.bindings[user]):
                 return None
-            if user not in found:
-                found[user] = None
+            if user not in variables:
+                variables[user] = None
                 waiting.append(user)
-    return tuple(found)
+    return tuple(variables)
 
 
 def _folds(definition: relax.Expr) -> bool:
@@ -138,28 +140,32 @@ def _folds(definition: relax.Expr) -> bool:
 
 
 def _row_of(key: Folded, place: int) -> Reindex | None:
-    """(batch, key, head) → index of the one row of input number `place` that a key needs; None if it needs several."""
+    """Returns a function from (batch, key, head) to a key's only row of input `place`; None if it needs several."""
     b, token, pair = (tirx.Var(name, "int64") for name in ("b", "key", "pair"))
     batch, _, _, channels = key.shape
     analyzer = sym.Analyzer()
     for variable, count in ((b, batch), (pair, channels // key.period)):
         analyzer.bind(variable, ir.Range(tirx.const(0, "int64"), tirx.const(count, "int64")))
 
-    def rows(analyzer: sym.Analyzer, at: Sequence[Any], channel: Any) -> list[list[Any]]:
+    def rows(analyzer: sym.Analyzer, index: Sequence[Any], channel: Any) -> list[list[Any]]:
         records = [_Record() for _ in key.inputs]
-        key.element(Reader(records, analyzer), [*at, channel])
+        key.element(Reader(records, analyzer), [*index, channel])
         return [[analyzer.simplify(tirx.convert(part)) for part in row] for row in records[place].rows]
 
-    def row(analyzer: sym.Analyzer, at: Sequence[Any]) -> list[Any]:
-        return rows(analyzer, at, 0)[0]
+    def row(analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
+        return rows(analyzer, index, 0)[0]
 
-    own = row(analyzer, (b, token, 0))
-    read = [other for n in range(key.period) for other in rows(analyzer, (b, token, 0), pair * key.period + n)]
-    return row if all(same(other, own) for other in read) else None
+    first_row = row(analyzer, (b, token, 0))
+    read = [
+        row_of_channel
+        for n in range(key.period)
+        for row_of_channel in rows(analyzer, (b, token, 0), pair * key.period + n)
+    ]
+    return row if all(same(row_of_channel, first_row) for row_of_channel in read) else None
 
 
 class _Record:
-    """Stands in for a buffer: writes down of which rows elements are read."""
+    """Stands in for a buffer: records the rows of the elements that are read."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""Layer normalization over the channels of an image, as SAM 3's `LayerNorm2d` writes it out.
+"""Normalizes over the channels of an image, as SAM 3's `LayerNorm2d` writes it out in single operators.
 
     result[n, c, pixel] = (data[n, c, pixel] - mean[n, pixel]) / √(variance[n, pixel] + ε)
 
@@ -42,10 +42,10 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
     shape = static_shape(divide)
     if shape is None or len(shape) != 4 or 0 in shape:
         return None
-    found = _normalized(context, divide)
-    if found is None:
+    normalized = _normalized(context, divide)
+    if normalized is None:
         return None
-    data, epsilon = found
+    data, epsilon = normalized
     batch, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
     layout = _layout(shape)
 
@@ -72,7 +72,7 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
 
 
 def _layout(shape: tuple[int, ...]) -> ResultLayout:
-    """Lays results out as images, or with their channels last, as the linear layers that follow some of them read."""
+    """Returns the layout of results as images, or with the channels last, as some linear layers read them."""
     images = image_layout(shape)
     _, channels, height, width = shape
 
@@ -101,9 +101,9 @@ def _normalize(
     Args:
         rows: [batch, channels, pixels].
         extents: The same numbers.
-        epsilon: What is added to the variance.
+        epsilon: The number added to the variance.
         store: (image, channel, pixel, value): emits the store of a result.
-        side_by_side: Which results lie beside each other, and so are stored as vectors.
+        side_by_side: The results that are neighbours in memory, and so are stored as vectors.
     """
     batch, channels, pixels = extents
 
@@ -136,7 +136,7 @@ def _normalize(
 
 
 def _normalized(context: Context, divide: ir.Call) -> tuple[relax.Expr, float] | None:
-    """Returns what a division normalizes over its channels, and ε; None if it does something else."""
+    """Returns the tensor that a division normalizes over its channels, and ε; None for other divisions."""
     data, root = _deviation_of(context, divide.args[0]), context.definition(divide.args[1])
     if data is None or not is_call(root, "relax.sqrt"):
         return None

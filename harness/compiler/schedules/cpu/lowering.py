@@ -1,4 +1,4 @@
-"""The plain data between recognizing an operator on Relax and emitting its kernel."""
+"""Defines the plain data between recognizing an operator on Relax and emitting its kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm import ir, relax, tirx
 from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.graph import is_call, permutation
 from harness.compiler.schedules.common.scope import Scope
-from harness.compiler.schedules.cpu.bf16 import multiplies_half
+from harness.compiler.schedules.cpu.bf16 import allows_bf16
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.key_projection import KeyLayer
@@ -19,20 +19,21 @@ from harness.compiler.schedules.cpu.schedule import Workload, decided
 from harness.compiler.schedules.cpu.tile import VectorUnit
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
-"""(builder, the lowering's inputs and then the epilogue's operands, epilogue) → the call of the kernel."""
+"""Takes a builder, the lowering's inputs and then the epilogue's operands, and the epilogue; returns the kernel's call.
+"""
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A product with weights, for a kernel that does more than that.
+    """A product with weights, for a kernel that joins it with others.
 
     Attributes:
         extents: Its extents, of one matrix.
         blocking: Its blocking.
-        layout: How its result is laid out.
-        shape: Shape of what it reads.
+        layout: Layout of its result.
+        shape: Shape of its input.
         packing: Emits the packing of its weight; returns the panels.
-        pack_rows: How a kernel packs what it reads.
+        pack_rows: Packs its input.
         in_order: Whether the rows that it reads lie one after the other.
     """
 
@@ -47,13 +48,13 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one operator becomes a kernel.
+    """The lowering of one operator to a kernel.
 
     Attributes:
         inputs: The expressions that the kernel reads; not necessarily the operator's own arguments.
-        layout: How the result is laid out; None if no epilogue may be attached.
+        layout: Layout of the result; None if no epilogue may be attached.
         build: Emits packing and kernel.
-        permuted: Takes the axes of a `permute_dims` that follows; returns the lowering that does it as well.
+        permuted: Takes the axes of a following `permute_dims` and returns the lowering that includes it.
         linear: The product, if it is one with weights on the right and rows on the left.
         rounds: Whether the kernel rounds its first input to bfloat16, and takes it rounded as well.
         rounded: Makes the lowering whose kernel stores the result in bfloat16; None if only an epilogue can.
@@ -70,14 +71,15 @@ class Lowering:
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Scope):
-    """The function around an operator, as lowerings ask about it.
+    """The function around an operator, with the target and its schedules.
 
     Attributes:
         unit: The target's vector registers.
-        bf16: How the target multiplies bfloat16 with vectors.
-        bf16_tiles: How its instructions for whole panels do; None if it has none, or if code may not use them.
-        schedules: What tuning found, by key of the kernel's workload.
-        workloads: What schedules were asked for, call by call.
+        bf16: Arithmetic of bfloat16 with the target's vectors.
+        bf16_tiles: Arithmetic of the target's instructions for whole panels; None if there are none, or if code may not
+            use them.
+        schedules: Tuned schedules by key of the kernel's workload.
+        workloads: Workloads whose schedules were requested, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
         key_layers: Linear layers that the kernel of an attention computes, by the attention's key.
     """
@@ -91,7 +93,7 @@ class Context(Scope):
     key_layers: Mapping[relax.Var, KeyLayer] = field(default_factory=dict)
 
     def decide(self, workload: Workload) -> dict[str, int]:
-        """Completes the schedule of a workload, and notes the workload.
+        """Returns the complete schedule of a workload, and records the workload.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
@@ -102,17 +104,17 @@ class Context(Scope):
     def rounds(self, operator: relax.Expr, terms: int) -> bool:
         """Returns whether the kernel of an operator rounds its fp32 operands, and multiplies pairs of terms.
 
-        That takes the note of `with_half_products`, an even number of terms, and an instruction for pairs.
+        That takes the note of `allow_bf16`, an even number of terms, and an instruction for pairs.
         """
-        return self.bf16.shapes is None and terms % self.bf16.terms == 0 and multiplies_half(operator)
+        return self.bf16.shapes is None and terms % self.bf16.terms == 0 and allows_bf16(operator)
 
     def in_tiles(self, rows: int, terms: int, taps: int = 1) -> Arithmetic | None:
         """Returns the arithmetic of whole panels for a rounded product of so many rows and terms, if it is worth it.
 
         Args:
             rows: Rows of the product.
-            terms: Those among which the terms of an element are chosen.
-            taps: How often there are so many in a sum: pixels of a convolution's kernel.
+            terms: Terms among which the terms of an element are chosen.
+            taps: Number of times that a sum has these terms: pixels of a convolution's kernel.
         """
         arithmetic = self.bf16_tiles
         if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
@@ -120,7 +122,7 @@ class Context(Scope):
         return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
 
     def multiplied(self, operator: ir.Call, rows: int, terms: int, taps: int = 1, *, panels: bool = True) -> Arithmetic:
-        """Returns what the kernel of an operator of fp32 operands multiplies, which it may round: see `rounds`.
+        """Returns the arithmetic of an operator with fp32 operands, which its kernel may round (`rounds`).
 
         Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: they are computed
         where weights are packed, once, which may be a machine without the target's instructions.
@@ -128,13 +130,14 @@ class Context(Scope):
         Args:
             operator: The operator.
             rows: Rows of the product.
-            terms: As for `in_tiles`, and taps likewise.
+            terms: Terms among which the terms of an element are chosen (`in_tiles`), and their number of times
+                likewise.
             taps: Pixels of a convolution's kernel.
             panels: Whether the kernel can multiply whole panels.
         """
         if all(map(self.is_parameter, operator.args)):
             return FP32
-        tiled = self.in_tiles(rows, terms, taps) if panels and multiplies_half(operator) else None
+        tiled = self.in_tiles(rows, terms, taps) if panels and allows_bf16(operator) else None
         if tiled is not None and tiled.scaled is None:
             return tiled
         return self.bf16 if self.rounds(operator, terms) else FP32

@@ -1,15 +1,15 @@
-"""Elementary functions in fp32 as plain TIR arithmetic, so that LLVM vectorizes them.
+"""Computes elementary functions in fp32 as plain TIR arithmetic, so that LLVM vectorizes them.
 
 TVM lowers `tirx.exp`, `tirx.erf` and others to calls of the C library, one scalar at a time. The functions here take
 and return a float32 expression and use only additions, products, `fma`, selects, shifts, casts and bit casts:
 everything that both TVM's `VectorizeLoop` and LLVM's loop vectorizer turn into vector code. The same source serves
-loops of any instruction set; `fma` falls back to a product and a sum where the machine has none, and the reductions
-are exact either way. `sin` and `cos` compute in fp64, in vectors of half as many elements.
+loops of any instruction set; `fma` falls back to a product and a sum where the machine has none, and the reductions are
+exact either way. `sin` and `cos` compute in fp64, in vectors of half as many elements.
 
-Every polynomial is a weighted minimax fit, made for this file by a Remez exchange in 50 digits and then rounded to
-the type that it is evaluated in; the weight is that of the relative error of the final result. Bounds in the
-docstrings are in units in the last place (ULP) of the correctly rounded result, measured against float64 over the
-whole range of fp32 by `conformance/schedules/cpu/test_cpu_math.py`, with and without fma.
+Every polynomial is a weighted minimax fit, made for this file by a Remez exchange in 50 digits and then rounded to the
+type that it is evaluated in; the weight is that of the relative error of the final result. Bounds in the docstrings are
+in units in the last place (ULP) of the correctly rounded result, measured against float64 over the whole range of fp32
+by `conformance/schedules/cpu/test_cpu_math.py`, with and without fma.
 
 Intermediate values are bound with `Let`, since TIR has no shared subexpressions: without it a polynomial in x would
 copy x's expression once per coefficient.
@@ -119,7 +119,7 @@ def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
 
 
 class _Bindings:
-    """Values bound to names one after the other: `around` puts an expression that uses them into their `Let`s."""
+    """Values bound to names one after the other: `around` wraps an expression that uses them into their `Let`s."""
 
     def __init__(self) -> None:
         self._bound: list[tuple[tirx.Var, Expr]] = []
@@ -154,7 +154,7 @@ def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[fl
 
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
-    """Limits x to [low, high]; NaN stays NaN (every comparison with it is false)."""
+    """Returns x limited to [low, high]; NaN stays NaN (every comparison with it is false)."""
     return tirx.Select(x > _f32(high), _f32(high), tirx.Select(x < _f32(low), _f32(low), x))
 
 
@@ -198,7 +198,7 @@ def _nearest_power(let: _Bindings, x: Expr, factor: float) -> tuple[Expr, Expr]:
     return n, let(_from_bits(tirx.shift_left(_bits(shifted), _i32(23))), "power")
 
 
-def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
+def exp_below_zero(x: Expr, *, flush_subnormals: bool = True) -> Expr:
     """Computes eˣ for the terms of a softmax, x ≤ 0, of which the largest is 1; exp(NaN) = NaN.
 
     Within 1 ULP for x > -6, 1.3 ULP for x > -16, where eˣ is 1e-7, and 5 ULP below: the remainder is found in one step,
@@ -206,7 +206,7 @@ def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
 
     Args:
         x: The exponent.
-        vanishes: Whether it is 0 where it would be subnormal, below 2⁻¹²⁶, and for -inf; 2⁻¹²⁶ otherwise.
+        flush_subnormals: Whether results below 2⁻¹²⁶, and of -inf, are 0; otherwise they are 2⁻¹²⁶.
     """
     let = _Bindings()
     x = let(x, "x")
@@ -214,7 +214,7 @@ def exp_below_zero(x: Expr, *, vanishes: bool = True) -> Expr:
     n, power = _nearest_power(let, limited, _LOG2_E)
     r = let(_fma(n, _f32(-math.log(2.0)), limited), "r")
     scaled = _fma(_fma(r * r, _polynomial(r, _EXP), r), power, power)
-    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if vanishes else scaled)
+    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if flush_subnormals else scaled)
 
 
 def _exp2(let: _Bindings, x: Expr, factor: float, coefficients: tuple[float, ...]) -> Expr:
@@ -224,13 +224,13 @@ def _exp2(let: _Bindings, x: Expr, factor: float, coefficients: tuple[float, ...
     return _fma(_polynomial(f, coefficients), f * power, power)
 
 
-def exp_below_zero_for_bf16(x: Expr, *, vanishes: bool = True) -> Expr:
-    """Computes what `exp_below_zero` does within 2⁻¹³ of the result for x > -87: enough where bfloat16 follows."""
+def exp_below_zero_for_bf16(x: Expr, *, flush_subnormals: bool = True) -> Expr:
+    """Computes `exp_below_zero` within 2⁻¹³ of the result for x > -87, enough before a rounding to bfloat16."""
     let = _Bindings()
     x = let(x, "x")
     limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
     power = _exp2(let, limited, _LOG2_E, _EXP2_SHORT)
-    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), power) if vanishes else power)
+    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), power) if flush_subnormals else power)
 
 
 def log(x: Expr) -> Expr:
@@ -360,7 +360,7 @@ def gelu(x: Expr) -> Expr:
 
 
 def gelu_for_bf16(x: Expr) -> Expr:
-    """Computes what `gelu` does within 2⁻¹⁶ of the result for x > -13: enough where bfloat16 follows.
+    """Computes `gelu` within 2⁻¹⁶ of the result for x > -13, enough before a rounding to bfloat16.
 
     Below it is at most 2⁻¹²⁶ in magnitude. One formula serves all numbers, max(x, 0) - |x|·Q(|x|) as in `gelu`.
     """

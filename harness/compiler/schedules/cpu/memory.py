@@ -1,4 +1,4 @@
-"""Memory planning of Relax functions: intermediate values share one arena and the memory of results to come.
+"""Plans the memory of Relax functions: intermediate values share one arena and the memory of later results.
 
 TVM's own plan (`StaticPlanBlockMemory`) begins every value at the start of an allocation, so that a small value holds a
 large one, and gives results memory that nothing else uses.
@@ -66,11 +66,11 @@ def _places(
     """Returns the storage and offset of each allocation, and the bytes of each storage."""
     layout = lay_out(list(values.values()), list(results.values()))
     arena = relax.Var("arena", relax.AnyType())
-    own = [relax.Var(f"{owner.name}_storage", relax.AnyType()) for owner in results]
-    places = {owner: (storage, 0) for owner, storage in zip(results, own, strict=True)}
+    storages = [relax.Var(f"{owner.name}_storage", relax.AnyType()) for owner in results]
+    places = {owner: (storage, 0) for owner, storage in zip(results, storages, strict=True)}
     for owner, position in zip(values, layout.positions, strict=True):
-        places[owner] = (arena if position.result is None else own[position.result], position.offset)
-    sizes = {storage: result.size for storage, result in zip(own, results.values(), strict=True)}
+        places[owner] = (arena if position.result is None else storages[position.result], position.offset)
+    sizes = {storage: result.size for storage, result in zip(storages, results.values(), strict=True)}
     return places, {arena: layout.arena, **sizes}
 
 
@@ -94,9 +94,9 @@ def _lifetimes(
     sizes: dict[relax.Var, int] = {}
     first: dict[relax.Var, int] = {}
     last: dict[relax.Var, int] = {}
-    kept: set[relax.Var] = set()
+    escaping: set[relax.Var] = set()
 
-    def owned(expression: relax.Expr) -> set[relax.Var]:
+    def find_owners(expression: relax.Expr) -> set[relax.Var]:
         return {owners[variable] for variable in relax.analysis.free_vars(expression) if variable in owners}
 
     for step, binding in enumerate(bindings):
@@ -106,15 +106,15 @@ def _lifetimes(
             owners[binding.var], sizes[binding.var], first[binding.var] = binding.var, size, step
             last[binding.var] = step
             continue
-        used = owned(value)
+        used = find_owners(value)
         last |= dict.fromkeys(used, step)
         if isinstance(value, relax.Var) or is_call(value, "relax.reshape"):
             owners.update((binding.var, owner) for owner in used)
         elif not _is_kernel(value, module):
-            kept |= used
-    kept |= owned(returned)
-    values = {owner: Value(sizes[owner], first[owner], last[owner]) for owner in sizes if owner not in kept}
-    return values, {owner: Result(sizes[owner], first[owner]) for owner in sizes if owner in kept}
+            escaping |= used
+    escaping |= find_owners(returned)
+    values = {owner: Value(sizes[owner], first[owner], last[owner]) for owner in sizes if owner not in escaping}
+    return values, {owner: Result(sizes[owner], first[owner]) for owner in sizes if owner in escaping}
 
 
 def _is_kernel(value: relax.Expr, module: tvm.IRModule) -> bool:

@@ -1,4 +1,4 @@
-"""Where a row of a tensor lay before it was moved, for tensors whose extents may be symbolic.
+"""Traces rows of moved tensors to their place before the moves, for tensors whose extents may be symbolic.
 
 `harness.compiler.schedules.common.folding` follows elements, and arithmetic on them. This module follows whole rows
 through permutations and reshapes, and counts rows within static dimensions only: a symbolic dimension must stay one.
@@ -18,7 +18,7 @@ from harness.compiler.schedules.common.graph import extents, is_call, permutatio
 from harness.compiler.schedules.common.scope import Scope
 
 Reindex = Callable[[sym.Analyzer, Sequence[Any]], list[Any]]
-"""(analyzer, index after a move) → index before it."""
+"""Takes an analyzer and an index after a move, and returns the index before it."""
 
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
 
@@ -45,7 +45,7 @@ def source_of(scope: Scope, value: relax.Expr) -> Moved:
         scope: The function around it.
         value: The tensor.
     """
-    moved = Moved(value, lambda _, at: list(at))
+    moved = Moved(value, lambda _, index: list(index))
     while True:
         definition = scope.definition(moved.source)
         step = None if moved.source in scope.results or scope.is_parameter(moved.source) else _step(definition)
@@ -55,58 +55,63 @@ def source_of(scope: Scope, value: relax.Expr) -> Moved:
 
 
 def _after(step: Reindex, index: Reindex) -> Reindex:
-    return lambda analyzer, at: step(analyzer, index(analyzer, at))
+    return lambda analyzer, position: step(analyzer, index(analyzer, position))
 
 
 def _step(definition: relax.Expr) -> Reindex | None:
-    """The index before one move; None if it is none that can be followed."""
+    """Returns the function to the index before one move; None if the move cannot be followed."""
     if not is_call(definition, "relax.permute_dims", *_RESHAPES):
         return None
-    before, after = extents(definition.args[0]), extents(definition)
-    if before is None or after is None:
+    source, result = extents(definition.args[0]), extents(definition)
+    if source is None or result is None:
         return None
     if is_call(definition, "relax.permute_dims"):
         axes = permutation(definition)
         if axes[-1:] != (len(axes) - 1,):
             return None
-        return lambda _, at: [at[axes.index(d)] for d in range(len(axes) - 1)]
-    return _reshaped(before[:-1], after[:-1]) if before[-1:] == after[-1:] else None
+        return lambda _, index: [index[axes.index(d)] for d in range(len(axes) - 1)]
+    return _reshaped(source[:-1], result[:-1]) if source[-1:] == result[-1:] else None
 
 
-def _reshaped(before: Sequence[Any], after: Sequence[Any]) -> Reindex | None:
-    """The index before a reshape that changes nothing but static dimensions on either side of symbolic ones."""
-    parts, others = _parts(before), _parts(after)
-    if len(parts) != len(others):
+def _reshaped(source_shape: Sequence[Any], result_shape: Sequence[Any]) -> Reindex | None:
+    """Returns the function to the index before a reshape of static dimensions around symbolic ones; None for others."""
+    parts, result_parts = _parts(source_shape), _parts(result_shape)
+    if len(parts) != len(result_parts):
         return None
-    if any(math.prod(static) != math.prod(other) for (static, _), (other, _) in zip(parts, others, strict=True)):
+    if any(
+        math.prod(static) != math.prod(counterpart)
+        for (static, _), (counterpart, _) in zip(parts, result_parts, strict=True)
+    ):
         return None
-    symbolic = [(extent, other) for (_, extent), (_, other) in zip(parts[:-1], others[:-1], strict=True)]
-    if not all(sym.Analyzer().can_prove_equal(extent, other) for extent, other in symbolic):
+    symbolic = [
+        (extent, counterpart) for (_, extent), (_, counterpart) in zip(parts[:-1], result_parts[:-1], strict=True)
+    ]
+    if not all(sym.Analyzer().can_prove_equal(extent, counterpart) for extent, counterpart in symbolic):
         return None
 
-    def index(analyzer: sym.Analyzer, at: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
+    def index(analyzer: sym.Analyzer, position: Sequence[Any]) -> list[Any]:
+        indices: list[Any] = []
         start = 0
-        for (static, extent), (other, _) in zip(parts, others, strict=True):
-            own = list(at[start : start + len(other)])
-            found += own if static == other else unravel(analyzer, ravel(own, other), static)
-            start += len(other)
+        for (static, extent), (counterpart, _) in zip(parts, result_parts, strict=True):
+            part = list(position[start : start + len(counterpart)])
+            indices += part if static == counterpart else unravel(analyzer, ravel(part, counterpart), static)
+            start += len(counterpart)
             if extent is not None:
-                found.append(at[start])
+                indices.append(position[start])
                 start += 1
-        return found
+        return indices
 
     return index
 
 
 def _parts(shape: Sequence[Any]) -> list[tuple[list[int], Any]]:
-    """Static extents and the symbolic one that follows them, the last time None."""
-    found: list[tuple[list[int], Any]] = []
+    """Returns static extents with the symbolic extent that follows them, None at the end."""
+    parts: list[tuple[list[int], Any]] = []
     static: list[int] = []
     for extent in shape:
         if isinstance(extent, int):
             static.append(extent)
         else:
-            found.append((static, extent))
+            parts.append((static, extent))
             static = []
-    return [*found, (static, None)]
+    return [*parts, (static, None)]

@@ -1,8 +1,7 @@
-"""Layer and group normalization with exact moments.
+"""Normalizes layers and groups with exact moments.
 
-Mean and variance come from two passes with fp64 sums over a line that is still in the cache
-(`reduction.emit_moments`); the output is fp32 arithmetic on the centred value, so that a large common offset of the
-inputs costs no digits.
+Mean and variance come from two passes with fp64 sums over a line that is still in the cache (`reduction.emit_moments`);
+the output is fp32 arithmetic on the centred value, so that a large common offset of the inputs costs no digits.
 """
 
 from __future__ import annotations
@@ -85,63 +84,65 @@ def group_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFun
 
 
 def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    found = recognized(node, _DTYPES)
-    return default(bb, node) if found is None else _called(bb, found, found.data, found.affine)
+    problem = recognized(node, _DTYPES)
+    return default(bb, node) if problem is None else _called(bb, problem, problem.data, problem.affine)
 
 
 def lower_rounded_layer_norm(node: relax.Call) -> Lowering | None:
     """Returns the lowering of a `relax.nn.layer_norm` whose result is stored in bfloat16; None if it has no kernel."""
-    found = recognized(node, _DTYPES)
-    if found is None:
+    problem = recognized(node, _DTYPES)
+    if problem is None:
         return None
 
     def build(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return _called(bb, found, inputs[0], inputs[1:], BF16)
+        return _called(bb, problem, inputs[0], inputs[1:], BF16)
 
-    return Lowering((found.data, *found.affine), None, build)
+    return Lowering((problem.data, *problem.affine), None, build)
 
 
 def _called(
     bb: relax.BlockBuilder,
-    found: Normalization,
+    problem: Normalization,
     data: relax.Expr,
     affine: Sequence[relax.Expr],
     dtype: str = "float32",
 ) -> relax.Expr:
     """Emits the call of the kernel of a layer normalization, whose result has the dtype."""
-    rows, count = found.lines, found.channels
-    function = layer_norm_kernel(rows, count, found.epsilon, found.scale is not None, found.shift is not None, dtype)
+    rows, count = problem.lines, problem.channels
+    function = layer_norm_kernel(
+        rows, count, problem.epsilon, problem.scale is not None, problem.shift is not None, dtype
+    )
     arguments = [reshaped(bb, data, (rows, count)), *(reshaped(bb, operand, (count,)) for operand in affine)]
     name = f"layer_norm{'_astype' if dtype == BF16 else ''}_{rows}x{count}"
-    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), found.shape)
+    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), problem.shape)
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    """Computes the moments in a kernel; what is elementwise after that is fused with the activation that follows."""
-    found = recognized(node, _DTYPES)
-    if found is None:
+    """Computes the moments in a kernel, and leaves the elementwise rest to the fusion with the activation."""
+    problem = recognized(node, _DTYPES)
+    if problem is None:
         return default(bb, node)
-    lines, groups, channels, inner = found.lines, found.groups, found.channels, found.inner
+    lines, groups, channels, inner = problem.lines, problem.groups, problem.channels, problem.inner
     count = channels * inner
-    function = group_moments_kernel(lines, count, found.epsilon)
+    function = group_moments_kernel(lines, count, problem.epsilon)
     name = f"group_moments_{lines}x{count}"
-    moments = bb.emit(call(bb, name, function, [reshaped(bb, found.data, (lines, count))]))
+    moments = bb.emit(call(bb, name, function, [reshaped(bb, problem.data, (lines, count))]))
 
     def normalized(data: te.Tensor, moments: te.Tensor, *affine: te.Tensor) -> te.Tensor:
         def element(i: Any, c: Any, k: Any) -> Any:
             value = ((data[i, c, k] - moments[i, 0]) - moments[i, 1]) * moments[i, 2]
-            if found.scale is not None:
+            if problem.scale is not None:
                 value = value * affine[0][i % groups, c]
-            if found.shift is not None:
+            if problem.shift is not None:
                 value = value + affine[-1][i % groups, c]
             return value
 
         return te.compute((lines, channels, inner), element, name="normalized")
 
-    affine = [reshaped(bb, operand, (groups, channels)) for operand in found.affine]
-    data = reshaped(bb, found.data, (lines, channels, inner))
+    affine = [reshaped(bb, operand, (groups, channels)) for operand in problem.affine]
+    data = reshaped(bb, problem.data, (lines, channels, inner))
     result = bb.emit(bb.call_te(normalized, data, moments, *affine, primfunc_name_hint="normalized"))
-    return reshaped(bb, result, found.shape)
+    return reshaped(bb, result, problem.shape)
 
 
 LEGALIZE: dict[str, Legalize] = {

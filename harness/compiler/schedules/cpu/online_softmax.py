@@ -1,4 +1,4 @@
-"""What attention kernels of many queries share: the state of a softmax that goes on from one block of keys to the next.
+"""Provides the online softmax of attention kernels, whose state continues from one block of keys to the next.
 
 Scores are kept transposed, [key, query], so that everything that happens per query is vectorized over queries.
 """
@@ -23,7 +23,7 @@ from harness.compiler.schedules.cpu.tile import Tile
 
 @dataclass(frozen=True)
 class State:
-    """What is known of each query of some blocks after some keys: the softmax of the keys so far, not yet divided.
+    """The state of queries of some blocks after some keys: the softmax of these keys, not yet divided by its sum.
 
     Attributes:
         highest: Its highest score, [block, query].
@@ -47,21 +47,21 @@ class State:
             for_each_vector(inner, lanes, lambda c: T.buffer_store(self.results, fp32(0.0), [q, i, c]))
 
     def result(self, q: Any, i: Any, channel: Any) -> Any:
-        """Returns what there is of a query of a block."""
+        """Returns the unfinished result of a query of a block."""
         return self.results[q, channel, i] if self.by_channel else self.results[q, i, channel]
 
     def read_highest(self, q: Any, highest: tirx.Buffer, lanes: int) -> None:
         """Emits a copy of the highest scores of a block."""
         for_each_vector(int(highest.shape[0]), lanes, lambda j: T.buffer_store(highest, self.highest[q, j], [j]))
 
-    def raise_to(self, q: Any, highest: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
+    def rescale(self, q: Any, highest: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
         """Emits factor = exp(old highest - new highest), of which the new one, 0 for -inf, is left in `highest`."""
 
         def finite(score: Any) -> Any:
             # Without this exp(-inf - -inf) would be NaN where every key is masked.
             return T.Select(tirx.EQ(score, fp32(-math.inf)), fp32(0.0), score)
 
-        def each(j: Any) -> None:
+        def store_factor(j: Any) -> None:
             T.buffer_store(factor, elementary.exp_below_zero(self.highest[q, j] - finite(highest[j])), [j])
 
         def note(j: Any) -> None:
@@ -69,7 +69,7 @@ class State:
             T.buffer_store(highest, finite(highest[j]), [j])
 
         # Two loops: in one, TVM 0.27 would let `factor` share the memory of the old highest, which then overwrites it.
-        for_each_vector(int(highest.shape[0]), lanes, each)
+        for_each_vector(int(highest.shape[0]), lanes, store_factor)
         for_each_vector(int(highest.shape[0]), lanes, note)
 
     def add(self, q: Any, tile: Tile, totals: tirx.Buffer, factor: tirx.Buffer, channel: Any) -> None:
@@ -77,23 +77,23 @@ class State:
         with T.serial(0, int(factor.shape[0])) as i:
             weight = T.Bind(factor[i])
 
-            def each(j: Any) -> None:
+            def accumulate(j: Any) -> None:
                 added = totals[i // tile.rows, i % tile.rows * tile.columns + j]
-                at = (q, i, channel + j)
-                T.buffer_store(self.results, self.results[at] * weight + added, list(at))
+                index = (q, i, channel + j)
+                T.buffer_store(self.results, self.results[index] * weight + added, list(index))
 
-            for_each_vector(tile.columns, tile.lanes, each)
+            for_each_vector(tile.columns, tile.lanes, accumulate)
 
     def add_by_channel(self, q: Any, tile: Tile, totals: tirx.Buffer, factor: tirx.Buffer) -> None:
         """Emits results = factor · results + totals, [panel of channels, channel · query], for all channels."""
         with T.serial(0, int(self.results.shape[1])) as channel:
 
-            def each(j: Any) -> None:
+            def accumulate(j: Any) -> None:
                 added = totals[channel // tile.rows, channel % tile.rows * tile.columns + j]
-                at = (q, channel, j)
-                T.buffer_store(self.results, self.results[at] * factor[j] + added, list(at))
+                index = (q, channel, j)
+                T.buffer_store(self.results, self.results[index] * factor[j] + added, list(index))
 
-            for_each_vector(tile.columns, tile.lanes, each)
+            for_each_vector(tile.columns, tile.lanes, accumulate)
 
     def add_sums(self, q: Any, total: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
         """Emits sums = factor · sums + total."""
@@ -123,22 +123,22 @@ def copy_rows(
             analyzer.bind(number, ir.Range(0, extent))
     pairs = channels // operand.period
 
-    def value(at: Any, channel: Any) -> Any:
-        element = operand.element(Reader(buffers, analyzer), [head[0], at, head[1], channel])
+    def value(index: Any, channel: Any) -> Any:
+        element = operand.element(Reader(buffers, analyzer), [head[0], index, head[1], channel])
         return element if scale == 1.0 else element * fp32(scale)
 
     with T.serial(0, rows) as row:
         # A variable of known range: the index of an element is simplified by it.
-        at = T.Bind(first + row)
-        analyzer.bind(at, ir.Range(0, length))
+        index = T.Bind(first + row)
+        analyzer.bind(index, ir.Range(0, length))
         if operand.period == 1:
-            for_each_vector(channels, lanes, lambda c: T.buffer_store(target, value(at, c), [row, c]))
+            for_each_vector(channels, lanes, lambda c: T.buffer_store(target, value(index, c), [row, c]))
         else:
             with T.serial(0, pairs) as pair:
                 analyzer.bind(pair, ir.Range(0, pairs))
                 for n in range(operand.period):
                     channel = pair * operand.period + n
-                    T.buffer_store(target, value(at, channel), [row, channel])
+                    T.buffer_store(target, value(index, channel), [row, channel])
         _clear(target, row, channels)
     _clear_after(target, rows)
 
@@ -154,7 +154,7 @@ def pack_channels(
     scale: float = 1.0,
     arithmetic: Arithmetic = FP32,
 ) -> None:
-    """Does what `copy_rows` does with elements of an arithmetic, whose terms are channels of a row."""
+    """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
     if arithmetic.terms == 1:
         copy_rows(operand, buffers, head, target, lanes, first, rows, scale)
         return
@@ -167,7 +167,7 @@ def pack_channels(
         for_each_vector(
             depth,
             lanes,
-            lambda k: T.buffer_store(target, arithmetic.joined(lambda c: line[0, c], k, depth), [row, k]),
+            lambda k: T.buffer_store(target, arithmetic.pack_terms(lambda c: line[0, c], k, depth), [row, k]),
         )
         _clear(target, row, depth)
     _clear_after(target, rows)
@@ -198,16 +198,16 @@ def pack_keys(
     block: int,
     arithmetic: Arithmetic = FP32,
 ) -> None:
-    """Does what `copy_rows` does with elements of an arithmetic, whose terms are keys that follow each other.
+    """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are consecutive keys.
 
     Args:
-        operand: What is copied.
+        operand: The operand to copy.
         buffers: Its buffers.
         head: Batch and head.
         target: [block, element of the block] as one row after the other, channel; where the arithmetic multiplies whole
             panels the other way round, channel by channel.
         lanes: fp32 numbers in a vector.
-        block: Keys of a block; what they lack to its elements is zero.
+        block: Keys of a block, padded with zeros to its elements.
         arithmetic: The arithmetic.
     """
     terms, by_channel = arithmetic.terms, arithmetic.tiles is not None
@@ -219,8 +219,8 @@ def pack_keys(
     elements = rows // blocks
     lines = T.alloc_buffer((terms, padded), "float32")
     with T.serial(0, blocks) as b, T.serial(0, elements) as k:
-        here = terms if block == elements * terms else T.Bind(T.max(0, T.min(terms, block - k * terms)))
-        copy_rows(operand, buffers, head, lines, lanes, b * block + k * terms, here)
+        key_count = terms if block == elements * terms else T.Bind(T.max(0, T.min(terms, block - k * terms)))
+        copy_rows(operand, buffers, head, lines, lanes, b * block + k * terms, key_count)
 
         def store(c: Any, b: Any = b, k: Any = k) -> None:
             row = b * elements + k
@@ -231,7 +231,7 @@ def pack_keys(
 
 def joined_rows(arithmetic: Arithmetic, buffer: tirx.Buffer, element: Any, column: Any) -> Any:
     """Returns an element whose terms are rows of a buffer that follow each other."""
-    return arithmetic.joined(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
+    return arithmetic.pack_terms(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
 
 
 def exponentials_of(
@@ -253,7 +253,7 @@ def exponentials_of(
         strip: The scores, [key, query].
         weights: Elements of the attention's arithmetic, whose terms are keys: the strip itself where they are fp32.
         highest: The highest scores.
-        total: Sums of what is not rounded.
+        total: Sums of the exponentials before rounding.
         chunk: The first element, and how many.
         padded: Whether there are scores of -inf for keys that do not exist.
     """
@@ -262,17 +262,17 @@ def exponentials_of(
     exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
     partial = registers((tile.columns,))
     fill(partial, tile.columns, tile.lanes, 0.0)
-    vanishes = attention.masks or padded
+    flush_subnormals = attention.masks or padded
     with T.serial(0, count) as k:
         for start in range(0, tile.columns, tile.lanes):
             exact = strip if terms == 1 else registers((terms, tile.columns))
             for n in range(terms):
                 with T.vectorized(0, tile.lanes) as j:
                     score = strip[(first + k) * terms + n, start + j]
-                    at = (first + k, start + j) if terms == 1 else (n, start + j)
-                    term = exponential(score - highest[start + j], vanishes=vanishes)
-                    T.buffer_store(exact, term, list(at))
-                    T.buffer_store(partial, partial[start + j] + exact[at], [start + j])
+                    index = (first + k, start + j) if terms == 1 else (n, start + j)
+                    term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
+                    T.buffer_store(exact, term, list(index))
+                    T.buffer_store(partial, partial[start + j] + exact[index], [start + j])
             if terms > 1:
                 with T.vectorized(0, tile.lanes) as j:
                     joined = joined_rows(arithmetic, exact, 0, start + j)

@@ -1,4 +1,4 @@
-"""From the imported Relax module to one that is ready for code generation on the CPU."""
+"""Lowers the imported Relax module to one that is ready for code generation on the CPU."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     It takes the module as imported: Relax operators, functions (usually one, `main`) with the attribute `num_input`,
     whose parameters after the first `num_input` are weights. Each of them becomes two:
 
-    - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, weight packing above
-      all; call it once when the model is loaded.
-    - `main(*inputs, *transformed)`: the model; it takes what `main_transform_params` returned, one by one.
+    - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, mainly weight packing;
+    call it once when the model is loaded. - `main(*inputs, *transformed)`: the model; it takes the results of
+    `main_transform_params` one by one.
 
     Without `num_input`, or without weights, a function keeps its signature and there is no second one.
 
     Args:
         target: The CPU.
-        schedules: What tuning found, by the keys of `harness.compiler.schedules.cpu.schedule`; the defaults otherwise.
+        schedules: Tuned schedules by the keys of `harness.compiler.schedules.cpu.schedule`; the defaults otherwise.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")

@@ -1,4 +1,4 @@
-"""Products with pixels that are a 1×1 convolution: the rows are projected instead, of which there are far fewer.
+"""Rewrites products with pixels of a 1×1 convolution: the far fewer rows are projected instead of the pixels.
 
     A · (W·P + b) = (A·W) · P + A·b
 
@@ -25,9 +25,9 @@ from harness.compiler.schedules.common.graph import (
     parameters_of,
     static_shape,
 )
-from harness.compiler.schedules.common.origins import joined
+from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.common.scope import Scope
-from harness.compiler.schedules.cpu.bf16 import multiplies_half, with_half_products
+from harness.compiler.schedules.cpu.bf16 import allow_bf16, allows_bf16
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Projection:
     """A product with pixels that are a 1×1 convolution.
 
     Attributes:
-        product: Its operands are A, [..., channels], and what is made of the convolution's result by moves alone.
+        product: The product; its operands are A, [..., channels], and the moved result of the convolution.
         convolved: The variable of the convolution.
         convolution: Its operands are P, [1, narrow, height, width], and W, [channels, narrow, 1, 1].
         biased: The variable of its sum with the bias; None if there is none.
@@ -52,7 +52,7 @@ class Projection:
 
     @property
     def bindings(self) -> tuple[relax.Var, ...]:
-        """The variables that nothing but the product may depend on."""
+        """Returns the variables that only the product may depend on."""
         return (*self.moves, *([] if self.biased is None else [self.biased]), self.convolved)
 
 
@@ -71,23 +71,23 @@ def project_rows(module: tvm.IRModule, _context: tvm.transform.PassContext) -> t
 
 
 def _projections(scope: Scope, facts: Facts) -> dict[relax.Var, Projection]:
-    """Returns what is to be projected, by the variable of the product; nothing else may read the convolution."""
-    found = {
+    """Returns the projections by the variable of the product; nothing else may read the convolution."""
+    projections = {
         variable: projection
         for variable, value in facts.bindings.items()
         if is_call(value, "relax.matmul") and (projection := _projection(scope, value)) is not None
     }
-    return {v: projection for v, projection in found.items() if _is_only_reader(facts, v, projection)}
+    return {v: projection for v, projection in projections.items() if _is_only_reader(facts, v, projection)}
 
 
 def _is_only_reader(facts: Facts, product: relax.Var, projection: Projection) -> bool:
-    own = (*projection.bindings, product)
+    variables = (*projection.bindings, product)
     if any(
         projection.product.args[0].same_as(part) or not isinstance(part, relax.DataflowVar)
         for part in projection.bindings
     ):
         return False
-    return all(user in own for part in projection.bindings for user in facts.users.get(part, ()))
+    return all(user in variables for part in projection.bindings for user in facts.users.get(part, ()))
 
 
 def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:
@@ -107,8 +107,8 @@ def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:
     if not is_call(definition, "relax.nn.conv2d") or not _projects_pixels(definition):
         return None
     shape = static_shape(definition.args[0])
-    before = static_shape(bias) if bias is not None else (1, channels, 1, 1)
-    if shape is None or shape[0] != 1 or shape[2] * shape[3] != count or before != (1, channels, 1, 1):
+    source = static_shape(bias) if bias is not None else (1, channels, 1, 1)
+    if shape is None or shape[0] != 1 or shape[2] * shape[3] != count or source != (1, channels, 1, 1):
         return None
     if rows * (channels + count) >= channels * count:
         return None
@@ -132,7 +132,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         self.dropped: frozenset[relax.Var] = frozenset()
 
     def rewrite(self, projections: Mapping[relax.Var, Projection]) -> None:
-        """Says what to rewrite in the function that is visited next."""
+        """Sets the projections to rewrite in the function that is visited next."""
         self.projections = projections
         self.dropped = frozenset(variable for one in projections.values() for variable in one.bindings)
 
@@ -159,13 +159,13 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         self.set_var_remap(binding.var, variable)
 
     def _named(self, variables: Sequence[relax.Var], value: relax.Expr) -> relax.Var:
-        """Emits a value in place of what some variables hold."""
+        """Emits a value in place of the values of some variables."""
         value = self.builder_.normalize(value)
-        variable = relax.DataflowVar(joined(variables), value.ty)
+        variable = relax.DataflowVar(join_tags(variables), value.ty)
         self.builder_.emit_normalized(relax.VarBinding(variable, value))
         return variable
 
 
 def _like(operator: ir.Call, product: ir.Call) -> ir.Call:
-    """Returns a product that rounds what it multiplies if an operator does."""
-    return with_half_products(product) if multiplies_half(operator) else product
+    """Returns a product that rounds its operands if an operator does."""
+    return allow_bf16(product) if allows_bf16(operator) else product

@@ -1,4 +1,4 @@
-"""The blocked matrix product that linear layers, batched products and convolutions are built from.
+"""Builds the blocked matrix product that linear layers, batched products and convolutions consist of.
 
     result[b, i, j] = finish(Σ_k left[b, i, k] · right[b, k, j])
 
@@ -25,12 +25,12 @@ from tvm.script.ir_builder import tirx as T
 from harness.compiler.schedules.common.kernel import (
     HELPER,
     Argument,
-    Kept,
-    at_most,
+    ThreadWorkspace,
     ceil_div,
-    each_thread_keeps,
+    parallel_with_workspace,
     prim_func,
     registers,
+    tail_extent,
     view,
 )
 from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo
@@ -38,8 +38,8 @@ from harness.compiler.schedules.cpu.division import LEAST_WORK
 from harness.compiler.schedules.cpu.emit import (
     FP32,
     LINE,
-    After,
     Arithmetic,
+    TileSink,
     for_each_vector,
     multiply_panels,
     prefetch,
@@ -50,7 +50,8 @@ from harness.compiler.schedules.cpu.tile import Tile
 Side = Literal["left", "right"]
 
 _BLOCK_BYTES = 6 * 1024 * 1024
-"""Workspace of one task at most. It is read in order, chunk by chunk, and need not fit the second-level cache."""
+"""Largest workspace of one task in bytes. It is read in order, chunk by chunk, and need not fit the second-level cache.
+"""
 _LEFT_PANELS = 64
 """Left panels that share one pass over the right operand; their sums, 1.5 KB each, stay in the second-level cache."""
 _TASKS = 16
@@ -73,22 +74,23 @@ class Extents:
     depth: int
 
     def width(self, side: Side) -> int:
-        """Rows of the left operand or columns of the right one."""
+        """Returns the rows of the left operand or the columns of the right one."""
         return self.rows if side == "left" else self.columns
 
     def packed(self, terms: int) -> Extents:
-        """The same product, whose depth counts elements of panels, of so many terms each."""
+        """Returns the same product with a depth in elements of panels, of so many terms each."""
         return replace(self, depth=self.depth // terms)
 
 
 Read = Callable[[Any, Any, Any], Any]
-"""(batch, row or column, k) → element."""
+"""Takes batch, row or column, and k, and returns an element."""
 Put = Callable[[Any, Any, Any], None]
 """(term counted from the first one, row or column within the panel, value): emits the store of a packed element."""
 Fill = Callable[[Put, Any, Any], None]
 """(where to store, first term, number of terms): emits the packing of a part of one panel."""
 Pack = Callable[[Any, Any], Fill]
-"""(batch, first row or column): emits what all parts of a panel need; returns what packs a part."""
+"""Takes batch and first row or column, emits the common work of a panel's parts, and returns a function that packs a
+part."""
 
 
 def panel_width(side: Side, tile: Tile) -> int:
@@ -113,20 +115,20 @@ def pack_function(
     arithmetic: Arithmetic = FP32,
     chunk: int | None = None,
 ) -> tirx.PrimFunc:
-    """Packs a resident operand into panels of an arithmetic's elements; what lies beyond its edge is zero.
+    """Builds the function that packs a resident operand into panels, with zeros beyond its edge.
 
     Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Elements that are scaled are
     followed by their scales, chunk by chunk, and are of a right operand.
 
     Args:
-        side: Which operand it is.
+        side: The operand: `left` (packed A) or `right` (packed B).
         source: The operand.
         batch: Its matrices.
         width: Its rows, of a left one, or its columns.
         depth: Elements of the depth.
         tile: The register tile.
         read: Buffer of the operand → how an element of a panel is read.
-        arithmetic: What is multiplied.
+        arithmetic: The arithmetic of the product.
         chunk: Elements of a chunk, if the arithmetic scales them.
     """
     scaled = arithmetic.scaled
@@ -147,10 +149,10 @@ def pack_function(
             p = task // split % panels
             first, begin = task % split * part, task % split * stored
             with T.serial(0, part) as step, T.serial(0, panel) as i:
-                at = p * panel + i
-                value = element(b, at, first + step)
+                index = p * panel + i
+                value = element(b, index, first + step)
                 if width % panel:
-                    value = T.if_then_else(at < width, value, tirx.const(0, dtype))
+                    value = T.if_then_else(index < width, value, tirx.const(0, dtype))
                 T.buffer_store(packed, value, [b, p, i, begin + step] if by_row else [b, p, begin + step, i])
             if scaled is not None:
                 scaled.columns(packed, lambda k, j: [b, p, begin + k, j], part, panel, tile.lanes)
@@ -238,7 +240,7 @@ def stream_rows(element: Callable[[Any], Any], starts: Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Partition:
-    """How a product is divided among tasks.
+    """The division of a product among tasks.
 
     Attributes:
         slots: Micro-panels of the streaming operand that a task packs; with their width, the MC or NC of BLIS.
@@ -263,39 +265,39 @@ def choose_partition(extents: Extents, streaming: Side, tile: Tile, most_left: i
 
     Args:
         extents: The extents; the depth counts elements of panels.
-        streaming: Which operand streams.
+        streaming: The operand that streams: `left` or `right`.
         tile: The register tile.
         most_left: Left panels of a block at most, where they stream; as many as the workspace holds if None.
     """
     panel = panel_width(streaming, tile)
     count, others = panels(extents, streaming, tile)
-    most = count
+    most_slots = count
     if streaming == "left":
-        most = min(_LEFT_PANELS, most_left or max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
-    slots = min(most, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
+        most_slots = min(_LEFT_PANELS, most_left or max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
+    slots = min(most_slots, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, extents.batch * blocks)))
     if streaming == "left":
         # More parts cost nothing: a thread packs a block once for all parts that it takes one after the other.
         of_panel = slots * panel * tile.columns * extents.depth
-        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
-        splits = max(splits, others // least)
+        least_panels = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * blocks * others, _MOST_TASKS))
+        splits = max(splits, others // least_panels)
     else:
         # Nor do smaller blocks: panels are packed one by one.
         of_panel = extents.rows * panel * extents.depth
-        least = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
-        blocks = max(blocks, count // least)
+        least_panels = max(ceil_div(LEAST_WORK, of_panel), ceil_div(extents.batch * count, _MOST_TASKS))
+        blocks = max(blocks, count // least_panels)
         splits = max(splits, ceil_div(others, _LEFT_PANELS))
     return Partition(ceil_div(count, blocks), ceil_div(others, ceil_div(others, splits)))
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """The blocking of a product: everything that is decided about it.
+    """The blocking of a product, with all of its decisions.
 
     Attributes:
         tile: The register tile, MR × NR of BLIS.
-        partition: How the product is divided among tasks.
+        partition: The division of the product among tasks.
         chunk: Terms of a sum that one register adds up, the KC of BLIS.
     """
 
@@ -305,12 +307,12 @@ class Blocking:
 
 
 PanelRead = Callable[[Any, Any, Any, Any], Any]
-"""(batch, panel, k, row or column within the panel) → element of the packed operand."""
+"""Takes batch, panel, k, and row or column within the panel, and returns an element of the packed operand."""
 Store = Callable[[Any, Any, Any, Any], None]
 """(batch, row, column, value): emits the store of one element; may be vectorized over columns."""
 Touched = Callable[[Any, Any, Any], list[Any]]
-"""(batch, row, column) → elements of memory that the store there writes, the first, and reads; with their neighbours,
-those of the columns beside it."""
+"""Takes batch, row and column; returns the elements of memory that the store writes (the first) and reads, whose
+neighbours belong to the neighbouring columns."""
 
 
 @dataclass(frozen=True)
@@ -331,15 +333,15 @@ class Interleaved:
 
 @dataclass(frozen=True)
 class Access:
-    """How a kernel gets at its operands and its result.
+    """The access of a kernel to its operands and its result.
 
     Attributes:
-        pack: How the streaming operand is packed.
-        packed: How the resident one is read.
-        store: How an element of the result is stored.
-        touched: What the store touches, if columns lie side by side.
-        rows: How the streaming operand is read where it lies, if it is the left one and packed along its rows.
-        interleaved: How rows are stored that alternate in the result; each by itself if None.
+        pack: Packs the streaming operand.
+        packed: Reads the packed resident operand.
+        store: Stores an element of the result.
+        touched: Returns the elements that the store touches, if columns are neighbours in memory.
+        rows: Reads the streaming operand in place, if it is the left one and packed along its rows.
+        interleaved: Stores rows that alternate in the result; None if each is stored by itself.
     """
 
     pack: Pack
@@ -366,14 +368,14 @@ def product_function(
     Args:
         name: Name of the function.
         extents: The extents; the depth counts elements of panels.
-        streaming: Which operand streams.
+        streaming: The operand that streams: `left` or `right`.
         blocking: Its register tile, partition and chunks.
         arguments: All tensors, the result last.
         body: Gets one buffer per argument.
-        info: The operator that it computes, and what it does to a result.
-        by_row: Whether what it returns has `rows`, because packing goes along the rows of the left operand
+        info: Facts of the operator and its epilogue.
+        by_row: Whether the returned access has `rows`, because packing goes along the rows of the left operand
             (`stream_rows`) and not across them.
-        arithmetic: What it multiplies and adds.
+        arithmetic: The arithmetic of the product.
     """
     tile, partition = blocking.tile, blocking.partition
     count, others = panels(extents, streaming, tile)
@@ -392,15 +394,15 @@ def product_function(
                 with T.parallel(0, tasks) as task:
                     do(access, task, None)
             else:
-                with each_thread_keeps(tasks, arithmetic.left_dtype, shape) as (task, kept):
-                    do(access, task, kept)
+                with parallel_with_workspace(tasks, arithmetic.left_dtype, shape) as (task, workspace):
+                    do(access, task, workspace)
 
-    def do(access: Access, task: Any, kept: Kept | None) -> None:
+    def do(access: Access, task: Any, workspace: ThreadWorkspace | None) -> None:
         b = T.Bind(task // (blocks * partition.splits))
         first_panel = T.Bind(task // partition.splits % blocks * partition.slots)
         first_other = T.Bind(task % partition.splits * per_split)
-        slots = at_most(partition.slots, count, first_panel)
-        parts = at_most(per_split, others, first_other)
+        slots = tail_extent(partition.slots, count, first_panel)
+        parts = tail_extent(per_split, others, first_other)
         if streaming == "right":
             block = Block(b, first_other, parts, first_panel, slots)
             read = _pack_right(extents, blocking, access, block, arithmetic.dtype)
@@ -410,14 +412,14 @@ def product_function(
                 read = _read_left(extents, tile, access, block)
             else:
                 shape = left_shape(extents, blocking, access, arithmetic)
-                packed = T.alloc_buffer(shape, arithmetic.left_dtype) if kept is None else kept.buffers[0]
+                packed = T.alloc_buffer(shape, arithmetic.left_dtype) if workspace is None else workspace.buffers[0]
                 # A task of the same thread may have packed this block for another part of the right operand.
-                with nullcontext() if kept is None else kept.unless(task // partition.splits):
+                with nullcontext() if workspace is None else workspace.fill_once(task // partition.splits):
                     pack_left(extents, blocking, access, block, packed, arithmetic)
                 read = read_left_panels(extents, blocking, access, block, packed, arithmetic)
-        most = partition.slots if streaming == "left" else per_split
-        with arithmetic.held():
-            multiply_block(extents, blocking, access, block, most, read, arithmetic)
+        panel_count = partition.slots if streaming == "left" else per_split
+        with arithmetic.tile_config():
+            multiply_block(extents, blocking, access, block, panel_count, read, arithmetic)
 
     depth = extents.depth * arithmetic.terms
     sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
@@ -437,7 +439,7 @@ def multiply_block(
     blocking: Blocking,
     access: Access,
     block: Block,
-    most: int,
+    panel_count: int,
     read: Callable[[Any], Operands],
     arithmetic: Arithmetic = FP32,
 ) -> None:
@@ -446,14 +448,14 @@ def multiply_block(
     Args:
         extents: The extents.
         blocking: The blocking.
-        access: How elements are stored.
+        access: Stores elements.
         block: The work.
-        most: Left panels of a task at most.
+        panel_count: Left panels of a task at most.
         read: Right panel, counted from the task's first → the operands.
-        arithmetic: What is multiplied and added.
+        arithmetic: The arithmetic of the product.
     """
     tile = blocking.tile
-    totals = T.alloc_buffer((most, tile.size), "float32")
+    totals = T.alloc_buffer((panel_count, tile.size), "float32")
     with T.serial(0, block.right_panels) as r:
         column = T.Bind((block.right_first + r) * tile.columns)
         operands = read(r)
@@ -476,7 +478,7 @@ def multiply_block(
 
 @dataclass(frozen=True)
 class Block:
-    """The work of a task: some left panels by some right ones, of matrix `batch`."""
+    """The work of a task: some left panels times some right ones, of matrix `batch`."""
 
     batch: Any
     left_first: Any
@@ -490,7 +492,7 @@ class Operands:
     """The operands of `multiply_panels` for one right panel.
 
     Attributes:
-        left, right, ahead, before, stride, fetch: What it takes under these names.
+        left, right, ahead, before, stride, fetch: The arguments of these names.
     """
 
     left: Callable[[Any, Any, Any, int], Any]
@@ -504,8 +506,8 @@ class Operands:
 def left_shape(extents: Extents, blocking: Blocking, access: Access, arithmetic: Arithmetic = FP32) -> tuple[int, ...]:
     """Returns the shape of a packed block of the left operand: [chunk, panel, k, row], or with rows before their terms.
 
-    Chunk by chunk, as it is read: past all panels of a chunk the processor reads ahead. Of elements that are
-    split, the first terms of a chunk come before the second ones. Scales come after what they are of.
+    The order is chunk by chunk, the order of reading, so that the processor prefetches past all panels of a chunk. For
+    split elements, the first terms of a chunk come before the second ones. Scales come after their elements.
     """
     rows, terms = blocking.tile.rows, _stored_left(blocking, arithmetic)
     panel = (terms, rows) if access.rows is None else (rows, terms)
@@ -533,8 +535,8 @@ def pack_left(
         def pack_chunk(c: Any, count: Any, slot: Any = slot, fill: Fill = fill) -> None:
             def put(k: Any, i: Any, value: Any) -> None:
                 for n, number in enumerate((value,) if arithmetic.split is None else arithmetic.split(value)):
-                    at = k + n * chunk
-                    T.buffer_store(workspace, number, [c, slot, i, at] if by_row else [c, slot, at, i])
+                    index = k + n * chunk
+                    T.buffer_store(workspace, number, [c, slot, i, index] if by_row else [c, slot, index, i])
 
             fill(put, c * chunk, count)
             if arithmetic.scaled is not None:
@@ -544,7 +546,7 @@ def pack_left(
         if arithmetic.tiles is None:
             # Loops that end earlier in the last chunk were 4 % faster in fp32.
             with T.serial(0, ceil_div(extents.depth, chunk)) as c:
-                pack_chunk(c, at_most(chunk, extents.depth, c * chunk))
+                pack_chunk(c, tail_extent(chunk, extents.depth, c * chunk))
             return
         whole, rest = divmod(extents.depth, chunk)
         with T.serial(0, whole) as c:
@@ -582,9 +584,9 @@ def read_left_panels(
         def ahead(p: Any, first: Any, k: Any) -> None:
             # A step fetches as much of the next left panel as it reads, and its share of the next right chunk.
             prefetch(line[(first // blocking.chunk * slots + p + 1) * size + k * step], level=1)
-            at = (p * blocking.chunk + k) * share
-            row = first + blocking.chunk + at // tile.columns
-            prefetch(access.packed(block.batch, block.right_first + r, row, at % tile.columns), level=2)
+            index = (p * blocking.chunk + k) * share
+            row = first + blocking.chunk + index // tile.columns
+            prefetch(access.packed(block.batch, block.right_first + r, row, index % tile.columns), level=2)
 
         def fetch(p: Any, first: Any) -> None:
             # All of the next left panel, where that is wanted, and a share of the next right chunk.
@@ -594,9 +596,9 @@ def read_left_panels(
             begin = access.packed(block.batch, block.right_first + r, first + blocking.chunk, 0)
             lines = arithmetic.stored(blocking.chunk, blocking.chunk) * ceil_div(tile.columns, LINE)
             with T.serial(0, ceil_div(lines, slots)) as n:
-                at = (p * ceil_div(lines, slots) + n) * LINE
-                row = begin.indices[-2] + at // tile.columns
-                prefetch(begin.source[(*begin.indices[:-2], row, at % tile.columns)], level=2)
+                index = (p * ceil_div(lines, slots) + n) * LINE
+                row = begin.indices[-2] + index // tile.columns
+                prefetch(begin.source[(*begin.indices[:-2], row, index % tile.columns)], level=2)
 
         return Operands(left, _read_packed(access, block, r), ahead, fetch=None if arithmetic.tiles is None else fetch)
 
@@ -640,16 +642,16 @@ def _read_packed(access: Access, block: Block, r: Any) -> Callable[[Any, Any, An
     return lambda first, k, j: access.packed(block.batch, block.right_first + r, first + k, j)
 
 
-def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, block: Block, column: Any) -> After:
-    """Emits the store of one register tile, without what lies beyond the edges."""
+def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, block: Block, column: Any) -> TileSink:
+    """Emits the store of one register tile, except beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
     tail = extents.columns % tile.columns
 
     def fetch(p: Any, k: Any, count: int) -> None:
         def line(n: Any) -> None:
             row = (block.left_first + p) * tile.rows + n // lines
-            for at, element in enumerate(access.touched(block.batch, row, column + n % lines * LINE)):
-                prefetch(element, level=1, write=at == 0)
+            for index, element in enumerate(access.touched(block.batch, row, column + n % lines * LINE)):
+                prefetch(element, level=1, write=index == 0)
 
         spread(tile.rows * lines, count, k, line)
 
@@ -667,7 +669,7 @@ def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, bl
             )
 
         step = 1 if access.interleaved is None else access.interleaved.rows
-        with T.serial(0, at_most(tile.rows, extents.rows, row) // step) as n:
+        with T.serial(0, tail_extent(tile.rows, extents.rows, row) // step) as n:
             i = n * step
             if tail == 0:
                 line(i, tile.columns)
@@ -680,7 +682,7 @@ def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, bl
                     with T.Else():
                         line(i, tail)
 
-    return After(fetch, write)
+    return TileSink(fetch, write)
 
 
 def _write_together(
@@ -696,7 +698,7 @@ def _write_together(
 
     Args:
         tile: The tile.
-        interleaved: How they are stored.
+        interleaved: Stores them.
         totals: [panel, rows · columns].
         p: The panel.
         i: The first row, counted in the panel.
@@ -708,7 +710,7 @@ def _write_together(
     with T.serial(0, width // run) as v:
         lines = [totals[p, tirx.Ramp((i + n) * tile.columns + v * run, 1, run)] for n in range(rows)]
         mixed = registers((rows * run,))
-        order = [at % rows * run + at // rows for at in range(rows * run)]
+        order = [index % rows * run + index // rows for index in range(rows * run)]
         T.buffer_store(mixed, tirx.Shuffle(lines, order), [tirx.Ramp(0, 1, rows * run)])
-        with T.vectorized(0, rows * run) as at:
-            interleaved.store(batch, row + i, column + v * run, at, mixed[at])
+        with T.vectorized(0, rows * run) as index:
+            interleaved.store(batch, row + i, column + v * run, index, mixed[index])

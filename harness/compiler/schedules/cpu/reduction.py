@@ -1,9 +1,9 @@
-"""Sums, means, variances, products, maxima and minima over any axes, with sums that lose nothing.
+"""Reduces over any axes: sums, means, variances, products, maxima and minima, with sums that lose nothing.
 
-TVM's own lowering adds the terms one by one in fp32: after two million terms the third digit is wrong. Here the
-partial sums are fp64, a vector of lanes wide; the kernels read memory, so the wider sums cost no time. Maxima and
-minima pass NaN on, as PyTorch's do. Every kernel sees its operand as [outer, count, inner] with the middle reduced;
-axes that are not neighbours are brought together by a transposition first.
+TVM's own lowering adds the terms one by one in fp32: after two million terms the third digit is wrong. Here the partial
+sums are fp64, a vector of lanes wide; the kernels read memory, so the wider sums cost no time. Maxima and minima pass
+NaN on, as PyTorch's do. Every kernel sees its operand as [outer, count, inner] with the middle reduced; axes that are
+not neighbours are brought together by a transposition first.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
         read: (line, index) → fp32 element.
 
     Returns:
-        line → (mean, sum of squared deviations), fp64; emits what it takes to combine the chunks.
+        A function from a line to (mean, sum of squared deviations), fp64, which emits the combination of the chunks.
     """
     chunks = chunks_of(outer, count)
     size = count // chunks
@@ -253,7 +253,7 @@ def _merging(fold: Fold, partial: tirx.Buffer, i: Any) -> Fold:
 
 
 def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
-    """Reduces each of `outer` contiguous lines."""
+    """Builds the reduction of each of `outer` contiguous lines."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         chunks = chunks_of(outer, count)
@@ -279,7 +279,7 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
 
 
 def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]]) -> list[tirx.Buffer]:
-    """Emits folds over 0 … count for columns beside each other, and returns their results, [width] each.
+    """Emits folds over 0 … count for neighbouring columns, and returns their results, [width] each.
 
     Args:
         count: Number of terms.
@@ -301,7 +301,7 @@ def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]])
 
 
 def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> tirx.PrimFunc:
-    """Reduces the middle of [outer, count, inner], a block of neighbouring columns at a time."""
+    """Builds the reduction of the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:

@@ -1,4 +1,4 @@
-"""Finds the operators that have a kernel here, with the elementwise operations that follow, and calls the kernels."""
+"""Finds the operators with a kernel, with the elementwise operations that follow, and calls the kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.compiler.schedules.common.graph import (
     permutation,
     static_shape,
 )
-from harness.compiler.schedules.common.origins import joined
+from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.cpu import amx, bfmmla, vpmaddwd
 from harness.compiler.schedules.cpu.attention import key_layers, lower_attention
 from harness.compiler.schedules.cpu.bf16 import arithmetic
@@ -70,14 +70,14 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
 
 def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]:
     """Returns the tunable workloads of an imported module, call by call."""
-    found: list[Workload] = []
+    workloads_found: list[Workload] = []
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
             context, facts = _context_of(function, module, target, UNTUNED)
             _plan(context, facts)
-            found += context.workloads
-    return found
+            workloads_found += context.workloads
+    return workloads_found
 
 
 def _context_of(
@@ -112,10 +112,11 @@ class _Fused:
     """A kernel to call in place of the last operator of a chain.
 
     Attributes:
-        lowering: How the first operator of the chain becomes a kernel.
+        lowering: The lowering of the chain's first operator.
         operands: Operands of the epilogue.
         epilogue: The operators that follow the first.
-        covers: What the kernel computes: the first operator, those that follow, and those that it does while it reads.
+        covers: The variables that the kernel computes: the first operator's, the epilogue's, and those folded into its
+            reads.
     """
 
     lowering: Lowering
@@ -134,7 +135,7 @@ class _Plan:
 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    """Carries out a plan."""
+    """Executes a plan."""
 
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
@@ -145,7 +146,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if fused is not None:
             inputs = [self.visit_expr(value) for value in (*fused.lowering.inputs, *fused.operands)]
             value = self.builder_.normalize(fused.lowering.build(self.builder_, inputs, fused.epilogue))
-            variable = type(binding.var)(joined(fused.covers), value.ty)
+            variable = type(binding.var)(join_tags(fused.covers), value.ty)
             self.builder_.emit_normalized(relax.VarBinding(variable, value))
             self.set_var_remap(binding.var, variable)
         elif binding.var not in self.plan.covered:
@@ -199,7 +200,7 @@ def _plan(context: Context, facts: Facts) -> _Plan:
 def _join_linear_layers(
     context: Context, facts: Facts, kernels: dict[relax.Var, _Fused], covered: set[relax.Var]
 ) -> None:
-    """Makes one kernel of two linear layers where what lies between them is too large to be kept (`feed_forward`)."""
+    """Joins two linear layers in one kernel if the values between them are too large to store (`feed_forward`)."""
     for last, second in list(kernels.items()):
         hidden = second.lowering.inputs[0]
         first = kernels.get(hidden) if isinstance(hidden, relax.Var) else None
@@ -218,7 +219,7 @@ def _join_linear_layers(
 
 
 def _store_rounded(context: Context, facts: Facts, kernels: dict[relax.Var, _Fused]) -> None:
-    """Makes kernels store in bfloat16 what others round anyway: the same numbers in half the memory."""
+    """Makes kernels store bfloat16 for readers that round anyway: the same numbers in half the memory."""
     readers = {fused.covers[0]: fused.lowering.inputs[0] for fused in kernels.values() if fused.lowering.rounds}
 
     def rounded(variable: relax.Var) -> bool:
@@ -243,13 +244,13 @@ def _all_round(
     variable: relax.Var,
     same: tuple[relax.Var, ...],
 ) -> bool:
-    """Returns whether whatever reads a variable is a kernel that rounds it.
+    """Returns whether every reader of a variable is a kernel that rounds it.
 
     Args:
         context: The function.
-        facts: Of its variables.
-        readers: What kernels read first and round, by the operator that they begin with.
-        variable: The result of a kernel, or what was made of it without computing.
+        facts: The bindings of the function and their users.
+        readers: The values that kernels read first and round, by their first operator.
+        variable: The result of a kernel, or a moved form of it.
         same: The result, and those on the way to the variable that are views of it.
     """
 

@@ -1,4 +1,4 @@
-"""Pooling of boxes (`roi_align`): one task per box and vector of channels, which all read the same places."""
+"""Pools boxes (`roi_align`): one task per box and vector of channels, whose samples have the same places."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.reduction import scalar
 
 _CHANNELS = 16
-"""Channels of a task at most, a power of two: they share what is computed of each sample."""
+"""Largest number of channels of a task, a power of two; they share the computations of each sample."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """Attributes of `relax.vision.roi_align`.
+    """The attributes of `relax.vision.roi_align`.
 
     Attributes:
         rows, columns: Bins of a box.
-        scale: What coordinates are multiplied by.
+        scale: Factor of the coordinates.
         samples: In each direction of a bin; 0 or less for as many as it has pixels, rounded up.
         aligned: Whether a box may be smaller than a pixel; moving it by half a pixel is the caller's.
     """
@@ -40,13 +40,13 @@ class Pooling:
 def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
     """Builds the mean of bilinear samples of [n, c, h, w] in each bin of boxes (image index, x0, y0, x1, y1).
 
-    A bin without samples gives 0, samples further than a pixel outside count as 0.
-    Source: torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
+    A bin without samples gives 0, samples further than a pixel outside count as 0. Source:
+    torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
 
     Args:
         image: Its shape, [n, c, h, w].
         boxes: Number of boxes.
-        pooling: How they are pooled.
+        pooling: Attributes of the pooling.
     """
     n, channels, height, width = image
     lanes = math.gcd(channels, _CHANNELS)
@@ -57,7 +57,7 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> ti
         pixels = view(data, n, channels, height * width)
         with T.parallel(0, boxes * groups) as task:
             b, first = task // groups, task % groups * lanes
-            of = T.Bind(T.cast(box[b, 0], "int32"))
+            image_number = T.Bind(T.cast(box[b, 0], "int32"))
             x_start, x_bin, x_samples = _bins(box[b, 1], box[b, 3], pooling.columns, pooling)
             y_start, y_bin, y_samples = _bins(box[b, 2], box[b, 4], pooling.rows, pooling)
             count = _fp32(T.cast(T.max(x_samples * y_samples, 1), "float32"))
@@ -73,7 +73,7 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> ti
 
                         def add(c: Any) -> None:
                             def pixel(row: Any, column: Any) -> Any:
-                                return pixels[of, first + c, row * width + column]
+                                return pixels[image_number, first + c, row * width + column]
 
                             upper = (1 - down) * (1 - along) * pixel(above, left) + (1 - down) * along * pixel(
                                 above, right
@@ -92,14 +92,18 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> ti
 
 
 def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any, Any]:
-    """Returns, of one axis, where the first bin begins, the size of a bin, and the number of samples in it."""
+    """Returns, for one axis, the start of the first bin, the size of a bin, and the number of samples in it."""
     begin = _fp32(start * fp32(pooling.scale))
     size: Any = end * fp32(pooling.scale) - begin
     if not pooling.aligned:
         size = T.max(size, fp32(1.0))
-    each = _fp32(size / fp32(count))
-    fixed = pooling.samples > 0
-    return begin, each, tirx.const(pooling.samples, "int32") if fixed else T.Bind(T.cast(tirx.ceil(each), "int32"))
+    bin_size = _fp32(size / fp32(count))
+    is_fixed = pooling.samples > 0
+    return (
+        begin,
+        bin_size,
+        tirx.const(pooling.samples, "int32") if is_fixed else T.Bind(T.cast(tirx.ceil(bin_size), "int32")),
+    )
 
 
 def _position(start: Any, size: Any, index: Any, sample: Any, samples: Any) -> Any:
@@ -123,14 +127,19 @@ def _fp32(value: Any) -> Any:
 
 def _legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     data, boxes = node.args
-    image, listed, attributes = static_shape(data), static_shape(boxes), node.attrs
-    if not image or not listed or 0 in image + listed or (attributes.layout, attributes.mode) != ("NCHW", "avg"):
+    image, boxes_shape, attributes = static_shape(data), static_shape(boxes), node.attrs
+    if (
+        not image
+        or not boxes_shape
+        or 0 in image + boxes_shape
+        or (attributes.layout, attributes.mode) != ("NCHW", "avg")
+    ):
         return default(bb, node)
     rows, columns = (int(size) for size in attributes.pooled_size)
     pooling = Pooling(
         rows, columns, float(attributes.spatial_scale), int(attributes.sample_ratio), bool(attributes.aligned)
     )
-    function = roi_align_kernel(image, listed[0], pooling)
+    function = roi_align_kernel(image, boxes_shape[0], pooling)
     return call(bb, "roi_align", function, [data, boxes])
 
 

@@ -1,9 +1,9 @@
-"""Decisions about kernels: workloads and their keys, schedules, and all schedules of a workload.
+"""Defines the decisions about kernels: workloads and their keys, schedules, and all schedules of a workload.
 
 A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
-*key* is what a database knows it by; the type of what is multiplied is a part of it unless it is float32. Operands and
-results are float32 in any case: kernels round what they multiply. A *schedule* names decisions; a complete one names
-all decisions of its workload:
+*key* identifies it in a database, and contains the type of the factors unless it is float32. Operands and results are
+always float32: kernels round the factors. A *schedule* names decisions; a complete one names all decisions of its
+workload:
 
     product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
                                         packed by its task), splits (parts of the resident one), chunk (terms of a sum
@@ -47,7 +47,7 @@ _LEAST_ACCUMULATORS = {32: 16, 16: 8}
 _MOST_TASKS = 1024
 """Tasks at most; each costs some microseconds."""
 _WORKSPACE_BYTES = 64 << 20
-"""Workspace of one task at most."""
+"""Largest workspace of one task in bytes."""
 _TASKS = 16
 """Tasks of an attention wanted at least, however small they are."""
 _LEAST_KEYS = 128
@@ -55,9 +55,10 @@ _LEAST_KEYS = 128
 _KEYS_OF_A_PART = 512
 """Keys of one task of such an attention at least."""
 _MOST_KEYS = 576
-"""Keys of a block of attention at most: with values of 64 channels and 48 queries 400 KB, for a cache of 1 MB."""
+"""Largest number of keys of a block of attention: with values of 64 channels and 48 queries 400 KB, for a cache of 1
+MB."""
 _AS_GOOD = 1.02
-"""Of numbers of parts that divide as well but for this, the fewest are taken: a task costs some microseconds."""
+"""Tolerance for the division into parts, of which the fewest are taken: a task costs some microseconds."""
 _GROUP_BYTES = 256 * 1024
 """Queries and results of the blocks of queries that share a pass over the keys; they stay in the second-level cache."""
 _COPIED_BYTES = 4 << 20
@@ -70,8 +71,8 @@ RESULT_TILE = frozenset({"result_rows", "result_vectors"})
 
 def key_blocks(keys: int) -> int:
     """Returns into how many equal blocks of at most `_MOST_KEYS` keys are cut; 1 where no fitting length divides."""
-    least = ceil_div(keys, _MOST_KEYS)
-    return next((n for n in range(least, 2 * least) if keys % n == 0), 1)
+    least_blocks = ceil_div(keys, _MOST_KEYS)
+    return next((n for n in range(least_blocks, 2 * least_blocks) if keys % n == 0), 1)
 
 
 def query_group(keys: int, columns: int, channels: int, width: int) -> int:
@@ -91,21 +92,21 @@ class Workload(Hashable, Protocol):
 
     @property
     def dtype(self) -> str:
-        """Type of what is multiplied."""
+        """Returns the type of the factors."""
 
     @property
     def key(self) -> str:
-        """The key under which a database knows it; equal wherever the same work is done."""
+        """Returns the key in a database, which is the same for the same work."""
 
     @property
     def multiplications(self) -> int:
-        """Multiply-adds of a direct computation."""
+        """Returns the number of multiply-adds of a direct computation."""
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Adds to the schedule the decisions that it does not name, as they are best without tuning.
 
         Raises:
-            ValueError: It cannot be used; the message says why.
+            ValueError: The schedule cannot be used; the message says why.
         """
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
@@ -113,7 +114,7 @@ class Workload(Hashable, Protocol):
 
 
 def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    """Completes the schedule of a workload.
+    """Returns the complete schedule of a workload.
 
     Raises:
         HarnessError: The schedule cannot be used.
@@ -129,20 +130,20 @@ def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[st
 @lru_cache(maxsize=64)
 def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
     """Returns every complete schedule of a workload, the default first, none twice."""
-    found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+    schedules: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
     for candidate in ({}, *workload.candidates(unit)):
         try:
             schedule = workload.completed(unit, candidate)
         except ValueError:
             continue
-        found.setdefault(tuple(sorted(schedule.items())), schedule)
-    return tuple(found.values())
+        schedules.setdefault(tuple(sorted(schedule.items())), schedule)
+    return tuple(schedules.values())
 
 
 def distance(a: Schedule, b: Schedule) -> int:
     """Returns the number of choices in which two complete schedules differ; a tile is one choice."""
     names = {name for name in {*a, *b} if a.get(name) != b.get(name)}
-    return sum(bool(names & together) for together in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
+    return sum(bool(names & common) for common in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
 
 
 def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
@@ -156,8 +157,10 @@ def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]
     """Yields the tiles that are worth trying for a result of this many rows and columns."""
     for height in range(1, min(_MOST_ROWS, rows) + 1):
         for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
-            least = min(_LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows)
-            if fits(unit, height, vectors) and height * vectors >= least:
+            least_accumulators = min(
+                _LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows
+            )
+            if fits(unit, height, vectors) and height * vectors >= least_accumulators:
                 yield {"rows": height, "vectors": vectors}
 
 
@@ -175,10 +178,10 @@ def _tile(unit: VectorUnit, schedule: Schedule, default: Tile, names: tuple[str,
     return Tile(rows, vectors * unit.lanes, unit.lanes)
 
 
-def _in_range(schedule: Schedule, name: str, default: int, most: int) -> int:
+def _in_range(schedule: Schedule, name: str, default: int, limit: int) -> int:
     value = schedule.get(name, default)
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} = {value} is not in 1 … {most}")
+    if not 1 <= value <= limit:
+        raise ValueError(f"{name} = {value} is not in 1 … {limit}")
     return value
 
 
@@ -212,10 +215,10 @@ def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedu
     slots = ceil_div(panels, blocks)
     per_split = ceil_div(others, splits)
     depth = extents.depth if streaming == "left" else chunk
-    held = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
-    held += tile.size * (slots if streaming == "left" else per_split)
-    if 4 * held > _WORKSPACE_BYTES:
-        raise ValueError(f"a task would need {4 * held >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
+    workspace_numbers = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
+    workspace_numbers += tile.size * (slots if streaming == "left" else per_split)
+    if 4 * workspace_numbers > _WORKSPACE_BYTES:
+        raise ValueError(f"a task would need {4 * workspace_numbers >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
     return {
         "rows": tile.rows,
         "vectors": tile.columns // tile.lanes,
@@ -260,7 +263,7 @@ def untuned_blocking(
     Args:
         unit: The target's vector registers.
         extents: The extents; the depth counts elements of panels.
-        streaming: Which operand streams.
+        streaming: The operand that streams: `left` or `right`.
         shapes: Rows and vectors of the tiles.
     """
     tile = choose_tile(unit, extents.rows, extents.columns, shapes)
@@ -272,9 +275,9 @@ def blocking_in_tiles(tiles: Tiles, extents: product.Extents, streaming: Side, l
     """Returns the blocking of a product in an arithmetic that multiplies whole panels, which tuning does not know.
 
     Args:
-        tiles: How it multiplies them.
+        tiles: The micro-kernel.
         extents: The extents; the depth counts elements of panels.
-        streaming: Which operand streams.
+        streaming: The operand that streams: `left` or `right`.
         lanes: fp32 numbers in a vector register, by which results are stored.
     """
     tile = tiles.tile(extents.rows, lanes)
@@ -300,7 +303,7 @@ class Product:
         matrices: Number of stored matrices of the resident operand.
         at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
-        dtype: Type of what is multiplied.
+        dtype: Type of the factors.
     """
 
     extents: product.Extents
@@ -312,7 +315,7 @@ class Product:
 
     @property
     def key(self) -> str:
-        """Does what `Workload` says."""
+        """Returns the key in a database."""
         extents = self.extents
         words = ["product", f"{extents.batch}x{extents.rows}x{extents.depth}x{extents.columns}", self.streaming]
         words += [f"of {self.matrices}"] if self.matrices != extents.batch else []
@@ -322,26 +325,26 @@ class Product:
 
     @property
     def multiplications(self) -> int:
-        """Does what `Workload` says."""
+        """Returns the number of multiply-adds."""
         return self.extents.batch * self.extents.rows * self.extents.depth * self.extents.columns
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Does what `Workload` says."""
+        """Returns the complete schedule."""
         return _blocked(_packed(self), self.streaming, unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Does what `Workload` says."""
+        """Yields all schedules."""
         yield from _blocked_candidates(_packed(self), self.streaming, unit)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution that is a product with gathered columns, or done by minimal filtering.
+    """A convolution that is computed as a product with gathered columns, or by minimal filtering.
 
     Attributes:
         window: Its geometry.
         at_load: Whether the weights are known when the model is loaded.
-        dtype: Type of what is multiplied.
+        dtype: Type of the factors.
     """
 
     window: Window
@@ -350,7 +353,7 @@ class Convolution:
 
     @property
     def key(self) -> str:
-        """Does what `Workload` says."""
+        """Returns the key in a database."""
         window = self.window
 
         def size(extents: Iterable[int]) -> str:
@@ -366,23 +369,23 @@ class Convolution:
 
     @property
     def multiplications(self) -> int:
-        """Does what `Workload` says."""
+        """Returns the number of multiply-adds of a direct computation."""
         window = self.window
         return window.result[0] * window.result[1] * window.pixels * window.depth
 
     @property
     def filterable(self) -> bool:
-        """Whether minimal filtering can do it, in fp32; by default it does, unless pairs can be multiplied."""
+        """Returns whether minimal filtering applies, in fp32; it is the default, unless pairs can be multiplied."""
         return self.at_load and winograd_plan.filterable(self.window)
 
     @property
     def extents(self) -> product.Extents:
-        """The product that a direct convolution is."""
+        """Returns the product of a direct convolution."""
         window = self.window
         return product.Extents(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Does what `Workload` says."""
+        """Returns the complete schedule."""
         filtering = schedule.get("filtering", int(self.filterable and self.dtype != BF16))
         if filtering not in (0, 1) or filtering > self.filterable:
             raise ValueError(f"filtering = {filtering} is not possible")
@@ -393,7 +396,7 @@ class Convolution:
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Does what `Workload` says."""
+        """Yields all schedules."""
         direct = _blocked_candidates(_packed(self), "right", unit)
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
@@ -412,9 +415,9 @@ def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str,
     splits = _in_range(schedule, "splits", min(default.splits, panels), panels)
     usual = winograd_plan.choose_groups(window, tile, height, splits)
     groups = _in_range(schedule, "groups", usual, ceil_div(panels, splits))
-    held = winograd_plan.Plan(window, winograd_plan.Blocking(tile, height, splits, groups)).workspace
-    if held > _WORKSPACE_BYTES:
-        raise ValueError(f"a task would need {held >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
+    workspace_bytes = winograd_plan.Plan(window, winograd_plan.Blocking(tile, height, splits, groups)).workspace
+    if workspace_bytes > _WORKSPACE_BYTES:
+        raise ValueError(f"a task would need {workspace_bytes >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
     return {
         "rows": tile.rows,
         "vectors": tile.columns // tile.lanes,
@@ -444,7 +447,7 @@ class TransposedConvolution:
         image: Input shape.
         weight: Weight shape, [input channels, filters, height, width].
         at_load: Whether the weights are known when the model is loaded.
-        dtype: Type of what is multiplied.
+        dtype: Type of the factors.
     """
 
     image: tuple[int, ...]
@@ -454,28 +457,28 @@ class TransposedConvolution:
 
     @property
     def key(self) -> str:
-        """Does what `Workload` says."""
+        """Returns the key in a database."""
         words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
         words += [] if self.at_load else ["activations"]
         return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def extents(self) -> product.Extents:
-        """The product that it is."""
+        """Returns the product that it is computed as."""
         batch, depth, height, width = self.image
         return product.Extents(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
 
     @property
     def multiplications(self) -> int:
-        """Does what `Workload` says."""
+        """Returns the number of multiply-adds."""
         return self.extents.batch * self.extents.rows * self.extents.columns * self.extents.depth
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Does what `Workload` says."""
+        """Returns the complete schedule."""
         return _blocked(_packed(self), "right", unit, schedule)
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Does what `Workload` says."""
+        """Yields all schedules."""
         yield from _blocked_candidates(_packed(self), "right", unit)
 
 
@@ -491,7 +494,7 @@ class Attention:
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
-        dtype: Type of what is multiplied, by both products.
+        dtype: Type of the factors of both products.
     """
 
     batch: int
@@ -507,7 +510,7 @@ class Attention:
 
     @property
     def key(self) -> str:
-        """Does what `Workload` says."""
+        """Returns the key in a database."""
         words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
@@ -516,7 +519,7 @@ class Attention:
 
     @property
     def multiplications(self) -> int:
-        """Does what `Workload` says."""
+        """Returns the number of multiply-adds of both products."""
         return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
 
     def few(self, unit: VectorUnit) -> bool:
@@ -531,11 +534,15 @@ class Attention:
         return self.keys == 0 or uneven or 4 * self.keys * (self.channels + self.width) > _COPIED_BYTES
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Does what `Workload` says."""
+        """Returns the complete schedule."""
         if self.few(unit):
             _only(schedule, ("parts",))
-            most = ceil_div(self.keys, _KEYS_OF_A_PART)
-            return {"parts": _in_range(schedule, "parts", min(most, ceil_div(_TASKS, self.batch * self.heads)), most)}
+            most_parts = ceil_div(self.keys, _KEYS_OF_A_PART)
+            return {
+                "parts": _in_range(
+                    schedule, "parts", min(most_parts, ceil_div(_TASKS, self.batch * self.heads)), most_parts
+                )
+            }
         parts_of_queries = () if self.streams else ("parts",)
         _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", *parts_of_queries))
         scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
@@ -555,7 +562,7 @@ class Attention:
         return {**tiles, "parts": ceil_div(blocks, ceil_div(blocks, parts))}
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Does what `Workload` says."""
+        """Yields all schedules."""
         if self.few(unit):
             yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
             return
@@ -583,12 +590,12 @@ class Attention:
     def _parts(self, blocks: int, scores: Tile, output: Tile) -> int:
         """Chooses the parts that the queries of a head are cut into, so that tasks divide well on many threads.
 
-        A thread copies keys and values of a head once for all parts that it takes, so that parts cost nothing but what
-        their blocks of queries do not share: a pass over the keys. Where there are more blocks than can share one, a
-        part has half as many at least.
+        A thread copies keys and values of a head once for all parts that it takes, so that a part only costs a pass
+        over the keys, which its blocks of queries do not share. With more blocks than can share one pass, a part has at
+        least half as many.
         """
         heads = self.batch * self.heads
-        least = min(blocks, ceil_div(_TASKS, heads))
+        least_parts = min(blocks, ceil_div(_TASKS, heads))
         padded = ceil_div(self.width, output.columns) * output.columns
         group = query_group(self.keys, scores.columns, self.channels, padded)
         of_block = scores.columns * self.keys * (self.channels + self.width)
@@ -598,8 +605,8 @@ class Attention:
         def cost(parts: int) -> float:
             return sum(1 / division.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in division.THREADS)
 
-        costs = {parts: cost(parts) for parts in range(least, blocks + 1) if ceil_div(blocks, parts) >= smallest}
-        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least)
+        costs = {parts: cost(parts) for parts in range(least_parts, blocks + 1) if ceil_div(blocks, parts) >= smallest}
+        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least_parts)
 
     def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
         """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
@@ -626,14 +633,14 @@ class Attention:
         shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
         if self.streams:
             # Sums, a row of values and a broadcast; with 32 registers LLVM needs one to spare.
-            most = 31 if unit.registers == 32 else unit.registers
-            shapes = [(rows, vectors) for rows, vectors in shapes if (rows + 1) * vectors + 1 <= most]
+            register_count = 31 if unit.registers == 32 else unit.registers
+            shapes = [(rows, vectors) for rows, vectors in shapes if (rows + 1) * vectors + 1 <= register_count]
         rows, vectors = min(shapes, key=cost)
         return Tile(rows, vectors * unit.lanes, unit.lanes)
 
 
 def _dtype_word(dtype: str) -> list[str]:
-    """Returns a key's word for the type of what is multiplied: none for float32, as in databases without types."""
+    """Returns a key's word for the type of the factors: none for float32, as in databases without types."""
     return [] if dtype == "float32" else [dtype]
 
 

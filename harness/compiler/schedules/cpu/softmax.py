@@ -1,4 +1,4 @@
-"""Softmax and log-softmax: one task per row, three passes over a row that stays in the cache, fp64 sums."""
+"""Builds softmax and log-softmax: one task per row, three passes over a row that stays in the cache, fp64 sums."""
 
 from __future__ import annotations
 
@@ -64,32 +64,32 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFun
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:
-            def each(step: Callable[[Any], None]) -> None:
+            def for_each(step: Callable[[Any], None]) -> None:
                 for_each_vector(width, LANES, step)
 
             top = registers((width,))
             total = registers((width,), "float64")
             scale = registers((width,))
-            each(lambda j: T.buffer_store(top, fp32(-math.inf), [j]))
+            for_each(lambda j: T.buffer_store(top, fp32(-math.inf), [j]))
             with T.serial(0, count) as k:
-                each(lambda j: T.buffer_store(top, _greater(data[i, k, first + j], top[j]), [j]))
-            each(lambda j: T.buffer_store(total, fp64(0.0), [j]))
+                for_each(lambda j: T.buffer_store(top, _greater(data[i, k, first + j], top[j]), [j]))
+            for_each(lambda j: T.buffer_store(total, fp64(0.0), [j]))
             with T.serial(0, count) as k:
 
                 def store(j: Any) -> None:
                     T.buffer_store(out, elementary.exp(data[i, k, first + j] - top[j]), [i, k, first + j])
 
-                each(store)
-                each(lambda j: T.buffer_store(total, total[j] + widen(out[i, k, first + j]), [j]))
-            each(lambda j: T.buffer_store(scale, narrow(tirx.log(total[j]) if log else total[j]), [j]))
+                for_each(store)
+                for_each(lambda j: T.buffer_store(total, total[j] + widen(out[i, k, first + j]), [j]))
+            for_each(lambda j: T.buffer_store(scale, narrow(tirx.log(total[j]) if log else total[j]), [j]))
             with T.serial(0, count) as k:
 
                 def finish(j: Any) -> None:
-                    at = [i, k, first + j]
-                    value = (data[tuple(at)] - top[j]) - scale[j] if log else out[tuple(at)] / scale[j]
-                    T.buffer_store(out, value, at)
+                    index = [i, k, first + j]
+                    value = (data[tuple(index)] - top[j]) - scale[j] if log else out[tuple(index)] / scale[j]
+                    T.buffer_store(out, value, index)
 
-                each(finish)
+                for_each(finish)
 
         each_block(outer, count, inner, block)
 

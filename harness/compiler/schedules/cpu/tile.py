@@ -1,4 +1,4 @@
-"""The register tile of a matrix product, chosen from the instruction set of the target and the shape of the product."""
+"""Chooses the register tile of a product by the target's instruction set and the shape of the product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORTEST_RUN = 4
 
 @dataclass(frozen=True)
 class Tile:
-    """A block of rows × columns of the result that stays in vector registers while the depth of a product is walked.
+    """A block of rows × columns of the result that stays in vector registers during the loop over the depth.
 
     Attributes:
         rows: Rows; each costs one broadcast load per step of depth.
@@ -29,7 +29,7 @@ class Tile:
 
     @property
     def size(self) -> int:
-        """Elements in the tile."""
+        """Returns the number of elements in the tile."""
         return self.rows * self.columns
 
     def run(self, line: int) -> int:
@@ -69,7 +69,7 @@ Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch6
 def choose_tile(unit: VectorUnit, rows: int, columns: int, shapes: Sequence[tuple[int, int]] | None = None) -> Tile:
     """Chooses the tile with the least work for a product of this many rows and columns, among shapes of fp32 or others.
 
-    The work is that of the padded result, times the loads per multiply-add, of which two fit beside two multiply-adds.
+    The work is that of the padded result, times the loads per multiply-add; two loads are as fast as two multiply-adds.
     """
 
     def work(shape: tuple[int, int]) -> float:

@@ -1,4 +1,4 @@
-"""Attention to values that are a linear layer of something narrower: it attends to that, and projects the result.
+"""Moves a linear layer of attention's values behind the attention, if its input has fewer channels.
 
     softmax(Q·Kᵀ) · (X·W + b) = (softmax(Q·Kᵀ) · X) · W + b
 
@@ -28,7 +28,7 @@ class Projection:
     """A linear layer whose result is the value of an attention with one head.
 
     Attributes:
-        source: What it is a layer of, [..., narrow].
+        source: The layer's input, [..., narrow].
         rows: Batch, key and head of a value → index of its row in the source.
         weight: [narrow, wide].
         bias: Broadcast to the result, one number for each channel; None if there is none.
@@ -45,7 +45,7 @@ class Projection:
 
 
 def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
-    """The linear layer that can as well follow an attention, if that saves work."""
+    """Returns the linear layer of the values that can follow an attention, if that saves work."""
     if not is_call(attention, _ATTENTION) or len(attention.args) > 3:
         return None
     problem = recognized(attention, ("float32",), None, symbolic_keys=True)
@@ -57,7 +57,7 @@ def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
     if product is None:
         return None
     matmul = scope.definition(product)
-    source, weight = matmul.args[0], scope.unexpanded(matmul.args[1])
+    source, weight = matmul.args[0], scope.before_broadcast(matmul.args[1])
     matrix, rows = static_shape(weight), extents(source)
     if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
         return None
@@ -69,7 +69,7 @@ def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
 
 
 def movable(scope: Scope, facts: Facts) -> frozenset[relax.Var]:
-    """The variables of all linear layers that can follow an attention and that nothing else reads."""
+    """Returns the variables of all linear layers that can follow an attention and that nothing else reads."""
     return frozenset(variable for bindings in _movable(scope, facts) for variable in bindings)
 
 
@@ -78,15 +78,15 @@ def _movable(scope: Scope, facts: Facts) -> Iterator[tuple[relax.Var, ...]]:
         projection = projection_of(scope, value) if is_call(value, _ATTENTION) else None
         if projection is None or any(argument.same_as(value.args[2]) for argument in value.args[:2]):
             continue
-        own = {*projection.bindings, variable}
-        if all(user in own for part in projection.bindings for user in facts.users.get(part, ())):
+        variables = {*projection.bindings, variable}
+        if all(user in variables for part in projection.bindings for user in facts.users.get(part, ())):
             yield projection.bindings
 
 
 def layer_of(
     scope: Scope, value: relax.Expr, width: int
 ) -> tuple[relax.Expr | None, tuple[relax.Expr, ...], relax.Expr | None]:
-    """The product of a linear layer, the sum with its bias, and the bias, as far as there are any.
+    """Returns the product of a linear layer, the sum with its bias, and the bias; None for missing parts.
 
     Args:
         scope: The function around it.

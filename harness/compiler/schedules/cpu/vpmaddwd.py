@@ -1,4 +1,4 @@
-"""Products of bfloat16 pairs as integers, on x86 processors without an instruction for bfloat16.
+"""Multiplies bfloat16 pairs as integers, on x86 processors without an instruction for bfloat16.
 
 A pair of 16-bit integers takes the place of a pair of fp32 numbers: `vpmaddwd` multiplies and adds twice as many terms
 as an fp32 multiply-add, and processors with AVX-512 VNNI or AVX-VNNI add that to the sum in the same instruction
@@ -10,8 +10,8 @@ one, in a chunk of the depth become integers that share one scale in fp32: the l
 which no sum of the chunk can leave 32 bits. For 128 terms that is 4095. So the sums of a chunk are exact. They are
 multiplied by the scales of their column and their row, and added to those of the chunks before, in fp32.
 
-A term that is small beside the largest of its 128 loses bits that bfloat16 keeps, and any other one loses nothing or
-little: the error of an integer is at most 1/8190 of the largest term, that of bfloat16 1/256 of the term itself. The
+A term that is small compared with the largest of its 128 loses bits that bfloat16 keeps, and others lose little or
+nothing: the error of an integer is at most 1/8190 of the largest term, that of bfloat16 1/256 of the term itself. The
 largest term counts as 2⁻¹⁰⁰ at least. A number that is not finite makes the sums of its row or column NaN.
 """
 
@@ -28,7 +28,7 @@ from tvm.target import codegen
 
 from harness.compiler.schedules.common.kernel import registers
 from harness.compiler.schedules.cpu.bf16 import has_instruction, terms_of
-from harness.compiler.schedules.cpu.emit import Arithmetic, Scaled, Tiles, for_each_vector
+from harness.compiler.schedules.cpu.emit import Arithmetic, BlockScale, Tiles, for_each_vector
 from harness.runtime.cpu import has_integer_pairs
 
 _SHAPES = {
@@ -69,7 +69,7 @@ def with_integers(vectors: Arithmetic, lanes: int) -> Arithmetic:
     """
     functions = "\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])])
     shapes = [(rows, across * lanes) for rows, across in _SHAPES[lanes]]
-    scaled = Scaled(_scale_row, _scale_columns)
+    scaled = BlockScale(_scale_row, _scale_columns)
     tiles = Tiles(_MULTIPLY, shapes, LEAST_ROWS, 1, LONGEST, scaled=scaled, fetches_left=True)
     return vectors.in_panels("vpmaddwd", functions, tiles)
 
@@ -79,12 +79,12 @@ def largest_integer(pairs: int) -> int:
     return math.isqrt((2**31 - 1) // (2 * pairs))
 
 
-def _scale_row(panel: tirx.Buffer, at: Callable[[Any], Sequence[Any]], count: int, lanes: int) -> None:
+def _scale_row(panel: tirx.Buffer, index: Callable[[Any], Sequence[Any]], count: int, lanes: int) -> None:
     """Emits that a row of a left panel is scaled.
 
     Args:
         panel: The panels.
-        at: (element of the chunk) → its index; contiguous. The scale gets that of the element after the chunk.
+        index: (element of the chunk) → its index; contiguous. The scale gets that of the element after the chunk.
         count: Elements of the chunk.
         lanes: fp32 lanes of a vector register.
     """
@@ -95,27 +95,29 @@ def _scale_row(panel: tirx.Buffer, at: Callable[[Any], Sequence[Any]], count: in
     def find(k: Any) -> None:
         # Tails are shorter vectors, which begin at the first lane.
         lane = k % lanes
-        T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[tuple(at(k))])), [lane])
+        T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[tuple(index(k))])), [lane])
 
     for_each_vector(count, lanes, find)
-    most: Any = highest[0]
+    highest_term: Any = highest[0]
     for lane in range(1, lanes):
-        most = T.max(most, highest[lane])
+        highest_term = T.max(highest_term, highest[lane])
     factor = registers((1,))
-    most = T.Bind(most)
-    T.buffer_store(factor, _factor(most, count), [0])
-    for_each_vector(count, lanes, lambda k: T.buffer_store(panel, _integers(panel[tuple(at(k))], factor[0]), at(k)))
-    T.buffer_store(panel, _scale(most, factor[0]), at(count))
+    highest_term = T.Bind(highest_term)
+    T.buffer_store(factor, _factor(highest_term, count), [0])
+    for_each_vector(
+        count, lanes, lambda k: T.buffer_store(panel, _integers(panel[tuple(index(k))], factor[0]), index(k))
+    )
+    T.buffer_store(panel, _scale(highest_term, factor[0]), index(count))
 
 
 def _scale_columns(
-    panel: tirx.Buffer, at: Callable[[Any, Any], Sequence[Any]], count: int, columns: int, lanes: int
+    panel: tirx.Buffer, index: Callable[[Any, Any], Sequence[Any]], count: int, columns: int, lanes: int
 ) -> None:
     """Emits that the columns of a right panel are scaled.
 
     Args:
         panel: The panels.
-        at: (element of the chunk, column) → its index; contiguous in the column.
+        index: (element of the chunk, column) → its index; contiguous in the column.
         count: Elements of the chunk.
         columns: Columns of the panel.
         lanes: fp32 lanes of a vector register.
@@ -124,17 +126,17 @@ def _scale_columns(
     for_each_vector(columns, lanes, lambda j: T.buffer_store(highest, tirx.const(0, "int32"), [j]))
 
     def find(k: Any, j: Any) -> None:
-        T.buffer_store(highest, T.max(highest[j], _magnitude(panel[tuple(at(k, j))])), [j])
+        T.buffer_store(highest, T.max(highest[j], _magnitude(panel[tuple(index(k, j))])), [j])
 
     def convert(k: Any, j: Any) -> None:
-        T.buffer_store(panel, _integers(panel[tuple(at(k, j))], factor[j]), at(k, j))
+        T.buffer_store(panel, _integers(panel[tuple(index(k, j))], factor[j]), index(k, j))
 
     with T.serial(0, count) as k:
         for_each_vector(columns, lanes, lambda j: find(k, j))
     for_each_vector(columns, lanes, lambda j: T.buffer_store(factor, _factor(highest[j], count), [j]))
     with T.serial(0, count) as k:
         for_each_vector(columns, lanes, lambda j: convert(k, j))
-    for_each_vector(columns, lanes, lambda j: T.buffer_store(panel, _scale(highest[j], factor[j]), at(count, j)))
+    for_each_vector(columns, lanes, lambda j: T.buffer_store(panel, _scale(highest[j], factor[j]), index(count, j)))
 
 
 def _magnitude(pair: Any) -> Any:
@@ -143,18 +145,18 @@ def _magnitude(pair: Any) -> Any:
     return T.max(tirx.bitwise_and(high, _int(-0x10000)), low)
 
 
-def _factor(most: Any, pairs: int) -> Any:
-    """Returns what terms are multiplied by, from the bits of the largest absolute value; 0 if one is not finite."""
-    most = T.max(tirx.reinterpret("float32", most), tirx.const(LEAST, "float32"))
-    quotient = tirx.reinterpret("int32", tirx.const(largest_integer(pairs), "float32") / most)
+def _factor(highest_term: Any, pairs: int) -> Any:
+    """Returns the factor of terms, from the bits of their largest absolute value; 0 if one is not finite."""
+    highest_term = T.max(tirx.reinterpret("float32", highest_term), tirx.const(LEAST, "float32"))
+    quotient = tirx.reinterpret("int32", tirx.const(largest_integer(pairs), "float32") / highest_term)
     factor = tirx.reinterpret("float32", tirx.bitwise_and(quotient, _int(_EXACT)))
-    return tirx.Select(most < tirx.const(math.inf, "float32"), factor, tirx.const(0.0, "float32"))
+    return tirx.Select(highest_term < tirx.const(math.inf, "float32"), factor, tirx.const(0.0, "float32"))
 
 
-def _scale(most: Any, factor: Any) -> Any:
-    """Returns the bits of what sums of integers are multiplied by; NaN if a term is not finite."""
+def _scale(highest_term: Any, factor: Any) -> Any:
+    """Returns the bits of the factor of sums of integers; NaN if a term is not finite."""
     inverse = tirx.reinterpret("int32", tirx.const(1.0, "float32") / factor)
-    return tirx.Select(most < _int(_EXPONENT), inverse, _int(0x7FC00000))
+    return tirx.Select(highest_term < _int(_EXPONENT), inverse, _int(0x7FC00000))
 
 
 def _integers(pair: Any, factor: Any) -> Any:

@@ -1,9 +1,9 @@
-"""From a module with bfloat16 operands to one in which linear layers alone have them.
+"""Lowers a module with bfloat16 operands to one in which only linear layers have them.
 
 `harness.compiler.lowering.precision` rounds the operands of every product, as a GPU takes them. On CPUs the kernels of
 linear layers take bfloat16 weights and round activations while they pack them. Kernels of convolutions, of attention
 and of products of two activations may round operands as they pack them, those of attention its weights, too: these
-operators are of fp32 with a note that says so (`with_half_products`). Rows of a table are widened when they are taken.
+operators are of fp32 with a note that says so (`allow_bf16`). Rows of a table are widened when they are taken.
 Everything else is fp32: results of products are not rounded, and weights that others than linear layers read are
 widened when the model is loaded.
 """
@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
-from harness.compiler.schedules.cpu.bf16 import BF16, has_pairs, with_half_products
+from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16, has_pairs
 from harness.core.precision import ROUNDED_OPERANDS
 
 _PRODUCTS = ("relax.matmul", "relax.nn.attention", "relax.nn.attention_bias")
@@ -56,7 +56,7 @@ def _is_half(ty: Any) -> bool:
 
 
 def _may_round(value: relax.Expr) -> bool:
-    """Returns whether this is of rounded operands, and of an operator whose kernels may round what they multiply."""
+    """Returns whether an operator has rounded operands, and its kernels may round the factors."""
     if is_call(value, *_CHANNELS_OF_WEIGHTS):
         weight = static_shape(value.args[1], BF16)
         return weight is not None and weight[_CHANNELS_OF_WEIGHTS[value.op.name]] % 2 == 0
@@ -65,14 +65,14 @@ def _may_round(value: relax.Expr) -> bool:
 
 def _bits(values: te.Tensor) -> te.Tensor:
     """Returns the bits of bfloat16 numbers: runtimes lend their arrays to code, and NumPy has no bfloat16."""
-    return te.compute(values.shape, lambda *at: tirx.reinterpret("uint16", values[at]), "bits")
+    return te.compute(values.shape, lambda *index: tirx.reinterpret("uint16", values[index]), "bits")
 
 
 def _from_bits(bits: te.Tensor) -> te.Tensor:
     """Returns the numbers in fp32."""
 
-    def number(*at: Any) -> Any:
-        high = tirx.shift_left(tirx.Cast("uint32", bits[at]), tirx.const(16, "uint32"))
+    def number(*index: Any) -> Any:
+        high = tirx.shift_left(tirx.Cast("uint32", bits[index]), tirx.const(16, "uint32"))
         return tirx.reinterpret("float32", high)
 
     return te.compute(bits.shape, number, "wide")
@@ -83,7 +83,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
     """Writes one function after the other anew."""
 
     def begin(self, function: relax.Function) -> None:
-        """Prepares for a function."""
+        """Sets the function that is rewritten next."""
         self._parameters = parameters_of(function, facts_of(function).bindings)
         self._wide: dict[relax.Var, relax.Var] = {}
         self._keeps = False
@@ -109,7 +109,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             rows = self.builder_.emit(relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs))
             self._bind(variable, self.builder_.call_te(_from_bits, rows, primfunc_name_hint="from_bits"))
         elif _may_round(value):
-            self._bind(variable, with_half_products(self.visit_expr(value)))
+            self._bind(variable, allow_bf16(self.visit_expr(value)))
         elif is_call(value, "relax.astype") and (_is_half(variable.ty) or _is_half(value.args[0].ty)):
             self._bind(variable, self.visit_expr(value.args[0]))
         else:

@@ -1,4 +1,4 @@
-"""The geometry of a convolution over [batch, channels, height, width]."""
+"""Describes the geometry of a convolution over [batch, channels, height, width]."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ class Window:
 
     @property
     def channels(self) -> int:
-        """Input channels per group."""
+        """Returns the number of input channels per group."""
         return self.image[1] // self.groups
 
     @property
     def filters(self) -> int:
-        """Output channels per group."""
+        """Returns the number of output channels per group."""
         return self.result[1] // self.groups
 
     @property
     def depth(self) -> int:
-        """Terms per output element."""
+        """Returns the number of terms per output element."""
         return self.channels * math.prod(self.kernel)
 
     @property
     def pixels(self) -> int:
-        """Output pixels per image."""
+        """Returns the number of output pixels per image."""
         return self.result[2] * self.result[3]
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By name: the image, all filters with the channels that each reads, and the kernel."""
+        """Returns by name the extents of the image, of all filters with the channels of each, and of the kernel."""
         (batch, _, height, width), (kernel_height, kernel_width) = self.image, self.kernel
         return {
             "batch": batch,
@@ -70,12 +70,12 @@ class Window:
 
     @property
     def pointwise(self) -> bool:
-        """Whether every output pixel reads exactly the input pixel at its own place."""
+        """Returns whether every output pixel reads only the input pixel at its own place."""
         return self.kernel == (1, 1) and self.strides == (1, 1) and self.result[2:] == self.image[2:]
 
     @property
     def covers_image(self) -> bool:
-        """Whether there is one output pixel, which reads every input pixel once."""
+        """Returns whether there is one output pixel, which reads every input pixel once."""
         return self.result[2:] == (1, 1) and self.kernel == self.image[2:] and self.padding == (0, 0) and self._dense
 
     @property
@@ -84,7 +84,7 @@ class Window:
 
     @property
     def layout(self) -> ResultLayout:
-        """How the result of a product filters × pixels per image and group is laid out."""
+        """Returns the layout of the result for a product filters × pixels per image and group."""
         return image_layout(self.result, self.groups)
 
 
@@ -107,7 +107,7 @@ def shapes_of(conv: ir.Call, kernel_layout: str) -> tuple[tuple[int, ...], tuple
 
     Args:
         conv: The call.
-        kernel_layout: How its weight has to lie.
+        kernel_layout: The required layout of the weight.
 
     Returns:
         None where a shape is not static or empty, or where it lies in another way.

@@ -1,4 +1,4 @@
-"""Convolutions by minimal filtering (Winograd): fewer multiplications, in products of the usual kind.
+"""Builds convolutions by minimal filtering (Winograd): fewer multiplications, in ordinary products.
 
 The image is cut into patches of n × n pixels that overlap, one for each tile of m × m outputs. Patches and filters are
 transformed, multiplied place by place with sums over channels only, and transformed back:
@@ -32,8 +32,8 @@ from harness.compiler.schedules.common.kernel import (
     HELPER,
     Argument,
     ceil_div,
-    each_thread_keeps,
     fp32,
+    parallel_with_workspace,
     prim_func,
     registers,
 )
@@ -57,7 +57,7 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: Arit
         plan: The convolution.
         data: The image, before it is upsampled.
         weights: Its filters.
-        arithmetic: What is multiplied.
+        arithmetic: The arithmetic of the products.
     """
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
@@ -116,12 +116,12 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.P
             taps = registers((3, 3), "float64")
             half = registers((n, 3), "float64")
             values = registers((arithmetic.terms, plan.places))
-            at = T.Bind(panel * rows + i)
+            index = T.Bind(panel * rows + i)
             for term in range(arithmetic.terms):
                 for y in range(3):
                     for x in range(3):
                         c = element + term * elements
-                        value = tirx.Cast("float64", source[T.min(at, filters - 1), c, y, x])
+                        value = tirx.Cast("float64", source[T.min(index, filters - 1), c, y, x])
                         T.buffer_store(taps, value, [y, x])
                 for a in range(n):
                     for x in range(3):
@@ -131,9 +131,9 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.P
                         value = tirx.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
                         T.buffer_store(values, value, [term, a * n + b])
             for place in range(plan.places):
-                value = arithmetic.joined(_column(values, place), 0, 1)
+                value = arithmetic.pack_terms(_column(values, place), 0, 1)
                 if filters % rows:
-                    value = T.if_then_else(at < filters, value, tirx.const(0, arithmetic.dtype))
+                    value = T.if_then_else(index < filters, value, tirx.const(0, arithmetic.dtype))
                 T.buffer_store(packed, value, [place, panel, *((i, element) if plan.in_panels else (element, i))])
 
     return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
@@ -178,18 +178,20 @@ def _across(count: int, lanes: int, body: Callable[[Any, int], None]) -> None:
         body(T.Bind(T.min(v * lanes, count - lanes)) if count % lanes else v * lanes, lanes)
 
 
-def _patch(plan: Plan, elements: int, at: Any, k: Any, r: Any, j: Any) -> tuple[Any, Any]:
-    """Returns where an element of the patches lies: column j of panel r, in place `at`."""
+def _patch(plan: Plan, elements: int, index: Any, k: Any, r: Any, j: Any) -> tuple[Any, Any]:
+    """Returns where an element of the patches lies: column j of panel r, in place `index`."""
     columns = plan.blocking.tile.columns
-    return at, (r * elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
+    return index, (r * elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
 
 
-def _product(plan: Plan, o: Any, at: Any, r: Any, j: Any) -> tuple[Any, Any]:
-    """Returns where a product lies: filter o of a group, column j of panel r, in place `at`."""
+def _product(plan: Plan, o: Any, index: Any, r: Any, j: Any) -> tuple[Any, Any]:
+    """Returns where a product lies: filter o of a group, column j of panel r, in place `index`."""
     tile = plan.blocking.tile
     if plan.in_panels:
-        return o // tile.rows, ((at * (plan.tiles // tile.columns) + r) * tile.rows + o % tile.rows) * tile.columns + j
-    return o, at * plan.tiles + r * tile.columns + j
+        return o // tile.rows, (
+            (index * (plan.tiles // tile.columns) + r) * tile.rows + o % tile.rows
+        ) * tile.columns + j
+    return o, index * plan.tiles + r * tile.columns + j
 
 
 def _column_of(plan: Plan, tile: Any) -> tuple[Any, Any]:
@@ -214,31 +216,31 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
     of_filter = plan.places * plan.tiles
     of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
     # The parts of the filters follow each other, so that a thread has the patches of its block already.
-    tasks = each_thread_keeps(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
-    with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
-        (patches,) = kept.buffers
+    tasks = parallel_with_workspace(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
+    with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
+        (patches,) = workspace.buffers
         products = T.alloc_buffer(of_products, "float32")
         block = T.Bind(task // blocking.splits)
         b = T.Bind(block // blocks)
         first_line = T.Bind(block % blocks * blocking.lines)
-        here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
-        with kept.unless(block):
-            _transform_patches(plan, arithmetic, image, patches, (b, first_line, here))
+        line_count = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
+        with workspace.fill_once(block):
+            _transform_patches(plan, arithmetic, image, patches, (b, first_line, line_count))
         first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
-            with T.serial(0, plan.places) as at, T.serial(0, ceil_div(here * plan.line, tile.columns)) as r:
+            with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
 
-                def left(p: Any, first: Any, k: Any, i: int, at: Any = at) -> Any:
+                def left(p: Any, first: Any, k: Any, i: int, index: Any = index) -> Any:
                     place = (i, first + k) if plan.in_panels else (first + k, i)
-                    return packed[(at, first_panel + p, *place)]
+                    return packed[(index, first_panel + p, *place)]
 
-                def right(first: Any, k: Any, j: Any, at: Any = at, r: Any = r) -> Any:
-                    return patches[_patch(plan, elements, at, first + k, r, j)]
+                def right(first: Any, k: Any, j: Any, index: Any = index, r: Any = r) -> Any:
+                    return patches[_patch(plan, elements, index, first + k, r, j)]
 
-                def place(p: Any, i: int, j: Any, at: Any = at, r: Any = r) -> tuple[Any, Any]:
-                    return _product(plan, p * tile.rows + i, at, r, j)
+                def place(p: Any, i: int, j: Any, index: Any = index, r: Any = r) -> tuple[Any, Any]:
+                    return _product(plan, p * tile.rows + i, index, r, j)
 
                 multiply_panels(
                     tile,
@@ -255,7 +257,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
             first_filter = T.Bind(first_panel * tile.rows)
             with (
                 T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
-                T.serial(0, here) as at_line,
+                T.serial(0, line_count) as at_line,
             ):
                 row = _transform_back(plan, products, o, at_line)
                 y = T.Bind((first_line + at_line) * plan.filtering.outputs)
@@ -284,7 +286,7 @@ def _transform_patches(
     halves = [[registers((n, lanes)) for _ in range(n)] for _ in range(terms)]
     with T.serial(0, elements) as element:
         for term in range(terms):
-            _take_apart(plan, image, phases, (b, element + term * elements, first_line, lines), term)
+            _deinterleave(plan, image, phases, (b, element + term * elements, first_line, lines), term)
         with T.serial(0, lines) as at_line:
 
             def piece(start: Any, width: int, at_line: Any = at_line) -> None:
@@ -305,13 +307,13 @@ def _transform_patches(
                             def value(term: int, a: int = a, e: int = e, j: Any = j) -> Any:
                                 return _combined(matrix[e], _taps(halves[term][a], j))
 
-                            at = _patch(plan, elements, a * n + e, element, panel, column + j)
-                            T.buffer_store(patches, arithmetic.joined(value, 0, 1), at)
+                            index = _patch(plan, elements, a * n + e, element, panel, column + j)
+                            T.buffer_store(patches, arithmetic.pack_terms(value, 0, 1), index)
 
             _across(plan.line, lanes, piece)
 
 
-def _take_apart(
+def _deinterleave(
     plan: Plan, image: tirx.Buffer, phases: tirx.Buffer, channel: tuple[Any, Any, Any, Any], term: int
 ) -> None:
     """Emits every `step`-th pixel of the lines of a channel, for each of the phases, with zeros around the image.
@@ -321,7 +323,7 @@ def _take_apart(
         image: The image.
         phases: Gets the pixels, [term, line, phase, tile].
         channel: Image, channel, first line of tiles, number of lines.
-        term: Where the channel goes.
+        term: The place of the channel.
     """
     window, n, step = plan.window, plan.filtering.inputs, plan.filtering.step
     (top, left), (height, width) = window.padding, window.image[2:]
@@ -407,14 +409,14 @@ def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffe
         T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
     not_finite = highest[0] >= tirx.const(_INFINITE, "int32")
     with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
-        found = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
-        with T.If(found), T.Then():
+        is_infinite = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
+        with T.If(is_infinite), T.Then():
             total = registers((1,), "float64")
             T.buffer_store(total, tirx.const(0.0, "float64"), [0])
             with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
-                at, to = y + dy + ky - top, x + kx - left
-                with T.If(tirx.all(at >= 0, at < height, to >= 0, to < width)), T.Then():
-                    pixel = image[b, c, at // repeats, to // repeats]
+                index, to = y + dy + ky - top, x + kx - left
+                with T.If(tirx.all(index >= 0, index < height, to >= 0, to < width)), T.Then():
+                    pixel = image[b, c, index // repeats, to // repeats]
                     value, factor = (tirx.Cast("float64", v) for v in (pixel, weight[o, c, ky, kx]))
                     T.buffer_store(total, total[0] + value * factor, [0])
             T.buffer_store(row, tirx.Cast("float32", total[0]), [dy, x])

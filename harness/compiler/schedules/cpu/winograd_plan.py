@@ -1,4 +1,4 @@
-"""How a convolution by minimal filtering is cut into tasks; `winograd.py` has the kernel."""
+"""Divides a convolution by minimal filtering into tasks; `winograd.py` has the kernel."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _MORE_THREADS = (2, 4, 8, 16, 32, 64)
 _SPLITS = (1, 2, 4, 8)
 """Parts of the filters; in more of them products are of so few filters that they take longer on one thread."""
 _PATCH_BYTES = 2560 * 1024
-"""The transformed patches of a task at most, if it has more than one line; V is read once per group of filters."""
+"""Largest size of a task's transformed patches in bytes, if it has more than one line; V is read once per group of
+filters."""
 _PRODUCT_BYTES = 1280 * 1024
-"""The products of a group of filters at most."""
+"""Largest size of the products of a group of filters in bytes."""
 _TRANSFORMING = 20
 """Cost of transforming a patch, in filters that could be multiplied with it meanwhile."""
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """The blocking of a convolution: everything that is decided about it.
+    """The blocking of a convolution, with all of its decisions.
 
     Attributes:
         tile: The register tile of the products.
@@ -65,39 +66,39 @@ class Plan:
 
     @property
     def places(self) -> int:
-        """Elements of a patch, which is the number of products."""
+        """Returns the number of elements of a patch, which is the number of products."""
         return self.filtering.inputs**2
 
     @property
     def panels(self) -> int:
-        """Panels of filters."""
+        """Returns the number of panels of filters."""
         return ceil_div(self.window.filters, self.blocking.tile.rows)
 
     @property
     def group(self) -> int:
-        """Panels of filters that are done at a time."""
+        """Returns the number of panels of filters that are computed at a time."""
         return ceil_div(ceil_div(self.panels, self.blocking.splits), self.blocking.groups)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Lines of tiles, and tiles in a line."""
+        """Returns the number of lines of tiles, and of tiles in a line."""
         return grid(self.window, self.filtering)
 
     @property
     def line(self) -> int:
-        """Tiles that a line takes in memory: whole vectors where panels are one piece, so that none lies in two."""
+        """Returns the number of tiles that a line takes in memory: whole vectors if a panel is one piece."""
         across, lanes = self.grid[1], self.blocking.tile.lanes
         return ceil_div(across, lanes) * lanes if self.in_panels else across
 
     @property
     def tiles(self) -> int:
-        """Tiles of a block, and what fills the last panel."""
+        """Returns the number of tiles of a block, padded to whole panels."""
         columns = self.blocking.tile.columns
         return ceil_div(self.blocking.lines * self.line, columns) * columns
 
     @property
     def workspace(self) -> int:
-        """Bytes of patches, of fp32, and products of a task."""
+        """Returns the size of a task's fp32 patches and products in bytes."""
         patches = self.places * self.window.channels * self.tiles
         return 4 * (patches + self.group * self.blocking.tile.rows * self.places * self.tiles)
 
@@ -123,7 +124,7 @@ def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: Arithmetic) -> 
     Args:
         unit: The target's vector registers.
         window: The convolution; its image is the one before.
-        arithmetic: What is multiplied.
+        arithmetic: The arithmetic of the products.
     """
     tiles = arithmetic.tiles
     tile = None if tiles is None else tiles.tile(window.filters, unit.lanes)

@@ -1,1 +1,1 @@
-"""Schedules for GPUs: how Relax operators become careful kernels."""
+"""Schedules Relax operators for GPUs as accurate kernels."""

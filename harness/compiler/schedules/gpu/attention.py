@@ -1,8 +1,8 @@
-"""Scaled dot-product attention that never stores its scores: online softmax, sums in two levels, all in fp32.
+"""Builds attention that never stores its scores: online softmax, sums in two levels, all in fp32.
 
 A block of threads takes a block of queries of one head and walks over the keys in steps. Queries, and the keys and
-values of a step, lie in shared memory; weights take the place of the keys that they came from. Of each query the
-highest score so far and the sum of weights are kept, and both with the result are rescaled when a higher score appears:
+values of a step, lie in shared memory; weights take the place of the keys that they came from. Each query has the
+highest score so far and the sum of weights, which are rescaled with the result when a higher score appears:
 
     score[key] = Σ_c key[key, c] · (scale · query[c])  (+ bias, -inf where masked)
     highest'   = max(highest, score of this step),  rescaling = exp(highest - highest')
@@ -10,13 +10,13 @@ highest score so far and the sum of weights are kept, and both with the result a
     total      = total · rescaling + Σ_key weight[key]
     result     = result · rescaling + Σ_key weight[key] · value[key]
 
-`highest` starts at the lowest finite number, so that no difference of infinities can occur: what is masked with -inf
+`highest` starts at the lowest finite number, so that no difference of infinities can occur: a key masked with -inf
 weighs nothing, and a query whose keys are all masked gives zero, as in PyTorch. The values of a step are added up in
-registers of their own and then to the result: sums in two levels. Where there are many steps, or nobody knows how many,
-those of a span are added up first: sums in three levels.
+registers of their own and then to the result: sums in two levels. With many steps, or a symbolic number of them, those
+of a span are added up first: sums in three levels.
 
-Where there are too few queries to keep a GPU busy, groups of threads share the keys of a step, each with a highest
-score, a total and a result of its own; they are merged when all keys are done.
+If there are too few queries to keep a GPU busy, groups of threads share the keys of a step, each with a highest score,
+a total and a result of its own; they are merged when all keys are done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tvm.script.ir_builder import tirx as T
 from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.graph import extents
-from harness.compiler.schedules.common.kernel import Argument, at_most, ceil_div, chunk_length, prim_func
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, chunk_length, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.gpu.folding import Operands
 from harness.compiler.schedules.gpu.loading import LANES, BoundOperand, QueryBlock
@@ -53,13 +53,13 @@ LOWEST = -3.4028234663852886e38
 """The lowest finite fp32 number."""
 
 _MOST_RESULTS = 128
-"""fp32 numbers of the result that a thread holds, with those of all levels of its sums."""
+"""Largest number of fp32 results in a thread, those of all levels of its sums included."""
 _MOST_SCORES = 32
-"""Scores of a step that a thread holds."""
+"""Largest number of scores of a step in a thread."""
 _SPAN = 64
-"""Steps of a span."""
+"""Number of steps of a span."""
 _MOST_STEPS = 4 * _SPAN
-"""Steps whose sums are added to the result one after the other; if there are more, spans are."""
+"""Largest number of steps whose sums are added to the result directly, without spans."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ class AttentionTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Returns the number of threads of a block."""
         return self.groups * self.rows * self.columns
 
     @property
     def rows_each(self) -> int:
-        """Queries of a thread."""
+        """Returns the number of queries of a thread."""
         return self.queries // self.rows
 
     @property
     def keys_each(self) -> int:
-        """Keys of a thread in a step."""
+        """Returns the number of keys of a thread in a step."""
         return self.keys // (self.groups * self.columns)
 
 
@@ -103,9 +103,9 @@ class Layout:
     Attributes:
         channels: Length of a row of queries or keys.
         width: Length of a row of values; every thread has the same number of vectors.
-        keys: Where keys, and then the weights, begin; queries lie before them.
-        values: Where values begin.
-        size: Size of the whole; when keys are done, results of groups lie there as well.
+        keys: Start of the keys, and then of the weights; queries lie before them.
+        values: Start of the values.
+        size: Total size; when keys are done, results of groups lie there as well.
     """
 
     channels: int
@@ -116,7 +116,7 @@ class Layout:
 
 
 def shared_layout(attention: Attention, tile: AttentionTile) -> Layout:
-    """Returns the shared memory of a block."""
+    """Returns the layout of a block's shared memory."""
     channels = 4 * ceil_div(attention.channels, 4)
     width = 4 * tile.columns * ceil_div(attention.width, 4 * tile.columns)
     keys = tile.queries * channels
@@ -126,11 +126,11 @@ def shared_layout(attention: Attention, tile: AttentionTile) -> Layout:
 
 
 def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionTile | None:
-    """Chooses how to divide the work; None if no way fits heads of this size.
+    """Chooses the tile of an attention; None if no tile fits heads of this size.
 
     Args:
-        attention: What is computed.
-        shared_bytes: Shared memory of a block at most.
+        attention: The problem.
+        shared_bytes: Largest shared memory of a block.
     """
     columns = 8 if attention.width <= 32 else 16
     longest = max(16, power_of_two(attention.keys)) if isinstance(attention.keys, int) else math.inf
@@ -139,9 +139,9 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
         AttentionTile(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)
     ]
     split = [AttentionTile(16, keys, 4, 4, 8) for keys in (32, 64)]
-    few = power_of_two(attention.queries)
-    narrow = [AttentionTile(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
-    if few <= 8:
+    row_count = power_of_two(attention.queries)
+    narrow = [AttentionTile(row_count, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
+    if row_count <= 8:
         candidates = [*narrow, *split, *wide]
     elif heads * ceil_div(attention.queries, 64) < MULTIPROCESSORS:
         candidates = [*split, *wide]
@@ -164,13 +164,13 @@ def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionT
 
 
 def _levels(attention: Attention, tile: AttentionTile) -> int:
-    """Levels of the sums of weighted values: steps and the result, with spans of steps between them if need be."""
+    """Returns the number of levels of the sums of weighted values: steps, result, and spans between them if needed."""
     keys = attention.keys
     return 2 if isinstance(keys, int) and ceil_div(keys, tile.keys) <= _MOST_STEPS else 3
 
 
 def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> tirx.PrimFunc:
-    """Builds the kernel, see `kernel_of`."""
+    """Builds the kernel (`kernel_of`) for fp32 arithmetic."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "groups": tile.groups, "threads": tile.threads}
     return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, tile))
 
@@ -181,12 +181,12 @@ def kernel_of(
     """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
 
     Args:
-        attention: What is computed.
-        operands: How queries, keys and values are loaded.
+        attention: The problem.
+        operands: Queries, keys and values as they are loaded.
         algorithm: Its name among the facts of the kernel.
-        tile: Queries and threads of a block, keys of a step, and whatever else describes how the work is divided.
-        emitter: (attention, queries, thread, buffer of the bias in a list, result) → what has `emit`, of three
-            operands; the attention's number of keys is a variable of the kernel if it is symbolic.
+        tile: Queries and threads of a block, keys of a step, and other sizes of the tile, by name.
+        emitter: Takes attention, queries, thread, the bias's buffer in a list, and result; returns an object whose
+            `emit` takes three operands. A symbolic number of keys is a variable of the kernel.
     """
     heads, queries = attention.heads, tile["queries"]
     blocks = ceil_div(attention.queries, queries)
@@ -196,8 +196,8 @@ def kernel_of(
         sources = [BoundOperand(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
-            own = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
-            emitter(_counted(attention), own, thread, inputs[len(operands.inputs) :], result).emit(*sources)
+            query_block = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
+            emitter(_counted(attention), query_block, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
     info = kernel_info.attention(
         algorithm,
@@ -213,7 +213,7 @@ def kernel_of(
 
 
 def _counted(attention: Attention) -> Attention:
-    """Emits variables of 32 bits for the number of keys, and for the diagonal that depends on it, if it is symbolic."""
+    """Emits 32-bit variables for a symbolic number of keys, and for the diagonal that depends on it."""
     if isinstance(attention.keys, int):
         return attention
     keys, diagonal = T.Bind(T.Cast("int32", attention.keys)), attention.diagonal
@@ -223,7 +223,7 @@ def _counted(attention: Attention) -> Attention:
 
 
 def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
-    """Returns the tensors of a kernel, the result last; a call passes their `free_variables` before that as well."""
+    """Returns the tensors of a kernel, the result last; a call passes their `free_variables` before it."""
     result = (attention.batch, attention.queries, attention.heads, attention.width)
     return [
         *(Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(operands.inputs)),
@@ -233,33 +233,33 @@ def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
 
 
 def comes_out_even(count: Any, part: int) -> bool:
-    """Whether so many are whole parts, as far as is known."""
+    """Returns whether `part` divides the count, as far as it is known."""
     return isinstance(count, int) and count % part == 0
 
 
 def masked(
     attention: Attention, bias: Any, block: QueryBlock, score: Any, query: Any, key: Any, queries: int, keys: int
 ) -> Any:
-    """Adds the bias to the score of a query and a key; the result is -inf where it is masked.
+    """Adds the bias to the score of a query and a key; the result is -inf for a masked key.
 
     Args:
-        attention: What is computed.
+        attention: The problem.
         bias: The buffer of the bias, if there is one, in a list.
         block: Batch and head.
         score: The score without bias.
         query: Position of the query.
         key: Position of the key.
-        queries: Queries of a block, which may reach beyond the last.
-        keys: Keys of a step, which may as well.
+        queries: Queries of a block, which may extend beyond the last one.
+        keys: Keys of a step, which may extend beyond the last one.
     """
     if attention.bias is not None:
         row = T.min(query, attention.queries - 1) if attention.queries % queries else query
         column = key if comes_out_even(attention.keys, keys) else T.min(key, attention.keys - 1)
         index = (block.batch, block.head, row, column)[4 - len(attention.bias) :]
         broadcast = [isinstance(extent, int) and extent == 1 for extent in attention.bias]
-        stored = bias[0][tuple(0 if once else x for once, x in zip(broadcast, index, strict=True))]
+        bias_value = bias[0][tuple(0 if is_broadcast else x for is_broadcast, x in zip(broadcast, index, strict=True))]
         masks = attention.bias_dtype == "bool"
-        score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
+        score = T.Select(bias_value, score, fp32(-math.inf)) if masks else score + fp32(bias_value)
     if attention.diagonal is not None:
         score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
     if not comes_out_even(attention.keys, keys):
@@ -268,24 +268,24 @@ def masked(
 
 
 def _parts_of(count: Any, part: int) -> Any:
-    """Emits ⌈count / part⌉ of what is not negative; TVM's code generation fails on `//` of what it does not know."""
+    """Emits ⌈count / part⌉ for count ≥ 0; TVM's code generation fails on `//` of values of unknown sign."""
     return ceil_div(count, part) if isinstance(count, int) else T.Bind(T.truncdiv(count + (part - 1), part))
 
 
 def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> Any:
-    """Counts the steps over the keys that any query of a block sees.
+    """Returns the number of steps over the keys that any query of a block sees.
 
     Args:
-        attention: What is computed.
+        attention: The problem.
         queries: Queries of a block.
         keys: Keys of a step.
         block: The block's queries.
     """
-    every = _parts_of(attention.keys, keys)
+    step_count = _parts_of(attention.keys, keys)
     if attention.diagonal is None:
-        return every
-    seen = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
-    return T.Bind(T.max(0, T.min(every, (seen + (keys - 1)) // keys)))
+        return step_count
+    visible_keys = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
+    return T.Bind(T.max(0, T.min(step_count, (visible_keys + (keys - 1)) // keys)))
 
 
 class _Emitter:
@@ -303,8 +303,8 @@ class _Emitter:
         self.group = T.Bind(thread // (tile.columns * tile.rows)) if tile.groups > 1 else 0
         # Vectors of keys are permuted within their row, so that threads that read other rows meet other banks; weights
         # likewise, so that rows of threads that write at once do.
-        whole = self.layout.channels // 4
-        self.key_twist = min(whole & -whole, 8)
+        vectors_per_row = self.layout.channels // 4
+        self.key_twist = min(vectors_per_row & -vectors_per_row, 8)
         rows_at_once = min(32 // tile.columns, tile.rows, max(1, self.group_keys // tile.columns))
         self.weight_twist = thread // tile.columns % rows_at_once * tile.columns if rows_at_once > 1 else 0
         self.vectors = self.layout.width // (4 * tile.columns)
@@ -349,22 +349,22 @@ class _Emitter:
         self._multiply_values()
         barrier()
 
-    def _add_spans(self, steps: Any, each: Callable[[Any], None]) -> None:
-        """Emits `each(step)` for all steps; totals and results of a span begin at zero, and are added when it ends."""
+    def _add_spans(self, steps: Any, emit_step: Callable[[Any], None]) -> None:
+        """Emits `emit_step(step)` for all steps; each span begins at zero and is added to the total when it ends."""
         rows, width = self.tile.rows_each, 4 * self.vectors
-        totals, results, before = local(rows), local(rows * width), local(rows)
+        totals, results, previous = local(rows), local(rows * width), local(rows)
         fill(totals)
         fill(results)
         with T.serial(0, _parts_of(steps, _SPAN)) as span:
             for i in range(rows):
-                T.buffer_store(before, self.highest[i], [i])
+                T.buffer_store(previous, self.highest[i], [i])
             with T.serial(0, T.min(_SPAN, steps - span * _SPAN)) as step:
-                each(span * _SPAN + step)
+                emit_step(span * _SPAN + step)
             for i in range(rows):
-                T.buffer_store(before, T.exp(before[i] - self.highest[i]), [i])
-                T.buffer_store(totals, totals[i] * before[i] + self.totals[i], [i])
+                T.buffer_store(previous, T.exp(previous[i] - self.highest[i]), [i])
+                T.buffer_store(totals, totals[i] * previous[i] + self.totals[i], [i])
                 for n in range(i * width, (i + 1) * width):
-                    T.buffer_store(results, results[n] * before[i] + self.results[n], [n])
+                    T.buffer_store(results, results[n] * previous[i] + self.results[n], [n])
             fill(self.totals)
             fill(self.results)
         self.totals, self.results = totals, results
@@ -375,90 +375,92 @@ class _Emitter:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         width = self.layout.width if base == self.layout.values else self.layout.channels
-        whole, threads = width // LANES, self.tile.threads
+        vectors_per_row, threads = width // LANES, self.tile.threads
 
         def copy(index: Any) -> None:
-            row, vector = T.Bind(index // whole), T.Bind(index % whole)
+            row, vector = T.Bind(index // vectors_per_row), T.Bind(index % vectors_per_row)
             position = T.Bind(first + row)
             limit = None if comes_out_even(length, rows) else length
             values = source.load(self.block, position, vector, limit=limit, padded=width > channels)
-            staged = local(LANES)
+            vector_registers = local(LANES)
             for v, value in enumerate(values):
-                T.buffer_store(staged, _scaled(fp32(value), scale), [v])
+                T.buffer_store(vector_registers, _scaled(fp32(value), scale), [v])
             target = base + row * width + LANES * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
             with T.vectorized(0, LANES) as v:
-                T.buffer_store(self.shared, staged[v], [target + v])
+                T.buffer_store(self.shared, vector_registers[v], [target + v])
 
-        _each(rows * whole, threads, self.thread, copy)
+        _divide_among_threads(rows * vectors_per_row, threads, self.thread, copy)
 
     def _multiply_keys(self) -> None:
-        """Emits the scores of the thread's queries and keys, of many channels as sums in two levels."""
+        """Emits the scores of the thread's queries and keys; many channels are summed in two levels."""
         vectors = self.layout.channels // 4
         chunks = ceil_div(4 * vectors, chunk_length(4 * vectors))
         if chunks == 1:
             self._add_products(self.scores, 0, vectors)
             return
-        count, each = self.tile.rows_each * self.tile.keys_each, ceil_div(vectors, chunks)
+        count, vectors_per_chunk = self.tile.rows_each * self.tile.keys_each, ceil_div(vectors, chunks)
         sums = local(count)
         fill(self.scores)
         with T.serial(0, chunks) as c:
-            self._add_products(sums, c * each, at_most(each, vectors, c * each))
+            self._add_products(
+                sums, c * vectors_per_chunk, tail_extent(vectors_per_chunk, vectors, c * vectors_per_chunk)
+            )
             for n in range(count):
                 _accumulate(self.scores, n, sums[n])
 
     def _add_products(self, sums: tirx.Buffer, first: Any, count: Any) -> None:
-        """Emits the sums of products of some vectors of the channels, in place of what the registers hold."""
+        """Overwrites the registers with the sums of products over some vectors of channels."""
         tile, channels = self.tile, self.layout.channels
-        each = tile.keys_each
-        keys, queries = local(4 * each), local(4)
+        keys_each = tile.keys_each
+        keys, queries = local(4 * keys_each), local(4)
         row = self.layout.keys + (self.group * self.group_keys + self.column) * channels
         fill(sums)
         with T.serial(0, count) as n:
             vector = first + n
             place = T.bitwise_xor(vector, self.column % self.key_twist) if self.key_twist > 1 else vector
-            for j in range(each):
+            for j in range(keys_each):
                 self._take(keys, 4 * j, row + tile.columns * j * channels + 4 * place)
             for i in range(tile.rows_each):
                 self._take(queries, 0, (self.row + i) * channels + 4 * vector)
-                for j in range(each):
+                for j in range(keys_each):
                     for v in range(4):
-                        _accumulate(sums, i * each + j, queries[v] * keys[4 * j + v])
+                        _accumulate(sums, i * keys_each + j, queries[v] * keys[4 * j + v])
 
     def _weigh(self, first: Any) -> None:
-        """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
-        tile, each = self.tile, self.tile.keys_each
+        """Replaces scores by weights, and rescales the sums of smaller weights."""
+        tile, keys_each = self.tile, self.tile.keys_each
         column = self.group * self.group_keys + self.column
         tops = []
         for i in range(tile.rows_each):
             query = self.block.first + self.row + i
-            for j in range(each):
-                key, score = first + column + tile.columns * j, self.scores[i * each + j]
+            for j in range(keys_each):
+                key, score = first + column + tile.columns * j, self.scores[i * keys_each + j]
                 score = masked(self.attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
-                T.buffer_store(self.scores, score, [i * each + j])
-            top = self.scores[i * each]
-            for j in range(1, each):
-                top = T.max(top, self.scores[i * each + j])
+                T.buffer_store(self.scores, score, [i * keys_each + j])
+            top = self.scores[i * keys_each]
+            for j in range(1, keys_each):
+                top = T.max(top, self.scores[i * keys_each + j])
             tops.append(top)
         tops = merge_lanes(tops, [T.max] * len(tops), tile.columns, self.thread)
-        before = local(1)
+        previous = local(1)
         for i, top in enumerate(tops):
-            T.buffer_store(before, self.highest[i], [0])
-            T.buffer_store(self.highest, T.max(before[0], top), [i])
-            T.buffer_store(before, T.exp(before[0] - self.highest[i]), [0])
+            T.buffer_store(previous, self.highest[i], [0])
+            T.buffer_store(self.highest, T.max(previous[0], top), [i])
+            T.buffer_store(previous, T.exp(previous[0] - self.highest[i]), [0])
             for n in range(4 * self.vectors):
-                at = i * 4 * self.vectors + n
-                T.buffer_store(self.results, self.results[at] * before[0], [at])
-            T.buffer_store(self.totals, self.totals[i] * before[0], [i])
-            for j in range(each):
-                at = i * each + j
-                T.buffer_store(self.scores, T.exp(self.scores[at] - self.highest[i]), [at])
+                index = i * 4 * self.vectors + n
+                T.buffer_store(self.results, self.results[index] * previous[0], [index])
+            T.buffer_store(self.totals, self.totals[i] * previous[0], [i])
+            for j in range(keys_each):
+                index = i * keys_each + j
+                T.buffer_store(self.scores, T.exp(self.scores[index] - self.highest[i]), [index])
                 place = column + tile.columns * j
                 if not isinstance(self.weight_twist, int):
                     place = T.bitwise_xor(place, self.weight_twist)
-                T.buffer_store(self.shared, self.scores[at], [self.layout.keys + (self.row + i) * tile.keys + place])
-            weights = self.scores[i * each]
-            for j in range(1, each):
-                weights = weights + self.scores[i * each + j]
+                T.buffer_store(self.shared, self.scores[index], [self.layout.keys + (self.row + i) * tile.keys + place])
+            weights = self.scores[i * keys_each]
+            for j in range(1, keys_each):
+                weights = weights + self.scores[i * keys_each + j]
             _accumulate(self.totals, i, weights)
 
     def _multiply_values(self) -> None:
@@ -529,20 +531,20 @@ class _Emitter:
                     _accumulate(sums, v, factor[0] * part[v])
             self._write(query, vector, [sums[v] for v in range(4)], total[0])
 
-        _each(tile.queries * width // 4, tile.threads, self.thread, merge)
+        _divide_among_threads(tile.queries * width // 4, tile.threads, self.thread, merge)
 
     def _write(self, row: Any, vector: Any, values: list[Any], total: Any) -> None:
         """Emits the store of four channels of a query's result, divided by the sum of weights."""
         attention = self.attention
         width, dtype = attention.width, attention.dtype
         query = self.block.first + row
-        staged = local(4, dtype)
+        vector_registers = local(4, dtype)
         for v, value in enumerate(values):
             mean = T.Select(tirx.EQ(total, fp32(0.0)), fp32(0.0), value / total)
-            T.buffer_store(staged, converted(mean, dtype), [v])
+            T.buffer_store(vector_registers, converted(mean, dtype), [v])
 
         def store(v: Any) -> None:
-            T.buffer_store(self.result, staged[v], [self.block.batch, query, self.block.head, 4 * vector + v])
+            T.buffer_store(self.result, vector_registers[v], [self.block.batch, query, self.block.head, 4 * vector + v])
 
         conditions = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
@@ -551,10 +553,10 @@ class _Emitter:
             for v in range(4):
                 when([*conditions, 4 * vector + v < width], partial(store, v))
 
-    def _take(self, registers: tirx.Buffer, at: int, place: Any) -> None:
+    def _take(self, registers: tirx.Buffer, offset: int, place: Any) -> None:
         """Emits the copy of a vector of four from shared memory."""
         with T.vectorized(0, 4) as v:
-            T.buffer_store(registers, self.shared[place + v], [at + v])
+            T.buffer_store(registers, self.shared[place + v], [offset + v])
 
 
 def _vector(body: Callable[[Any], None]) -> None:
@@ -563,7 +565,7 @@ def _vector(body: Callable[[Any], None]) -> None:
 
 
 def when(conditions: list[Any], body: Callable[[], None]) -> None:
-    """Emits the body, under all of the conditions."""
+    """Emits the body under all of the conditions."""
     if not conditions:
         body()
         return
@@ -571,7 +573,7 @@ def when(conditions: list[Any], body: Callable[[], None]) -> None:
         body()
 
 
-def _each(count: int, threads: int, thread: Any, body: Callable[[Any], None]) -> None:
+def _divide_among_threads(count: int, threads: int, thread: Any, body: Callable[[Any], None]) -> None:
     """Emits `body(index)` for 0 … count, divided among the threads."""
     with T.serial(0, ceil_div(count, threads)) as n:
         index = T.Bind(n * threads + thread)
@@ -579,13 +581,13 @@ def _each(count: int, threads: int, thread: Any, body: Callable[[Any], None]) ->
 
 
 def fill(registers: tirx.Buffer) -> None:
-    """Emits zeros in all of the registers."""
+    """Emits zeros in all registers."""
     for n in range(int(registers.shape[0])):
         T.buffer_store(registers, fp32(0.0), [n])
 
 
-def _accumulate(registers: tirx.Buffer, at: int, value: Any) -> None:
-    T.buffer_store(registers, registers[at] + value, [at])
+def _accumulate(registers: tirx.Buffer, index: int, value: Any) -> None:
+    T.buffer_store(registers, registers[index] + value, [index])
 
 
 def _scaled(value: Any, scale: float) -> Any:

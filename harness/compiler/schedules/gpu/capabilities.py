@@ -1,4 +1,4 @@
-"""What schedules ask of a GPU: capabilities that TVM's target names among its keys, whatever its kind is."""
+"""Defines the capabilities of a GPU that schedules depend on; a TVM target names them among its keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ TENSOR_CORES = "tensor_cores"
 """Warps multiply fragments of float16 or bfloat16 with sums in float32, by CUDA's instructions."""
 
 VECTORS_OF_FOUR = "vectors_of_four"
-"""A vector has four elements at most."""
+"""A vector has at most four elements."""
 
 
 def has(target: Any, capability: str) -> bool:
-    """Whether TVM's target has a capability; without a target there is none."""
+    """Returns whether TVM's target has a capability; False without a target."""
     return target is not None and capability in map(str, target.keys)

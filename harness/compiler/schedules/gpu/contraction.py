@@ -1,8 +1,8 @@
-"""Recognizes a sum of products in the loops of a kernel, whatever its operands and whatever follows it.
+"""Recognizes a sum of products in the loops of a kernel, for any operands and any epilogue.
 
     result[place(b, i, j)] = finish(Σ_k left(b, i, k) · right(b, k, j))
 
-A linear layer, a matrix product, a convolution and a transposed one all are such sums: an operand's element is an
+Linear layers, matrix products, convolutions and transposed convolutions are such sums: an operand's element is an
 expression of the loop variables, with a condition where an image is padded.
 """
 
@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 Values = dict[tirx.Var, Any]
-"""Expressions by the loop variables that they stand for."""
+"""Expressions by the loop variables that they replace."""
 
 _REDUCTION = 2
 """`tirx.IterVar.CommReduce`."""
@@ -25,18 +25,18 @@ _REDUCTION = 2
 
 @dataclass(frozen=True)
 class Group:
-    """Loop variables that are walked as one index, the last one fastest."""
+    """Loop variables that form one index, the last one fastest."""
 
     variables: tuple[tirx.Var, ...]
     extents: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of values of the index."""
+        """Returns the number of values of the index."""
         return math.prod(self.extents)
 
     def values(self, index: Any) -> Values:
-        """Returns the variables at a value of the index."""
+        """Returns the variables' values for a value of the index."""
         values: Values = {}
         stride = self.size
         for variable, extent in zip(self.variables, self.extents, strict=True):
@@ -48,12 +48,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Element:
-    """An element of a tensor for each value of the loop variables: something that is loaded, or stored to.
+    """An element of a tensor for each value of the loop variables, which is loaded or stored.
 
     Attributes:
         tensor: The tensor.
-        index: Into it, in loop variables.
-        value: What is stored, or the element itself.
+        index: Its index in terms of loop variables.
+        value: The stored value, or the loaded element.
     """
 
     tensor: tirx.Var
@@ -63,7 +63,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Strides:
-    """Where the elements of a tensor lie, if that is a sum of multiples of the digits of each group's index.
+    """The offsets of a tensor's elements, as sums of multiples of the digits of each group's index.
 
     Attributes:
         start: Offset of the first element.
@@ -93,15 +93,15 @@ class Strides:
 
 
 def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
-    """Returns where the elements of a tensor lie; None if that is not linear in the loop variables."""
+    """Returns the offsets of a tensor's elements; None if they are not linear in the loop variables."""
     offset: Any = _number(0)
-    for at, size in zip(element.index, element.tensor.ty.shape, strict=True):
-        offset = offset * int(size) + at
+    for index, size in zip(element.index, element.tensor.ty.shape, strict=True):
+        offset = offset * int(size) + index
     analyzer = sym.Analyzer()
     for group in groups:
         for variable, extent in zip(group.variables, group.extents, strict=True):
             analyzer.bind(variable, ir.Range(0, extent))
-    rest, found = offset, []
+    rest, digits_of_groups = offset, []
     for group in groups:
         digits: list[tuple[int, int]] = []
         for variable, extent in zip(group.variables, group.extents, strict=True):
@@ -118,9 +118,9 @@ def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
                 digits[-1] = (digits[-1][0] * extent, step)
             else:
                 digits.append((extent, step))
-        found.append(tuple(digits))
+        digits_of_groups.append(tuple(digits))
     start = _constant(analyzer.simplify(rest))
-    return None if start is None else Strides(start, tuple(found))
+    return None if start is None else Strides(start, tuple(digits_of_groups))
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Contraction:
         batch, rows, columns: Loop variables that both operands depend on, the left one alone, the right one alone.
         terms: Loop variables of the sum.
         left, right: Expressions for an element of the operands.
-        total: Stands for the sum in what is stored.
+        total: Variable for the sum in the stored value.
         result: The element that is stored.
     """
 
@@ -147,30 +147,30 @@ class Contraction:
     result: Element
 
     def transposed(self) -> Contraction:
-        """Exchanges left and right."""
+        """Returns the contraction with left and right exchanged."""
         return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
 
 
 def substituted(expression: Any, values: Mapping[tirx.Var, Any]) -> Any:
-    """Substitutes other expressions for variables."""
+    """Returns an expression with variables replaced."""
     return tvm_ffi.structural_map(expression, (tirx.Var, lambda variable: values.get(variable, variable)))
 
 
 def stored(operand: Any) -> Any:
-    """Returns an operand before it is converted to the type of the sum."""
+    """Returns an operand before its conversion to the type of the sum."""
     return operand.value if isinstance(operand, tirx.Cast) else operand
 
 
 def plain_load(operand: Any) -> Element | None:
-    """Returns the element that an operand is; None if more is computed."""
+    """Returns the element that an operand loads; None if it computes more."""
     return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, ir.TensorLoad) else None
 
 
 def recognized(function: tirx.PrimFunc) -> Contraction | None:
-    """Returns the sum of products that a kernel is; None if it is anything else, or of unknown extents.
+    """Returns the sum of products that a kernel computes; None if it computes anything else or has symbolic extents.
 
     Args:
-        function: As fused: one reduction, what is computed of its operands before and of its result afterwards.
+        function: A fused function: one reduction, with computations of its operands before and of its result after it.
     """
     try:
         narrow = tirx.transform.ForceNarrowIndexToInt32()(_as_module(function))
@@ -201,7 +201,7 @@ def recognized(function: tirx.PrimFunc) -> Contraction | None:
     units: Values = {v.var: _number(0) for v in variables if int(v.dom.extent) == 1}
     left, right = substituted(left, units), substituted(right, units)
     result = Element(result.tensor, tuple(substituted(list(result.index), units)), substituted(result.value, units))
-    found = Contraction(
+    contraction = Contraction(
         parameters=tuple(narrow["main"].params),
         batch=group(v for v in spatial if v.var in of_left and v.var in of_right),
         rows=group(v for v in spatial if v.var not in of_right),
@@ -213,8 +213,8 @@ def recognized(function: tirx.PrimFunc) -> Contraction | None:
         result=result,
     )
     # Neighbouring threads take neighbouring columns: they should store what lies together.
-    stored = strides(result, (found.batch, found.rows, found.columns))
-    return found.transposed() if stored is not None and stored.runs_along(1) else found
+    stored = strides(result, (contraction.batch, contraction.rows, contraction.columns))
+    return contraction.transposed() if stored is not None and stored.runs_along(1) else contraction
 
 
 def _as_module(function: tirx.PrimFunc) -> Any:
@@ -224,21 +224,21 @@ def _as_module(function: tirx.PrimFunc) -> Any:
 
 
 def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
-    """Inlines all blocks but the only reduction and the one that stores the result (None: the reduction does)."""
+    """Inlines all blocks but the reduction and the block that stores the result (None: the reduction stores it)."""
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     kinds = [any(v.iter_type == _REDUCTION for v in schedule.get(block).iter_vars) for block in blocks]
     if kinds.count(True) != 1:
         return None
-    at = kinds.index(True)
-    for block in [*blocks[:at], *blocks[at + 1 : -1]]:
+    reduction_number = kinds.index(True)
+    for block in [*blocks[:reduction_number], *blocks[reduction_number + 1 : -1]]:
         schedule.compute_inline(block)
-    reduction = schedule.get(blocks[at])
-    last = None if at == len(blocks) - 1 else schedule.get(blocks[-1])
+    reduction = schedule.get(blocks[reduction_number])
+    last = None if reduction_number == len(blocks) - 1 else schedule.get(blocks[-1])
     return reduction, last
 
 
 def _product(block: Any) -> tuple[Any, Any] | None:
-    """Returns the factors of what a block adds up, beginning with zero."""
+    """Returns the factors of the products that a block sums, beginning with zero."""
     store, init = block.body, block.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
         return None
@@ -251,7 +251,7 @@ def _product(block: Any) -> tuple[Any, Any] | None:
 
 
 def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
-    """Returns what is stored for a sum, in the variables of its loops; None if that cannot be told."""
+    """Returns the value stored for a sum, in the variables of its loops; None if it is not recognized."""
     place = tuple(reduction.body.indices)
     if last is None:
         return Element(reduction.body.buffer, place, total)
@@ -282,9 +282,9 @@ def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
 
 
 def _variables(expression: Any) -> set[tirx.Var]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, lambda node: found.append(node) if isinstance(node, tirx.Var) else None)
-    return set(found)
+    variables: list[Any] = []
+    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, tirx.Var) else None)
+    return set(variables)
 
 
 def _number(value: int) -> Any:

@@ -1,10 +1,10 @@
-"""Operands of attention that need no pass over memory: moved, widened or rotated while a block loads them.
+"""Folds operands of attention, which are moved, widened or rotated while a block loads them.
 
-An operand is followed back through what only moves elements (slices of one product of queries, keys and values,
-permutations) and through a little arithmetic (rotary position encoding), as on the CPU (`common.folding`). Moving costs
-nothing. Arithmetic is done again by every block that loads the operand: once for queries, and for keys once for each
-block of queries of a head. It replaces a pass that reads and writes the operand, as long as it is the shorter of the
-two by the counts in `pays`.
+An operand is followed back through operations that only move elements (slices of one product of queries, keys and
+values, permutations) and through a little arithmetic (rotary position encoding), as on the CPU (`common.folding`).
+Moving costs nothing. Arithmetic is done again by every block that loads the operand: once for queries, and for keys
+once for each block of queries of a head. It replaces a pass that reads and writes the operand, as long as it is the
+shorter of the two by the counts in `pays`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.compiler.schedules.common.graph import between, facts_of, is_call, 
 from harness.compiler.schedules.common.scope import Scope
 
 _PER_BYTE = 8
-"""Instructions of a thread in the time of a byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""
+"""Instructions of a thread in the time of one byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""
 
 _PRODUCTS = frozenset(f"relax.{name}" for name in ("matmul", "nn.conv2d", "nn.conv2d_transpose"))
 _UNARY = frozenset(f"relax.{name}" for name in ("nn.relu", "nn.gelu", "nn.silu", "sigmoid", "negative"))
@@ -31,12 +31,12 @@ _FINISHES = frozenset((*_UNARY, *BINARY, "relax.astype"))
 
 
 def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
-    """Returns whether computing an operand where it is loaded takes less time than a pass that reads and writes it.
+    """Returns whether computing an operand in its load takes less time than a pass that reads and writes it.
 
     Args:
         folded: The operand.
         item_bytes: Bytes of an element.
-        turns: How often each element is loaded.
+        turns: Number of loads of each element.
     """
     return folded.operations * turns <= 2 * item_bytes * _PER_BYTE
 
@@ -54,14 +54,14 @@ def follow(folded: Folded, channels: int) -> bool:
 
 
 def _asks(value: Any) -> bool:
-    found: list[Any] = []
+    calls: list[Any] = []
 
     def collect(part: Any) -> None:
         if isinstance(part, ir.Call) and getattr(part.op, "name", "").endswith("if_then_else"):
-            found.append(part)
+            calls.append(part)
 
     tvm_ffi.structural_walk(value, collect)
-    return bool(found)
+    return bool(calls)
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,20 @@ class Operands:
 
     @property
     def all(self) -> tuple[Folded, Folded, Folded]:
-        """All three."""
+        """Returns queries, keys and values."""
         return self.query, self.key, self.value
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """The tensors that they read from memory, each once."""
-        found: list[relax.Expr] = []
+        """Returns the tensors in memory that the operands read, each once."""
+        inputs: list[relax.Expr] = []
         for value in (value for folded in self.all for value in folded.inputs):
-            if not any(value.same_as(other) for other in found):
-                found.append(value)
-        return tuple(found)
+            if not any(value.same_as(known_input) for known_input in inputs):
+                inputs.append(value)
+        return tuple(inputs)
 
     def places(self, folded: Folded) -> list[int]:
-        """Returns which of the inputs an operand reads."""
+        """Returns the numbers of the inputs that an operand reads."""
         return [next(n for n, x in enumerate(self.inputs) if x.same_as(value)) for value in folded.inputs]
 
 
@@ -107,7 +107,7 @@ class Folding:
         Args:
             attention: The variable.
             item_bytes: Bytes of an element of an operand.
-            turns: How often keys and values are loaded: blocks of queries of a head.
+            turns: Number of loads of keys and values: blocks of queries of a head.
         """
         arguments = self.bindings[attention].args[:3]
         scope = self._scope
@@ -141,22 +141,22 @@ class Folding:
         return fold(replace(scope, results=scope.results | computed), value)
 
     def _inside(self, scope: Scope, value: relax.Expr, folded: Folded) -> set[relax.Var]:
-        """Returns the variables between an operand and what it reads from memory."""
+        """Returns the variables between an operand and its inputs in memory."""
         # One call rotates queries and keys: of the other operand nothing is followed beyond what is stored.
         return set(between(self.bindings, value, (*folded.inputs, *scope.results)))
 
     def _computes(self, scope: Scope, variable: relax.Var) -> bool:
-        """Returns whether a variable takes arithmetic, from what is in memory."""
+        """Returns whether a variable's value takes arithmetic on its inputs in memory."""
         if is_call(self.bindings[variable], "relax.call_tir"):
             return True
         return can_fold(variable) and fold(scope, variable).operations > 0
 
 
 def _finished_products(bindings: Mapping[relax.Var, relax.Expr]) -> set[relax.Var]:
-    """Returns what products store: their sums, with what happens to those in the same kernel."""
-    found: set[relax.Var] = set()
+    """Returns the variables of products, with the epilogues in the same kernel."""
+    products: set[relax.Var] = set()
     for variable, value in bindings.items():
         operands = value.args if is_call(value, *_FINISHES) else []
-        if is_call(value, *_PRODUCTS) or any(isinstance(x, relax.Var) and x in found for x in operands):
-            found.add(variable)
-    return found
+        if is_call(value, *_PRODUCTS) or any(isinstance(x, relax.Var) and x in products for x in operands):
+            products.add(variable)
+    return products

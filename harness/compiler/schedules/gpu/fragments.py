@@ -1,15 +1,15 @@
-"""Warp-wide instructions on fragments whose layout is known: products of half operands, and loads of their operands.
+"""Emits warp-wide instructions on fragments of known layout: products of half operands, and loads of operands.
 
-TVM's `tvm_mma_sync` hides where in a fragment an element lies. Here it is known (PTX ISA, matrix fragments for
-mma.m16n8k16), so that what one product gives can be computed with in registers and be an operand of the next. With
-row = lane / 4 and pair = 2 · (lane % 4), a lane holds
+TVM's `tvm_mma_sync` hides the layout of a fragment. Here it is known (PTX ISA, matrix fragments for mma.m16n8k16), so
+that the result of a product can be changed in registers and be an operand of the next product. With row = lane / 4 and
+pair = 2 · (lane % 4), a lane holds
 
     sums [16, 8]:     (row, pair) (row, pair + 1) (row + 8, pair) (row + 8, pair + 1), fp32
     left [16, 16]:    (row, pair…) (row + 8, pair…) (row, pair + 8…) (row + 8, pair + 8…), two neighbours in 32 bits
     right [16, 8]:    (pair…, row) (pair + 8…, row), likewise, neighbours along the terms
 
-The instructions are those of sm_80 and later. Where there is no CUDA compiler,
-`harness/compiler/targets/headers/cuda/mma.h` has the functions.
+The instructions need sm_80 or later. Without a CUDA compiler, `harness/compiler/targets/headers/cuda/mma.h` has the
+functions.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _TYPES = {"float16": "half", "bfloat16": "nv_bfloat16"}
 _PACKING = {"float16": "__half2 pair = __floats2half2_rn", "bfloat16": "__nv_bfloat162 pair = __floats2bfloat162_rn"}
 
 
-def multiply(dtype: str, sums: tirx.Buffer, at: int, left: tirx.Buffer, first: int, right: tirx.Buffer, n: int) -> None:
+def multiply(
+    dtype: str, sums: tirx.Buffer, sum_register: int, left: tirx.Buffer, first: int, right: tirx.Buffer, n: int
+) -> None:
     """Emits sums += left · right, for 16 rows, 8 columns and 16 terms of a warp.
 
     Args:
         dtype: Element type of the operands.
         sums: fp32 registers.
-        at: First of the four registers of the sums.
+        sum_register: First of the four registers of the sums.
         left: Registers of 32 bits.
         first: First of the four registers of the left operand.
         right: Registers of 32 bits.
@@ -55,7 +57,11 @@ static inline void {name}(float* d, const unsigned* a, const unsigned* b) {{
 }}
 #endif
 """
-    pointers = (sums.access_ptr("rw", offset=at), left.access_ptr("r", offset=first), right.access_ptr("r", offset=n))
+    pointers = (
+        sums.access_ptr("rw", offset=sum_register),
+        left.access_ptr("r", offset=first),
+        right.access_ptr("r", offset=n),
+    )
     T.evaluate(cuda_func_call(name, *pointers, source_code=source))
 
 
@@ -67,7 +73,7 @@ def load(dtype: str, registers: tirx.Buffer, first: int, row: Any, *, transposed
         registers: Registers of 32 bits.
         first: First of the four registers.
         row: Pointer to 16 bytes: row `lane % 8` of matrix `lane / 8`.
-        transposed: A lane gets neighbours along the columns of a matrix, not along its rows.
+        transposed: Whether a lane gets neighbours along the columns of a matrix, not along its rows.
     """
     name = f"load_{SHORT[dtype]}{'_transposed' if transposed else ''}_matrix_sync"
     transposition = ".trans" if transposed else ""
@@ -91,7 +97,7 @@ static inline void {name}(unsigned* d, const void* row) {{
 
 
 def packed(dtype: str, low: Any, high: Any) -> Any:
-    """Rounds two fp32 values and packs them in 32 bits."""
+    """Rounds two fp32 values and packs them into 32 bits."""
     name = f"pack_{SHORT[dtype]}"
     source = f"""
 #ifdef __CUDACC__

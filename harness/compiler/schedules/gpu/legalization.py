@@ -1,4 +1,4 @@
-"""Legalizations in place of TVM's: transposed convolutions that are products, and attention of half operands."""
+"""Legalizes operators in place of TVM: transposed convolutions as products, and attention of half operands."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from harness.core.precision import HALF_DTYPES
 def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Legalizes a transposed convolution whose stride is its kernel: a product over pixels, which is scattered.
 
-    No two pixels meet in the result. TVM's legalization would stretch the image with zeros and convolve it, which is
-    as many multiplications again as the kernel has pixels.
+    No two pixels meet in the result. TVM's legalization would insert zeros into the image and convolve it, with as many
+    times the multiplications as the kernel has pixels.
     """
     attrs, (image, weight) = call.attrs, call.args
     shape, result = tuple(weight.ty.shape), str(call.ty.dtype)
@@ -50,7 +50,7 @@ def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Exp
 def attention(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Legalizes attention that no kernel of this project takes; half operands are widened, the result is rounded.
 
-    TVM's legalization would add half operands up in half.
+    TVM's legalization would sum half operands in half precision.
     """
     dtype = str(call.args[0].ty.dtype)
     if dtype not in HALF_DTYPES:

@@ -1,4 +1,4 @@
-"""Reductions of lines of memory by neighbouring threads: partial results per thread, then a tree over threads.
+"""Reduces lines of memory by neighbouring threads: partial results per thread, then a tree over threads.
 
 A line is reduced by a power of two of threads of one block; several short lines share a block. A line that fits is read
 once and stays in registers, a longer one is read again in each pass, from a cache.
@@ -18,17 +18,17 @@ from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.gpu.threads import WARP, Merge, fp32, launch, local, merge_threads, power_of_two
 
 CHUNK = 4096
-"""Elements that one block reduces where a line is cut among blocks: all of them stay in registers."""
+"""Elements that one block reduces if a line is split among blocks; all of them stay in registers."""
 LONGEST = 2 * CHUNK
-"""Elements of a line beyond which it is cut."""
-_HELD = 16
-"""Elements of a line that a thread keeps in registers at most."""
-_EACH = 8
-"""Elements of a line that a thread has at least, if that leaves a warp."""
+"""Largest number of elements of a line that is not split."""
+_MOST_HELD = 16
+"""Largest number of elements of a line in a thread's registers."""
+_LEAST_EACH = 8
+"""Least number of elements of a line for a thread, if that leaves a warp."""
 _THREADS = 256
-"""Threads that reduce a line at most."""
+"""Largest number of threads that reduce a line."""
 _BLOCK = 128
-"""Threads of a block at least; short lines share one."""
+"""Least number of threads of a block; short lines share a block."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Fold:
 
     Attributes:
         start: Neutral value.
-        update: (partial result, element, its index) → partial result.
-        merge: Two partial results → one.
+        update: Takes partial result, element and its index, and returns the new partial result.
+        merge: Merges two partial results.
     """
 
     start: float
@@ -47,19 +47,19 @@ class Fold:
 
 
 def added(term: Callable[[Any, Any], Any]) -> Fold:
-    """Makes the fold that adds a term of each element and its index."""
+    """Returns the fold that adds a term of each element and its index."""
     return Fold(0.0, lambda partial, value, k: partial + term(value, k), lambda a, b: a + b)
 
 
 class Line:
-    """A line that threads of a block reduce together; all of them get the results.
+    """A line that threads of a block reduce together; each of them gets the results.
 
     Args:
-        count: Elements at most.
-        threads: Threads that reduce it, a power of two.
+        count: Largest number of elements.
+        threads: Number of threads that reduce it, a power of two.
         thread: Index in the block.
-        read: Index of an element → its fp32 value.
-        limit: Elements, where that depends on the block.
+        read: Takes the index of an element and returns its fp32 value.
+        limit: Number of elements, if that depends on the block.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Line:
         self.threads, self.thread = threads, thread
         self._count, self._limit, self._read = count, limit, read
         self._lane = T.Bind(thread % threads)
-        each = ceil_div(count, threads)
-        self._held = held = local(each) if each <= _HELD else None
-        if held is not None:
-            self._walk(lambda n, k: T.buffer_store(held, read(k), [n]))
+        elements_per_thread = ceil_div(count, threads)
+        self._held = registers = local(elements_per_thread) if elements_per_thread <= _MOST_HELD else None
+        if registers is not None:
+            self._walk(lambda n, k: T.buffer_store(registers, read(k), [n]))
 
     def fold(self, folds: Sequence[Fold]) -> list[Any]:
-        """Emits reductions over the line; every thread of the block must come here."""
+        """Emits reductions over the line, which every thread of the block must reach."""
         partial = [local(1) for _ in folds]
         for cell, fold in zip(partial, folds, strict=True):
             T.buffer_store(cell, fp32(fold.start), [0])
@@ -89,16 +89,16 @@ class Line:
 
     def for_each(self, body: Callable[[Any, Any], None]) -> None:
         """Emits `body(element, index)` for the thread's elements."""
-        held, read = self._held, self._read
-        self._walk(lambda n, k: body(read(k) if held is None else held[n], k))
+        registers, read = self._held, self._read
+        self._walk(lambda n, k: body(read(k) if registers is None else registers[n], k))
 
     def replace(self, value: Callable[[Any], Any]) -> None:
-        """Emits that every element becomes a function of itself: where it is held, or whenever it is read."""
-        held, read = self._held, self._read
-        if held is None:
+        """Emits the replacement of every element by a function of it: once in registers, or at each read."""
+        registers, read = self._held, self._read
+        if registers is None:
             self._read = lambda k: value(read(k))
         else:
-            self._walk(lambda n, k: T.buffer_store(held, value(held[n]), [n]))
+            self._walk(lambda n, k: T.buffer_store(registers, value(registers[n]), [n]))
 
     def _walk(self, body: Callable[[Any, Any], None]) -> None:
         def step(n: Any, checked: bool) -> None:
@@ -110,15 +110,15 @@ class Line:
                 with T.If(k < limit), T.Then():
                     body(n, k)
 
-        whole = self._count // self.threads
+        is_whole = self._count // self.threads
         if self._held is not None:
-            for n in range(whole):
+            for n in range(is_whole):
                 step(n, False)
-        elif whole:
-            with T.serial(0, whole) as n:
+        elif is_whole:
+            with T.serial(0, is_whole) as n:
                 step(n, False)
         if self._count % self.threads:
-            step(whole, True)
+            step(is_whole, True)
 
 
 @contextmanager
@@ -126,15 +126,15 @@ def each_line(lines: int, count: int) -> Iterator[tuple[Any, Any, int, Any]]:
     """Emits a kernel in which each of `lines` of `count` elements is reduced by some threads.
 
     Yields:
-        The line; the condition that there is one, where the last block has too few, otherwise None; how many threads
-        reduce it; the thread's index in the block.
+        The line; the condition that it exists if the last block has fewer lines, otherwise None; the number of threads
+            that reduce it; the thread's index in the block.
     """
-    threads = max(WARP, min(_THREADS, power_of_two(ceil_div(count, _EACH))))
+    threads = max(WARP, min(_THREADS, power_of_two(ceil_div(count, _LEAST_EACH))))
     block = max(threads, _BLOCK)
-    together = block // threads
-    with launch(ceil_div(lines, together), block) as (index, thread):
-        line = T.Bind(index * together + thread // threads) if together > 1 else index
-        if lines % together:
+    lines_per_block = block // threads
+    with launch(ceil_div(lines, lines_per_block), block) as (index, thread):
+        line = T.Bind(index * lines_per_block + thread // threads) if lines_per_block > 1 else index
+        if lines % lines_per_block:
             # Threads without a line come to the barriers all the same.
             yield T.Bind(T.min(line, lines - 1)), line < lines, threads, thread
         else:
@@ -148,10 +148,10 @@ def each_chunk(lines: int, count: int, read: Callable[[Any, Any], Any]) -> Itera
     Args:
         lines: Number of lines.
         count: Elements of each.
-        read: (line, index of an element) → its fp32 value.
+        read: Takes a line and the index of an element, and returns its fp32 value.
 
     Yields:
-        The line's index; the chunk's; the chunk; how long it is; the thread's index in the block.
+        The line's index; the chunk's index; the chunk; its length; the thread's index in the block.
     """
     chunks = ceil_div(count, CHUNK)
     with each_line(lines * chunks, CHUNK) as (task, _, threads, thread):
@@ -171,6 +171,6 @@ def store(condition: Any, buffer: tirx.Buffer, value: Any, index: Sequence[Any])
 
 
 def chunk_of(count: int, chunk: Any) -> tuple[Any, Any]:
-    """Returns where a chunk of a line begins, and how long it is: `CHUNK`, but for the last."""
+    """Returns start and length of a chunk of a line: `CHUNK`, except for the last."""
     first = T.Bind(chunk * CHUNK)
     return first, CHUNK if count % CHUNK == 0 else T.Bind(T.min(CHUNK, count - first))

@@ -1,4 +1,4 @@
-"""How a thread loads neighbouring channels of a folded operand: 16 bytes at once where they lie side by side."""
+"""Loads neighbouring channels of a folded operand in a thread, 16 bytes at once if they are neighbours in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.compiler.schedules.common.kernel import ceil_div, view
 from harness.compiler.schedules.gpu.threads import local
 
 LANES = 4
-"""Channels that are loaded together."""
+"""Number of channels that are loaded together."""
 _VECTOR_BYTES = 16
 """Bytes of the longest load of a thread."""
 
@@ -36,7 +36,7 @@ class BoundOperand:
 
     Attributes:
         folded: The operand, [batch, position, head, channel].
-        buffers: What it reads.
+        buffers: The buffers that it reads.
     """
 
     folded: Folded
@@ -49,11 +49,11 @@ class BoundOperand:
 
         Args:
             block: The block's batch and head, variables.
-            position: Of the query, key or value, a variable.
-            vector: The channels are those from lanes · vector on, a variable.
-            limit: Where positions end, a number or a variable; None if no position is beyond that.
-            padded: There are vectors beyond the last channel.
-            lanes: Channels, a power of two.
+            position: Position of the query, key or value, a variable.
+            vector: Number of the vector, a variable; the channels begin at lanes · vector.
+            limit: End of the positions, a number or a variable; None if no position is beyond it.
+            padded: Whether there are vectors beyond the last channel.
+            lanes: Number of channels, a power of two.
         """
         batch, length, heads, channels = self.folded.shape
         analyzer = sym.Analyzer()
@@ -84,29 +84,29 @@ class BoundOperand:
 
     def _registers(self, notes: Sequence[_Note], analyzer: sym.Analyzer, conditions: Sequence[Any]) -> list[Any]:
         """Emits each load once, neighbours as one vector; returns the registers in the order of the notes."""
-        found: list[Any] = [None] * len(notes)
+        loads: list[Any] = [None] * len(notes)
         for n, buffer in enumerate(self.buffers):
-            own = [i for i, note in enumerate(notes) if note.buffer == n]
-            most = _VECTOR_BYTES * 8 // tvm.DataType(buffer.dtype).bits
-            while own:
-                distances = {i: _number(analyzer.simplify(notes[i].place - notes[own[0]].place)) for i in own}
+            numbers = [i for i, note in enumerate(notes) if note.buffer == n]
+            longest = _VECTOR_BYTES * 8 // tvm.DataType(buffer.dtype).bits
+            while numbers:
+                distances = {i: _number(analyzer.simplify(notes[i].place - notes[numbers[0]].place)) for i in numbers}
                 known = {i: d for i, d in distances.items() if d is not None}
-                least = min(known.values())
-                near = {i: d for i, d in known.items() if d < least + most}
-                count = max(near.values()) - least + 1
+                shortest = min(known.values())
+                near = {i: d for i, d in known.items() if d < shortest + longest}
+                count = max(near.values()) - shortest + 1
                 if count & (count - 1) or len(set(near.values())) != count:
-                    near, count = {i: d for i, d in near.items() if d == least}, 1
-                first = analyzer.simplify(notes[own[0]].place + least)
+                    near, count = {i: d for i, d in near.items() if d == shortest}, 1
+                first = analyzer.simplify(notes[numbers[0]].place + shortest)
                 registers = _load(view(buffer, math.prod(_extents(buffer))), first, count, conditions)
                 for i, distance in near.items():
-                    found[i] = registers[distance - least]
-                own = [i for i in own if i not in near]
-        return found
+                    loads[i] = registers[distance - shortest]
+                numbers = [i for i in numbers if i not in near]
+        return loads
 
 
 @dataclass(frozen=True)
 class _Note:
-    """A load: of which buffer, and of which of its elements."""
+    """A recorded load: its buffer and the place of its element."""
 
     buffer: int
     place: Any
@@ -114,7 +114,7 @@ class _Note:
 
 @dataclass(frozen=True)
 class _Noting:
-    """Stands in for a buffer: notes what is read, and gives zero."""
+    """Stands in for a buffer: records reads, and returns zero."""
 
     number: int
     buffer: tirx.Buffer
@@ -129,7 +129,7 @@ class _Noting:
 
 @dataclass(frozen=True)
 class _Taking:
-    """Stands in for every buffer: gives what was loaded, in the order in which it was noted."""
+    """Stands in for every buffer: returns the loaded values, in the order of the recorded reads."""
 
     loaded: Any
 

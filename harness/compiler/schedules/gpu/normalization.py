@@ -1,6 +1,6 @@
-"""Layer and group normalization with careful moments, in fp32.
+"""Normalizes layers and groups with accurate moments, in fp32.
 
-The mean is found in two passes: its rounded value, and what is left of it as the mean of the deviations from that. So a
+The mean is computed in two passes: its rounded value, and the remainder as the mean of the deviations from it. So a
 large common offset of the inputs costs no digits. A long line is cut into chunks, each reduced by a block; their
 moments are merged (Chan, Golub and LeVeque, 1979), and the elementwise rest is left to TVM, which fuses it with what
 follows.
@@ -24,7 +24,7 @@ from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scal
 def normalize_kernel(
     extents: tuple[int, int, int], groups: int, epsilon: float, scaled: bool, shifted: bool, dtype: str
 ) -> tirx.PrimFunc:
-    """Normalizes each line of [lines, channels, inner] over channels and inner.
+    """Builds the normalization of each line of [lines, channels, inner] over channels and inner.
 
     The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out; line i is of group i modulo
     `groups`.
@@ -34,7 +34,7 @@ def normalize_kernel(
 
     def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *affine, out = rest
-        with each_line(lines, count) as (i, there, threads, thread):
+        with each_line(lines, count) as (i, exists, threads, thread):
             line = Line(count, threads, thread, lambda k: fp32(data[i, k // inner, k % inner]))
             _, left, squares = _centre(line, count)
             factor = scalar(_inverse_root(squares, count, epsilon))
@@ -45,7 +45,7 @@ def normalize_kernel(
                     value = value * fp32(affine[0][i % groups, k // inner])
                 if shifted:
                     value = value + fp32(affine[-1][i % groups, k // inner])
-                store(there, out, converted(value, dtype), [i, k // inner, k % inner])
+                store(exists, out, converted(value, dtype), [i, k // inner, k % inner])
 
             line.for_each(write)
 
@@ -56,10 +56,10 @@ def normalize_kernel(
 
 
 def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
-    """Emits deviations from the rounded mean in place of the elements.
+    """Replaces elements by deviations from the rounded mean.
 
     Returns:
-        The rounded mean; what is left of the mean; the sum of squared deviations from both together.
+        The rounded mean; the remainder of the mean; the sum of squared deviations from the sum of both.
     """
     length = fp32(count)
     (total,) = line.fold([added(lambda value, k: value)])
@@ -77,7 +77,7 @@ def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
 
 
 def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
-    """Builds mean and squared deviations' sum of chunks of lines: data [lines, count], out [lines, chunks, 2]."""
+    """Builds mean and sum of squared deviations for chunks of lines: data [lines, count], out [lines, chunks, 2]."""
     chunks = ceil_div(count, CHUNK)
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
@@ -92,14 +92,14 @@ def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
 
 
 def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
-    """Moments of lines from those of their chunks: moments [lines, chunks, 2], out [lines, 3].
+    """Builds the moments of lines from those of their chunks: moments [lines, chunks, 2], out [lines, 3].
 
-    Of each line out has the mean in two parts, the second far smaller, and 1/√(variance + ε).
+    For each line, out has the mean in two parts, the second far smaller, and 1/√(variance + ε).
     """
     chunks = ceil_div(count, CHUNK)
 
     def body(moments: tirx.Buffer, out: tirx.Buffer) -> None:
-        with each_line(lines, chunks) as (i, there, threads, thread):
+        with each_line(lines, chunks) as (i, exists, threads, thread):
 
             def length(c: Any) -> Any:
                 return fp32(CHUNK) if count % CHUNK == 0 else fp32(T.min(CHUNK, count - c * CHUNK))
@@ -117,9 +117,9 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFu
             left = scalar(first / fp32(count))
             squares = scalar(within + (between - first * left))
             with T.If(tirx.EQ(thread % threads, 0)), T.Then():
-                store(there, out, mean, [i, 0])
-                store(there, out, left, [i, 1])
-                store(there, out, _inverse_root(squares, count, epsilon), [i, 2])
+                store(exists, out, mean, [i, 0])
+                store(exists, out, left, [i, 1])
+                store(exists, out, _inverse_root(squares, count, epsilon), [i, 2])
 
     arguments = [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))]
     return prim_func("merged_moments", arguments, body, kernel("moments", "merged", lines=lines, count=count))

@@ -1,4 +1,4 @@
-"""From the imported Relax module to one that is ready for code generation on a GPU."""
+"""Lowers the imported Relax module to one that is ready for code generation on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGA
 
 
 def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass] = ()) -> tvm.transform.Pass:
-    """Returns the pass for a GPU target.
+    """Returns the pass that lowers a module for a GPU target.
 
     Args:
         target: TVM's target, with its host.

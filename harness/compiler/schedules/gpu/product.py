@@ -1,16 +1,16 @@
-"""Sums of products as a kernel: tiles in shared memory, a tile of registers per thread, sums in two levels.
+"""Builds sums of products as kernels: tiles in shared memory, a register tile per thread, sums in two levels.
 
     result[place(b, i, j)] = finish(Σ_k left(b, i, k) · right(b, k, j))
 
 A block of threads computes one tile of the result, slab by slab: a few terms k of the rows and columns of its tile are
-loaded to shared memory, transposed if need be, and each thread multiplies all pairs of its rows and columns. While it
-does, it already loads its part of the next slab into registers. Beyond the edges, a tile reads zeros and is not stored.
+loaded to shared memory, transposed if need be, and each thread multiplies all pairs of its rows and columns. Meanwhile
+it loads its part of the next slab into registers. Beyond the edges, a tile reads zeros and is not stored.
 
-An operand's element is any expression: a convolution gathers its columns here, and the column matrix never exists.
-Where elements lie side by side, four are loaded at once.
+An operand's element is any expression: a convolution gathers its columns here, and the column matrix never exists. Four
+neighbouring elements are loaded at once.
 
 A register adds up a chunk of about √k terms; then it is added to a second sum in shared memory, where each thread has
-its own. Where the terms are split over groups of threads, their sums are added up in a tree.
+its own. If the terms are split over groups of threads (split-K), their sums are added up in a tree.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from harness.compiler.schedules.gpu.threads import barrier
 from harness.compiler.schedules.gpu.tile import Tile, choose_tile
 
 _LANES = 4
-"""fp32 numbers that a thread loads or stores at once: 16 bytes."""
+"""Number of fp32 numbers that a thread loads or stores at once: 16 bytes."""
 
 _MOST_BLOCKS = 65535
-"""Blocks along the second and third dimension of a grid at most (CUDA Programming Guide, specifications)."""
+"""Largest number of blocks along the second and third dimension of a grid (CUDA Programming Guide, specifications)."""
 
 
 class Product:
-    """The rule for sums of products; it leaves to others a single sum, and few terms of single rows."""
+    """The schedule rule for sums of products, except single sums, and few terms of single rows."""
 
     def apply(self, function: tirx.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
-        """Returns the kernel as a schedule that is done; None if the function is no such sum."""
+        """Returns the kernel as a complete schedule; None if the function is no such sum."""
         contraction = recognized(function)
         if contraction is None or _is_thin(contraction):
             return None
@@ -64,8 +64,8 @@ def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx
     """Builds the sum of products as a function with its threads.
 
     Args:
-        contraction: What is computed.
-        tile: How it is shared among threads.
+        contraction: The sum of products.
+        tile: The tile of a block of threads.
     """
     with IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
@@ -137,7 +137,7 @@ def _add_up(
     thread: Any,
     sums: tirx.Buffer,
 ) -> tirx.Buffer:
-    """Leaves each thread's sums in shared memory, [sum, thread], and returns the registers that hold them too."""
+    """Emits each thread's sums to shared memory, [sum, thread], and returns the registers with the same sums."""
     counts = (tile.rows, tile.columns)
     tiles = [T.alloc_buffer((stage.size,), "float32", scope="shared") for stage in stages]
     loaded = [T.alloc_buffer((stage.registers,), stage.operand.dtype, scope="local") for stage in stages]
@@ -145,38 +145,38 @@ def _add_up(
     partial = T.alloc_buffer((tile.rows * tile.columns,), "float32", scope="local")
 
     def fetch(start: Any) -> None:
-        for stage, at, registers in zip(stages, first[1:], loaded, strict=True):
-            stage.fetch(first[0], at, start, thread, registers)
+        for stage, begin, registers in zip(stages, first[1:], loaded, strict=True):
+            stage.fetch(first[0], begin, start, thread, registers)
 
-    def each(body: Callable[[Any], None]) -> None:
+    def emit_all(body: Callable[[Any], None]) -> None:
         with T.unroll(tile.rows * tile.columns) as n:
             body(n)
 
     def multiply() -> None:
         with T.unroll(tile.depth) as k:
             term = place[2] * tile.depth + k
-            for values, shared, stage, own, n, threads in zip(
+            for values, shared, stage, position, n, threads in zip(
                 factors, tiles, stages, place[:2], counts, (tile.down, tile.across), strict=True
             ):
                 lanes = min(n, _LANES)
                 with T.unroll(n // lanes) as part, T.vectorized(lanes) as lane:
                     T.buffer_store(
                         values,
-                        shared[term * stage.pitch + (part * threads + own) * lanes + lane],
+                        shared[term * stage.pitch + (part * threads + position) * lanes + lane],
                         [part * lanes + lane],
                     )
             with T.unroll(tile.rows) as i, T.unroll(tile.columns) as j:
-                at = i * tile.columns + j
-                T.buffer_store(partial, partial[at] + factors[0][i] * factors[1][j], [at])
+                index = i * tile.columns + j
+                T.buffer_store(partial, partial[index] + factors[0][i] * factors[1][j], [index])
 
     slabs = ceil_div(count, tile.slab)
     chunks = ceil_div(slabs * tile.depth, chunk_length(slabs * tile.depth))
     slabs_of_chunk = ceil_div(slabs, chunks)
     zero = tirx.const(0.0, "float32")
-    each(lambda n: T.buffer_store(sums, zero, [n * tile.threads + thread]))
+    emit_all(lambda n: T.buffer_store(sums, zero, [n * tile.threads + thread]))
     fetch(tirx.const(0, "int32"))
     with T.serial(ceil_div(slabs, slabs_of_chunk)) as chunk:
-        each(lambda n: T.buffer_store(partial, zero, [n]))
+        emit_all(lambda n: T.buffer_store(partial, zero, [n]))
         with T.serial(slabs_of_chunk) as slab:
             barrier()
             for stage, registers, shared in zip(stages, loaded, tiles, strict=True):
@@ -185,8 +185,8 @@ def _add_up(
             fetch((chunk * slabs_of_chunk + slab + 1) * tile.slab)
             multiply()
         # Two loops: in one, TVM would not see that each thread has sums of its own, and put a barrier before each.
-        each(lambda n: T.buffer_store(partial, partial[n] + sums[n * tile.threads + thread], [n]))
-        each(lambda n: T.buffer_store(sums, partial[n], [n * tile.threads + thread]))
+        emit_all(lambda n: T.buffer_store(partial, partial[n] + sums[n * tile.threads + thread], [n]))
+        emit_all(lambda n: T.buffer_store(sums, partial[n], [n * tile.threads + thread]))
     return partial
 
 
@@ -194,10 +194,10 @@ def _add_groups(tile: Tile, group: Any, thread: Any, total: tirx.Buffer, sums: t
     """Adds the sums of the groups of threads to those of the first, in a tree."""
     half = tile.split // 2
     while half:
-        other = thread + half * tile.down * tile.across
+        neighbour = thread + half * tile.down * tile.across
         barrier()
         with T.If(group < half), T.Then(), T.unroll(tile.rows * tile.columns) as n:
-            T.buffer_store(total, total[n] + sums[n * tile.threads + other], [n])
+            T.buffer_store(total, total[n] + sums[n * tile.threads + neighbour], [n])
         barrier()
         with T.If(group < half), T.Then(), T.unroll(tile.rows * tile.columns) as n:
             T.buffer_store(sums, total[n], [n * tile.threads + thread])
@@ -213,17 +213,17 @@ def _store(
     thread: Any,
     sums: tirx.Buffer,
 ) -> None:
-    """Computes what follows a thread's sums, and stores it."""
+    """Applies the epilogue to a thread's sums, and stores the results."""
     down, across = min(tile.rows, _LANES), min(tile.columns, _LANES)
     registers = result.registers(across)
     with T.serial(tile.rows) as row, T.serial(tile.columns // across) as part:
-        own = (row * tile.columns + part * across) * tile.threads + thread
+        first_sum = (row * tile.columns + part * across) * tile.threads + thread
         result.store(
             b,
             first[0] + (row // down * tile.down + place[0]) * down + row % down,
             first[1] + (part * tile.across + place[1]) * across,
             across,
-            lambda lane: sums[own + lane * tile.threads],
+            lambda lane: sums[first_sum + lane * tile.threads],
             registers,
         )
 

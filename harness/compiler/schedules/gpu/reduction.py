@@ -1,4 +1,4 @@
-"""Softmax, and sums and means over long axes: partial results per thread and a tree over threads, in fp32."""
+"""Builds softmax, and sums and means over long axes: partial results per thread and a tree over threads, in fp32."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, add
 from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 _SHORTEST = 64
-"""Terms of a sum below which adding them one after the other, fused with what surrounds it, is good enough."""
+"""Terms of a sum below which a serial sum, fused with its neighbours, is good enough."""
 
 
 def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) -> tirx.PrimFunc:
     """Builds softmax over the middle of [outer, count, inner].
 
-    -inf gives 0; a line of nothing but -inf, or with +inf or NaN in it, gives NaN, as in PyTorch.
+    -inf gives 0; a line of -inf alone, or with +inf or NaN in it, gives NaN, as in PyTorch.
     """
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
-        with each_line(outer * inner, count) as (index, there, threads, thread):
+        with each_line(outer * inner, count) as (index, exists, threads, thread):
             i, j = (index, 0) if inner == 1 else (T.Bind(index // inner), T.Bind(index % inner))
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
             (largest,) = line.fold([Fold(-math.inf, lambda top, value, k: T.max(top, value), T.max)])
@@ -36,7 +36,7 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
 
             def write(value: Any, k: Any) -> None:
                 result = value - normalizer if log else value / normalizer
-                store(there, out, converted(result, dtype), [i, k, j])
+                store(exists, out, converted(result, dtype), [i, k, j])
 
             line.for_each(write)
 
@@ -49,13 +49,13 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
     """Builds the divided sum over the middle of [outer, count, inner], from the first dtype to the second."""
 
     def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
-        with each_line(outer * inner, count) as (index, there, threads, thread):
+        with each_line(outer * inner, count) as (index, exists, threads, thread):
             i, j = (index, 0) if inner == 1 else (T.Bind(index // inner), T.Bind(index % inner))
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
             (total,) = line.fold([added(lambda value, k: value)])
             result = scalar(total if divisor == 1 else total / fp32(divisor))
             with T.If(tirx.EQ(thread % threads, 0)), T.Then():
-                store(there, out, converted(result, dtypes[1]), [i, j])
+                store(exists, out, converted(result, dtypes[1]), [i, j])
 
     arguments = [Argument("data", (outer, count, inner), dtypes[0]), Argument("out", (outer, inner), dtypes[1])]
     info = kernel("sum" if divisor == 1 else "mean", lines=outer * inner, count=count)

@@ -1,4 +1,4 @@
-"""Finds attention on Relax, and calls the kernel of this package in its place."""
+"""Finds attention on Relax, and replaces it by a call of this package's kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.graph import between, call, is_call, permutation, static_shape
 from harness.compiler.schedules.common.kernel import ceil_div, free_variables
-from harness.compiler.schedules.common.origins import joined, name_groups
+from harness.compiler.schedules.common.origins import join_tags, name_groups
 from harness.compiler.schedules.gpu.attention import arguments_of, attention_kernel, choose_attention_tile
 from harness.compiler.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.compiler.schedules.gpu.folding import Folding
@@ -32,7 +32,7 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     """Replaces `relax.nn.attention` and `attention_bias` by kernels that move and rotate their operands as they load.
 
-    Attention with a window is left to TVM, and such of unknown shapes, but for the number of keys. A permutation of a
+    Attention with a window, or with symbolic extents other than the number of keys, is left to TVM. A permutation of a
     permutation becomes one: importers permute before and after attention, and models permute back.
     """
     shared_bytes = int(target.attrs["max_shared_memory_per_block"])
@@ -55,7 +55,7 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
 def group_transposed_products(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Makes groups of transpositions and the products that read them, as FuseTransposeMatmul does.
 
-    That pass takes groups as it finds them, and they are named after their operators here, which it would forget.
+    Here the groups are named after their operators, which that pass would forget; it leaves existing groups alone.
     """
     operand, transposed = wildcard(), is_op("relax.permute_dims")(wildcard())
     product = is_op("relax.matmul")(operand, transposed)
@@ -81,7 +81,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.current, self.folded = binding.var, []
         value = self.builder_.normalize(self.visit_expr(binding.value))
-        variable = type(binding.var)(joined([binding.var, *self.folded]), value.ty)
+        variable = type(binding.var)(join_tags([binding.var, *self.folded]), value.ty)
         self.builder_.emit_normalized(relax.VarBinding(variable, value))
         self.set_var_remap(binding.var, variable)
 
@@ -108,7 +108,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
 
     def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
-        """Returns what a bias was before it was broadcast, or reshaped to the shape that it had."""
+        """Returns the source of a bias before its broadcast, or before a reshape to the same shape."""
         definition = self._definition(bias)
         if not is_call(definition, "relax.broadcast_to", "relax.reshape"):
             return bias

@@ -1,4 +1,4 @@
-"""Schedule rules for kernels whose loops have no threads yet: this project's and DLight's, the first that fits."""
+"""Schedules kernels whose loops have no threads yet, by the first fitting rule of this project or of DLight."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from harness.compiler.schedules.gpu.product import Product
 
 
 class Rule(Protocol):
-    """A schedule rule, as DLight's are."""
+    """A schedule rule, with the interface of DLight's."""
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
         """Returns a schedule, several of which the first is taken, or None where the rule does not fit."""
 
 
 class OuterLoops:
-    """The rule for what DLight's leave alone: one thread for each point of the outer parallel loops of each block.
+    """The rule for kernels that DLight's leave alone: a thread for each point of the outer parallel loops of a block.
 
-    `roi_align` is such a kernel: how many samples a point averages depends on the box, so its inner loops are of
-    unknown length and belong to a block of their own.
+    `roi_align` is such a kernel: the number of samples of a point depends on the box, so its inner loops have unknown
+    lengths and belong to a block of their own.
     """
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule:
@@ -53,13 +53,13 @@ class OuterLoops:
 
 
 class GEMV(dlight.gpu.GEMV):  # type: ignore[misc]
-    """DLight's rule for products with a vector, which does not fit where a block reads or writes several elements.
+    """DLight's rule for products with a vector, which does not fit blocks that read or write several elements.
 
-    In TVM 0.27 its analysis asserts there that they are one.
+    In TVM 0.27 its analysis asserts that such a block reads and writes one element.
     """
 
     def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
-        """A schedule, or None where the rule does not fit."""
+        """Returns a schedule, or None if the rule does not fit."""
         try:
             return super().apply(function, target, tunable)
         except AssertionError:
@@ -86,14 +86,14 @@ _REFUSALS = (
     TypeError,
     ValueError,
 )
-"""Errors of rules, where TVM refuses a step, or their arithmetic meets a shape that it does not expect."""
+"""Errors of rules that do not fit: TVM refuses a step, or arithmetic meets an unexpected shape."""
 
 _THREADS = "threads as TVM's operator has them"
-"""Stands for a rule's name where the loops have threads already."""
+"""Stands for a rule's name if the loops already have threads."""
 
 
 def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
-    """Schedules every kernel by the first rule that fits; a rule that crashes is passed over, and the facts tell why.
+    """Returns the pass that schedules every kernel by the first rule that fits, and records rules that crash.
 
     Args:
         rules: The rules, in order.
@@ -120,7 +120,7 @@ def schedule_kernel(
 ) -> tirx.PrimFunc:
     """Schedules a kernel by the first rule that fits and neither crashes nor leaves loops outside of threads.
 
-    Its facts name the rule, unless the rule attaches facts of its own, and every rule that crashed.
+    The facts name every rule that crashed, and the rule, unless it attaches facts of its own.
 
     Raises:
         RuntimeError: No rule fits.
@@ -150,7 +150,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 
 def _launches_threads(statement: Any) -> bool:
-    """Returns whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
+    """Returns whether the statement already launches threads, as TVM's operators for GPUs do (scatter, sort)."""
     if isinstance(statement, s_tir.SBlockRealize):
         return _launches_threads(statement.block.body)
     if isinstance(statement, tirx.SeqStmt):

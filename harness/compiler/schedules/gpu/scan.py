@@ -1,4 +1,4 @@
-"""Running sums: threads of a block add up parts of a line, and each starts where those before it end, in fp32.
+"""Computes running sums: threads of a block sum parts of a line, each starting from the parts before, in fp32.
 
 TVM's own kernel (`tvm.relax.backend.gpu_generic.gpu_2d_continuous_cumsum`) has no barrier between a thread's write to
 shared memory and its neighbours' reads in the scan of a warp: it is right only where the warp runs in lockstep, which
@@ -20,9 +20,9 @@ from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.gpu.threads import barrier, fp32, launch, local, power_of_two, shared
 
 _EACH = 8
-"""Elements of a line that a thread adds up at least."""
+"""Least number of elements of a line for a thread."""
 _THREADS = 256
-"""Threads that share a line at most."""
+"""Largest number of threads that share a line."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="CallScans")
@@ -63,7 +63,7 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.P
             i, j = line // inner, line % inner
             totals, running = shared(threads), local(1)
 
-            def each(store: bool) -> None:
+            def walk(store: bool) -> None:
                 with T.serial(0, part) as n:
                     k = T.Bind(thread * part + n)
                     with T.If(k < count), T.Then():
@@ -74,13 +74,13 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.P
                             T.buffer_store(out, running[0], [i, k, j])
 
             T.buffer_store(running, fp32(0.0), [0])
-            each(store=False)
+            walk(store=False)
             T.buffer_store(totals, running[0], [thread])
             barrier()
             T.buffer_store(running, fp32(0.0), [0])
-            with T.serial(0, threads) as before, T.If(before < thread), T.Then():
-                T.buffer_store(running, running[0] + totals[before], [0])
-            each(store=True)
+            with T.serial(0, threads) as preceding, T.If(preceding < thread), T.Then():
+                T.buffer_store(running, running[0] + totals[preceding], [0])
+            walk(store=True)
 
     shape = (outer, count, inner)
     info = kernel("cumsum", lines=outer * inner, count=count)

@@ -1,4 +1,4 @@
-"""Operands of sums of products on their way to shared memory, and results on theirs to memory."""
+"""Stages operands of sums of products to shared memory, and results to memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.compiler.schedules.gpu.contraction import Contraction, Group, plain
 from harness.compiler.schedules.gpu.threads import FLOATS, converted
 
 _BYTES = 16
-"""Bytes that a thread loads or stores at once, at most."""
+"""Largest number of bytes that a thread loads or stores at once."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,13 @@ class Operand:
     """One of the two operands of a sum of products.
 
     Attributes:
-        load: (batch, row or column, term, lane) → element; several lanes only if they are neighbours.
+        load: Takes batch, row or column, term and lane, and returns the element; several lanes only if they are
+            neighbours.
         extent: Its rows or columns.
         count: Its terms.
         dtype: Element type in memory.
         along_terms: Whether neighbours in memory are neighbouring terms.
-        runs: Elements that may be loaded at once, the largest number first; 1 at last.
+        runs: Possible numbers of elements in a load, from the largest to 1.
     """
 
     load: Callable[[Any, Any, Any, Any], Any]
@@ -42,36 +43,36 @@ class Operand:
     runs: tuple[int, ...]
 
 
-def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
-    """Makes an operand of its element, an expression of loop variables.
+def operand(element: Any, batch: Group, axis: Group, terms: Group) -> Operand:
+    """Returns the operand of an element, given as an expression of loop variables.
 
     Args:
         element: The expression.
         batch: Loop variables of the batch.
-        along: Loop variables of rows or columns.
+        axis: Loop variables of rows or columns.
         terms: Loop variables of the terms.
     """
     element = stored(element)
     plain = plain_load(element)
-    places = strides(plain, (batch, along, terms)) if plain is not None else None
+    places = strides(plain, (batch, axis, terms)) if plain is not None else None
     if plain is None or places is None:
 
-        def compute(b: Any, at: Any, term: Any, _lane: Any) -> Any:
-            return substituted(element, {**batch.values(b), **along.values(at), **terms.values(term)})
+        def compute(b: Any, position: Any, term: Any, _lane: Any) -> Any:
+            return substituted(element, {**batch.values(b), **axis.values(position), **terms.values(term)})
 
-        return Operand(compute, along.size, terms.size, str(element.ty), False, (1,))
+        return Operand(compute, axis.size, terms.size, str(element.ty), False, (1,))
     dtype = str(plain.value.ty)
     flat = T.decl_buffer((_size(plain.tensor),), dtype, data=plain.tensor.data)
 
-    def load(b: Any, at: Any, term: Any, lane: Any) -> Any:
-        return flat[places.offset((b, at, term)) + lane]
+    def load(b: Any, position: Any, term: Any, lane: Any) -> Any:
+        return flat[places.offset((b, position, term)) + lane]
 
     lanes = [
         n for n in (8, 4) if n <= _most_lanes() and n * (4 if dtype == "float32" else 2) <= _BYTES and dtype in FLOATS
     ]
     along_terms = places.runs_along(2)
     runs = tuple(n for n in lanes if places.runs_along(2 if along_terms else 1, n))
-    return Operand(load, along.size, terms.size, dtype, along_terms, (*runs, 1))
+    return Operand(load, axis.size, terms.size, dtype, along_terms, (*runs, 1))
 
 
 def _most_lanes() -> int:
@@ -84,13 +85,13 @@ class Stage:
     """A slab of an operand's tile: some terms of some rows or columns, in shared memory.
 
     Attributes:
-        operand: What is loaded.
+        operand: The operand that is loaded.
         span: Rows or columns of the tile.
         slab: Terms.
         threads: Threads that load it.
-        by_term: Whether it lies as [term, row or column] in shared memory, and not the other way around.
-        pitch: Distance of two neighbours of the first dimension there.
-        dtype: Element type there.
+        by_term: Whether its layout in shared memory is [term, row or column], not the other way around.
+        pitch: Distance of neighbours of the first dimension in shared memory.
+        dtype: Element type in shared memory.
     """
 
     operand: Operand
@@ -103,31 +104,31 @@ class Stage:
 
     @property
     def lanes(self) -> int:
-        """Elements that a thread loads at once."""
+        """Returns the number of elements that a thread loads at once."""
         across = self.slab if self.operand.along_terms else self.span
         return next(n for n in self.operand.runs if across % n == 0)
 
     @property
     def size(self) -> int:
-        """Elements in shared memory."""
+        """Returns the number of elements in shared memory."""
         return (self.slab if self.by_term else self.span) * self.pitch
 
     @property
     def registers(self) -> int:
-        """Elements that a thread loads."""
+        """Returns the number of elements that a thread loads."""
         return ceil_div(self.slab * self.span // self.lanes, self.threads) * self.lanes
 
-    def place(self, at: Any, term: Any) -> Any:
-        """Returns where an element lies in shared memory.
+    def place(self, position: Any, term: Any) -> Any:
+        """Returns the offset of an element in shared memory.
 
         Args:
-            at: Row or column in the tile.
+            position: Row or column in the tile.
             term: Term in the slab.
         """
-        return term * self.pitch + at if self.by_term else at * self.pitch + term
+        return term * self.pitch + position if self.by_term else position * self.pitch + term
 
     def fetch(self, b: Any, first: Any, start: Any, thread: Any, registers: tirx.Buffer) -> None:
-        """Emits loading a thread's part of the slab into registers, zeros for what lies outside of the operand.
+        """Emits the load of a thread's part of the slab into registers, with zeros outside of the operand.
 
         Args:
             b: Index of the batch.
@@ -137,8 +138,8 @@ class Stage:
             registers: For `self.registers` elements.
         """
 
-        def unit(register: Any, at: Any, term: Any) -> None:
-            index, k = first + at, start + term
+        def unit(register: Any, position: Any, term: Any) -> None:
+            index, k = first + position, start + term
             with T.If(tirx.all(index < self.operand.extent, k < self.operand.count)):
                 with T.Then():
                     each_lane(
@@ -152,26 +153,26 @@ class Stage:
         self._units(thread, unit)
 
     def put(self, thread: Any, registers: tirx.Buffer, shared: tirx.Buffer) -> None:
-        """Emits storing a thread's part of the slab to shared memory."""
+        """Emits the store of a thread's part of the slab to shared memory."""
         as_it_is = self.by_term != self.operand.along_terms and self.dtype == self.operand.dtype
-        together = as_it_is and self.pitch % self.lanes == 0
+        as_vectors = as_it_is and self.pitch % self.lanes == 0
 
-        def unit(register: Any, at: Any, term: Any) -> None:
-            def one(lane: Any) -> None:
-                i, k = (at, term + lane) if self.operand.along_terms else (at + lane, term)
+        def unit(register: Any, position: Any, term: Any) -> None:
+            def store_lane(lane: Any) -> None:
+                i, k = (position, term + lane) if self.operand.along_terms else (position + lane, term)
                 value = registers[register + lane]
                 T.buffer_store(shared, value if as_it_is else _as(value, self.dtype), [self.place(i, k)])
 
-            if together:
-                each_lane(self.lanes, one)
+            if as_vectors:
+                each_lane(self.lanes, store_lane)
             else:
                 with T.unroll(self.lanes) as lane:
-                    one(lane)
+                    store_lane(lane)
 
         self._units(thread, unit)
 
     def _units(self, thread: Any, body: Callable[[Any, Any, Any], None]) -> None:
-        """Emits body(place in registers, index in the tile, term in the slab) for what a thread loads of a slab."""
+        """Emits body(place in registers, index in the tile, term in the slab) for each load of a thread from a slab."""
         along_terms, lanes = self.operand.along_terms, self.lanes
         terms, span = (self.slab // lanes, self.span) if along_terms else (self.slab, self.span // lanes)
         count = terms * span
@@ -179,18 +180,18 @@ class Stage:
             unit = turn * self.threads + thread
             # Neighbouring threads take neighbours in memory.
             if along_terms:
-                at, term = unit // terms, unit % terms * lanes
+                position, term = unit // terms, unit % terms * lanes
             else:
-                at, term = unit % span * lanes, unit // span
+                position, term = unit % span * lanes, unit // span
             if count % self.threads == 0:
-                body(turn * lanes, at, term)
+                body(turn * lanes, position, term)
             else:
                 with T.If(unit < count), T.Then():
-                    body(turn * lanes, at, term)
+                    body(turn * lanes, position, term)
 
 
 class Result:
-    """The arithmetic after a sum, and where the result is stored."""
+    """The epilogue of a sum, and the place of the result."""
 
     def __init__(self, contraction: Contraction) -> None:
         self._contraction = contraction
@@ -200,24 +201,24 @@ class Result:
         self._flat = T.decl_buffer((_size(element.tensor),), self._dtype, data=element.tensor.data)
 
     def registers(self, lanes: int) -> tirx.Buffer:
-        """Registers for `store`."""
+        """Returns registers for `store`."""
         return T.alloc_buffer((lanes,), self._dtype, scope="local")
 
     def store(self, b: Any, i: Any, j: Any, lanes: int, total: Callable[[Any], Any], registers: tirx.Buffer) -> None:
-        """Emits what follows the sums of a few neighbouring columns, and stores what there is of them.
+        """Emits the epilogue of neighbouring columns, and stores those within the result.
 
         Args:
             b: Index of the batch.
             i: Row.
             j: First column.
             lanes: Number of columns.
-            total: Lane → its sum, fp32.
+            total: Takes a lane and returns its sum, fp32.
             registers: From `registers`.
         """
         rows, columns, places = self._contraction.rows, self._contraction.columns, self._places
-        together = lanes > 1 and self._dtype in FLOATS and places is not None and places.runs_along(2, lanes)
+        as_vectors = lanes > 1 and self._dtype in FLOATS and places is not None and places.runs_along(2, lanes)
         with T.If(tirx.all(i < rows.size, j < columns.size)), T.Then():
-            if together and places is not None:
+            if as_vectors and places is not None:
                 with T.unroll(lanes) as lane:
                     T.buffer_store(registers, self._value(b, i, j + lane, total(lane)), [lane])
                 with T.vectorized(lanes) as lane:
@@ -227,18 +228,25 @@ class Result:
                     self._put(b, i, j + lane, self._value(b, i, j + lane, total(lane)))
 
     def _value(self, b: Any, i: Any, j: Any, total: Any) -> Any:
-        of = self._contraction
-        kind = str(of.total.ty)
-        values = {**of.batch.values(b), **of.rows.values(i), **of.columns.values(j), of.total: converted(total, kind)}
-        return substituted(of.result.value, values)
+        contraction = self._contraction
+        kind = str(contraction.total.ty)
+        values = {
+            **contraction.batch.values(b),
+            **contraction.rows.values(i),
+            **contraction.columns.values(j),
+            contraction.total: converted(total, kind),
+        }
+        return substituted(contraction.result.value, values)
 
     def _put(self, b: Any, i: Any, j: Any, value: Any) -> None:
-        of = self._contraction
+        contraction = self._contraction
         if self._places is not None:
             T.buffer_store(self._flat, value, [self._places.offset((b, i, j))])
         else:
-            values = {**of.batch.values(b), **of.rows.values(i), **of.columns.values(j)}
-            T.buffer_store(of.result.tensor, value, [substituted(at, values) for at in of.result.index])
+            values = {**contraction.batch.values(b), **contraction.rows.values(i), **contraction.columns.values(j)}
+            T.buffer_store(
+                contraction.result.tensor, value, [substituted(offset, values) for offset in contraction.result.index]
+            )
 
 
 @contextmanager
@@ -262,7 +270,7 @@ def launch_tiles(
 
 
 def each_lane(lanes: int, body: Callable[[Any], None]) -> None:
-    """Emits body(lane) for all lanes at once."""
+    """Emits body(lane) for all lanes as a vector."""
     if lanes == 1:
         body(tirx.const(0, "int32"))
     else:

@@ -1,10 +1,10 @@
-"""Attention of half operands on NVIDIA's tensor cores: scores and results stay in registers, sums and softmax in fp32.
+"""Builds attention on NVIDIA's tensor cores: scores and results stay in registers, sums and softmax in fp32.
 
-A warp has sixteen queries of one head, whose fragments it keeps, and the warps of a block walk over the keys together:
-keys and values of a step lie in shared memory, in the operands' type. Of the scores of a step [16, keys] a lane holds
-parts of two rows, which it shares with three neighbours. As sums of one product they lie as the left operand of the
-next one has to (`harness.compiler.schedules.gpu.fragments`), so that only softmax and rounding are between the two
-products, as in FlashAttention-2 (arXiv:2307.08691).
+The operands are half-precision. A warp has sixteen queries of one head, whose fragments it keeps, and the warps of a
+block walk over the keys together: keys and values of a step lie in shared memory, in the operands' type. Of the scores
+of a step [16, keys] a lane holds parts of two rows, which it shares with three neighbours. The sums of one product have
+the layout of the next one's left operand (`harness.compiler.schedules.gpu.fragments`), so that only softmax and
+rounding are between the two products, as in FlashAttention-2 (arXiv:2307.08691).
 
 Softmax is online as in `harness.compiler.schedules.gpu.attention`, to base 2: scores are multiplied by log₂e
 beforehand, which changes a weight by |score| · 2⁻²⁴, far less than its rounding to half. The total is that of the
@@ -31,11 +31,11 @@ from harness.compiler.schedules.gpu.loading import BoundOperand, QueryBlock
 from harness.compiler.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
 
 _ROWS = 16
-"""Queries of a warp, and terms of one product."""
+"""Number of queries of a warp, and of terms of one product."""
 _PADDING = 8
-"""Elements between two rows in shared memory: the eight that are read at once then lie in different banks."""
+"""Elements between two rows in shared memory, which put eight rows that are read at once into different banks."""
 _WIDEST = 64
-"""Channels up to which a warp's queries, scores and results fit its registers."""
+"""Largest number of channels with which a warp's queries, scores and results fit its registers."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,31 @@ class AttentionWarpTile:
 
     @property
     def queries(self) -> int:
-        """Queries of a block."""
+        """Returns the number of queries of a block."""
         return _ROWS * self.warps
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Returns the number of threads of a block."""
         return WARP * self.warps
 
 
 def choose_attention_warp_tile(attention: Attention) -> AttentionWarpTile | None:
-    """Divides the work; None for few queries, keys or channels and for wide heads, which the other kernel takes."""
+    """Chooses the tile; None for few queries, keys or channels and for wide heads, which the other kernel takes."""
     widths = (attention.channels, attention.width)
-    many = attention.keys if isinstance(attention.keys, int) else math.inf
-    if attention.dtype not in fragments.SHORT or min(attention.queries, many, *widths) < _ROWS or max(widths) > _WIDEST:
+    key_count = attention.keys if isinstance(attention.keys, int) else math.inf
+    if (
+        attention.dtype not in fragments.SHORT
+        or min(attention.queries, key_count, *widths) < _ROWS
+        or max(widths) > _WIDEST
+    ):
         return None
     blocks = attention.batch * attention.heads * ceil_div(attention.queries, 4 * _ROWS)
-    return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if many > 32 else 32)
+    return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if key_count > 32 else 32)
 
 
 def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> tirx.PrimFunc:
-    """Builds the kernel, see `harness.compiler.schedules.gpu.attention.kernel_of`."""
+    """Builds the kernel (`harness.compiler.schedules.gpu.attention.kernel_of`) for tensor cores."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "threads": tile.threads}
     return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, tile))
 
@@ -138,19 +142,19 @@ class _Emitter:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         lanes = 8 if channels % 8 == 0 else 4
-        whole, threads = width // lanes, self.tile.threads
-        count = rows * whole
+        vectors_per_row, threads = width // lanes, self.tile.threads
+        count = rows * vectors_per_row
 
         def copy(index: Any) -> None:
-            row, vector = T.Bind(index // whole), T.Bind(index % whole)
+            row, vector = T.Bind(index // vectors_per_row), T.Bind(index % vectors_per_row)
             position = T.Bind(first + row)
             limit = None if comes_out_even(length, rows) else length
             values = source.load(self.block, position, vector, limit=limit, padded=width > channels, lanes=lanes)
-            staged = local(lanes, self.dtype)
+            vector_registers = local(lanes, self.dtype)
             for v, value in enumerate(values):
-                T.buffer_store(staged, value, [v])
+                T.buffer_store(vector_registers, value, [v])
             with T.vectorized(0, lanes) as v:
-                T.buffer_store(target, staged[v], [row * (width + _PADDING) + lanes * vector + v])
+                T.buffer_store(target, vector_registers[v], [row * (width + _PADDING) + lanes * vector + v])
 
         # Computing an operand takes registers: one after the other, so that none are spilled.
         annotations = {"disable_unroll": True} if source.folded.operations else None
@@ -166,65 +170,65 @@ class _Emitter:
                 row = (j + self.key_below) * (self.depth + _PADDING) + k + self.key_beside
                 fragments.load(self.dtype, self.right, 0, self._pointer(self.keys, row))
                 for n in range(2):
-                    at = (j // 8 + n) * 4
-                    fragments.multiply(self.dtype, self.scores, at, self.queries, k // 4, self.right, 2 * n)
+                    index = (j // 8 + n) * 4
+                    fragments.multiply(self.dtype, self.scores, index, self.queries, k // 4, self.right, 2 * n)
 
     def _weigh(self, first: Any) -> None:
-        """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
+        """Replaces scores by weights, and rescales the sums of smaller weights."""
         attention, tile, count = self.attention, self.tile, self.tile.keys // 2
         plain = attention.bias is None
         factor = attention.scale * math.log2(math.e) if plain else attention.scale
-        for at in range(count):
-            query = self.block.first + self.first + self.row + at // 2 % 2 * 8
-            key = first + (at // 4 * 8 + self.pair + at % 2)
-            score = self.scores[at] * fp32(factor)
+        for index in range(count):
+            query = self.block.first + self.first + self.row + index // 2 % 2 * 8
+            key = first + (index // 4 * 8 + self.pair + index % 2)
+            score = self.scores[index] * fp32(factor)
             score = masked(attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
-            T.buffer_store(self.scores, score if plain else score * fp32(math.log2(math.e)), [at])
+            T.buffer_store(self.scores, score if plain else score * fp32(math.log2(math.e)), [index])
         tops = []
         for i in range(2):
-            own = [self.scores[at] for at in range(count) if at // 2 % 2 == i]
-            top = own[0]
-            for other in own[1:]:
+            own_value = [self.scores[index] for index in range(count) if index // 2 % 2 == i]
+            top = own_value[0]
+            for other in own_value[1:]:
                 top = T.max(top, other)
             tops.append(top)
         tops = merge_lanes(tops, [T.max] * 2, 4, self.thread)
-        before = local(1)
+        previous = local(1)
         for i, top in enumerate(tops):
-            T.buffer_store(before, self.highest[i], [0])
-            T.buffer_store(self.highest, T.max(before[0], top), [i])
-            T.buffer_store(before, T.exp2(before[0] - self.highest[i]), [0])
-            for at in range(self.width // 2):
-                if at // 2 % 2 == i:
-                    T.buffer_store(self.results, self.results[at] * before[0], [at])
-            T.buffer_store(self.totals, self.totals[i] * before[0], [i])
-            for at in range(count):
-                if at // 2 % 2 == i:
-                    T.buffer_store(self.scores, T.exp2(self.scores[at] - self.highest[i]), [at])
-                    T.buffer_store(self.totals, self.totals[i] + self.scores[at], [i])
+            T.buffer_store(previous, self.highest[i], [0])
+            T.buffer_store(self.highest, T.max(previous[0], top), [i])
+            T.buffer_store(previous, T.exp2(previous[0] - self.highest[i]), [0])
+            for index in range(self.width // 2):
+                if index // 2 % 2 == i:
+                    T.buffer_store(self.results, self.results[index] * previous[0], [index])
+            T.buffer_store(self.totals, self.totals[i] * previous[0], [i])
+            for index in range(count):
+                if index // 2 % 2 == i:
+                    T.buffer_store(self.scores, T.exp2(self.scores[index] - self.highest[i]), [index])
+                    T.buffer_store(self.totals, self.totals[i] + self.scores[index], [i])
 
     def _multiply_values(self) -> None:
         """Emits the addition of a step's weighted values to the results."""
         for k in range(0, self.tile.keys, _ROWS):
             for n in range(4):
-                at = k // 2 + 2 * n
-                pair = fragments.packed(self.dtype, self.scores[at], self.scores[at + 1])
+                index = k // 2 + 2 * n
+                pair = fragments.packed(self.dtype, self.scores[index], self.scores[index + 1])
                 T.buffer_store(self.weights, pair, [n])
             for j in range(0, self.width, _ROWS):
                 row = (k + self.below) * (self.width + _PADDING) + j + self.beside
                 fragments.load(self.dtype, self.right, 0, self._pointer(self.values, row), transposed=True)
                 for n in range(2):
-                    at = (j // 8 + n) * 4
-                    fragments.multiply(self.dtype, self.results, at, self.weights, 0, self.right, 2 * n)
+                    index = (j // 8 + n) * 4
+                    fragments.multiply(self.dtype, self.results, index, self.weights, 0, self.right, 2 * n)
 
     def _store(self, totals: list[Any]) -> None:
         attention, width = self.attention, self.attention.width
         staged = local(2, self.dtype)
-        for at in range(0, self.width // 2, 2):
-            i = at // 2 % 2
+        for index in range(0, self.width // 2, 2):
+            i = index // 2 % 2
             query = T.Bind(self.block.first + self.first + self.row + 8 * i)
-            channel = T.Bind(at // 4 * 8 + self.pair)
+            channel = T.Bind(index // 4 * 8 + self.pair)
             for n in range(2):
-                value = self.results[at + n] / totals[i]
+                value = self.results[index + n] / totals[i]
                 value = T.Select(tirx.EQ(totals[i], fp32(0.0)), fp32(0.0), value)
                 T.buffer_store(staged, tirx.Cast(self.dtype, value), [n])
             inside = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]

@@ -1,9 +1,9 @@
-"""Sums of products of half-precision operands on NVIDIA's tensor cores: fragments of 16 × 16 per warp, sums in fp32.
+"""Multiplies half-precision operands on NVIDIA's tensor cores: fragments of 16 × 16 per warp, sums in fp32.
 
-Tiles of the operands lie in shared memory as they lie in memory, [row, term] or [term, row], because a warp can load
+Tiles of the operands have the layout of memory in shared memory, [row, term] or [term, row], because a warp can load
 its fragments from either. Each warp computes a few fragments of the block's tile; when all terms are done, it writes
-one after the other to shared memory, where its threads find the sums that they finish and store. What no tile divides
-reads as zero and is not stored.
+one fragment after the other to shared memory, where its threads apply the epilogue and store the results. Beyond the
+edges, a tile reads zeros and is not stored.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SIDE = 16
 _HALVES = {"float16", "bfloat16"}
 
 _PADDING = 8
-"""Elements between two lines of a shared tile: eight lines, which are read at once, then lie in different banks."""
+"""Elements between two lines of a shared tile, which put eight lines that are read at once into different banks."""
 
 
 @dataclass(frozen=True)
 class WarpTile:
-    """A tile of a block, in fragments.
+    """The tile of a block, in fragments.
 
     Attributes:
         rows, columns: Fragments of a warp.
@@ -50,17 +50,17 @@ class WarpTile:
 
     @property
     def height(self) -> int:
-        """Rows of the tile."""
+        """Returns the number of rows of the tile."""
         return self.rows * self.down * _SIDE
 
     @property
     def width(self) -> int:
-        """Columns of the tile."""
+        """Returns the number of columns of the tile."""
         return self.columns * self.across * _SIDE
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Returns the number of threads of a block."""
         return self.down * self.across * WARP
 
 
@@ -69,7 +69,7 @@ TILES = (WarpTile(4, 2, 2, 4, rate=1.0), WarpTile(2, 2, 2, 2, rate=0.6))
 
 
 def fits(contraction: Contraction, target: Any) -> bool:
-    """Returns whether there are tensor cores that pay: both operands of one half type, two fragments of everything."""
+    """Returns whether tensor cores exist and pay: operands of one half type, at least two fragments in each extent."""
     types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
     extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
     return has(target, TENSOR_CORES) and len(types) == 1 and types <= _HALVES and min(extents) >= 2 * _SIDE
@@ -108,8 +108,8 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
         size = (_SIDE, _SIDE, _SIDE)
 
         def fetch(start: Any) -> None:
-            for stage, at, registers in zip((left, right), first, loaded, strict=True):
-                stage.fetch(b, at, start, thread, registers)
+            for stage, begin, registers in zip((left, right), first, loaded, strict=True):
+                stage.fetch(b, begin, start, thread, registers)
 
         # TVM would put what is used only at the end in place of the tiles, which are of another type.
         T.buffer_store(written, tirx.const(0.0, "float32"), [thread])
@@ -123,12 +123,12 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
             barrier()
             fetch((slab + 1) * tile.slab)
             with T.unroll(tile.slab // _SIDE) as step:
-                for fragments, count, stage, buffer, own, layouts in (
+                for fragments, count, stage, buffer, origin, layouts in (
                     (a, tile.rows, left, shared[0], down, ("row_major", "col_major")),
                     (c, tile.columns, right, shared[1], across, ("col_major", "row_major")),
                 ):
                     with T.unroll(count) as n:
-                        place = stage.place(own + n * _SIDE, step * _SIDE)
+                        place = stage.place(origin + n * _SIDE, step * _SIDE)
                         pointer = buffer.access_ptr("r", ptr_type=half, offset=place)
                         layout = layouts[stage.by_term]
                         T.evaluate(T.tvm_load_matrix_sync(fragments.data, *size, n, pointer, stage.pitch, layout))
@@ -145,13 +145,13 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
             barrier()
             with T.serial(_SIDE // lines) as part:
                 row, column = part * lines + lane // (_SIDE // lanes), lane % (_SIDE // lanes) * lanes
-                own = warp * _SIDE * _SIDE + row * _SIDE + column
+                origin = warp * _SIDE * _SIDE + row * _SIDE + column
                 result.store(
                     b,
                     first[0] + down + i * _SIDE + row,
                     first[1] + across + j * _SIDE + column,
                     lanes,
-                    lambda k: written[own + k],
+                    lambda k: written[origin + k],
                     registers,
                 )
             barrier()

@@ -1,8 +1,8 @@
-"""Building blocks for GPU kernels written as TIR: the launch, barriers, sums over threads.
+"""Provides building blocks for GPU kernels written as TIR: the launch, barriers, sums over threads.
 
-The kernels are written with TVM's IR builder, threads bound, and marked as scheduled, so that no rule touches them.
-All of them are one-dimensional grids of one-dimensional blocks, so that a thread's lane in its warp is its index modulo
-32 on CUDA and on Metal.
+The kernels are written with TVM's IR builder, threads bound, and marked as scheduled, so that no rule touches them. All
+of them are one-dimensional grids of one-dimensional blocks, so that a thread's lane in its warp is its index modulo 32
+on CUDA and on Metal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def launch(blocks: int, threads: int) -> Iterator[tuple[Any, Any]]:
 
 
 def barrier() -> None:
-    """Emits a barrier: threads of the block wait for each other, and see what the others wrote to shared memory."""
+    """Emits a barrier: all threads of the block wait, and see each other's writes to shared memory."""
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
@@ -42,7 +42,7 @@ def shared(size: int) -> tirx.Buffer:
 
 
 def local(size: int, dtype: str = "float32") -> tirx.Buffer:
-    """Registers of a thread, if every index into them is a constant."""
+    """Declares registers of a thread, if every index into them is a constant."""
     return T.alloc_buffer((size,), dtype, scope="local")
 
 
@@ -65,20 +65,20 @@ def converted(value: Any, dtype: str) -> Any:
     return value if dtype == "float32" else tirx.Cast(dtype, value)
 
 
-def power_of_two(least: int) -> int:
-    """Returns the smallest power of two that is not less."""
-    return 1 << max(0, least - 1).bit_length()
+def power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 Merge = Callable[[Any, Any], Any]
-"""Two partial results → one; the order must not matter but for rounding."""
+"""Merges two partial results; the order must not matter except for rounding."""
 
 
 def merge_lanes(values: Sequence[Any], merges: Sequence[Merge], lanes: int, thread: Any) -> list[Any]:
-    """Emits the merging of each value over groups of `lanes` neighbours of a warp, a power of two; all get the result.
+    """Emits the merge of each value over groups of `lanes` neighbours of a warp, a power of two; all get the result.
 
-    Neighbours exchange across a growing distance, so that the partial results that meet are of equally many terms. TVM
-    cannot generate Metal's `simd_shuffle_xor`, hence the lane to read from.
+    Neighbours exchange across a growing distance, so that merged partial results have equally many terms. TVM cannot
+    generate Metal's `simd_shuffle_xor`, hence the lane to read from.
     """
     cells = [local(1) for _ in values]
     for cell, value in zip(cells, values, strict=True):
@@ -87,16 +87,18 @@ def merge_lanes(values: Sequence[Any], merges: Sequence[Merge], lanes: int, thre
     while distance < lanes:
         for cell, merge in zip(cells, merges, strict=True):
             source = T.bitwise_xor(thread % WARP, distance)
-            other = T.tvm_warp_shuffle(tirx.const(0xFFFFFFFF, "uint32"), cell[0], source, WARP, WARP)  # a whole warp
-            T.buffer_store(cell, merge(cell[0], other), [0])
+            neighbour = T.tvm_warp_shuffle(
+                tirx.const(0xFFFFFFFF, "uint32"), cell[0], source, WARP, WARP
+            )  # a whole warp
+            T.buffer_store(cell, merge(cell[0], neighbour), [0])
         distance *= 2
     return [cell[0] for cell in cells]
 
 
 def merge_threads(values: Sequence[Any], merges: Sequence[Merge], threads: int, thread: Any) -> list[Any]:
-    """Emits the merging of each value over `threads` neighbours of a block, a power of two; all get the result.
+    """Emits the merge of each value over `threads` neighbours of a block, a power of two; all get the result.
 
-    Every thread of the block must come here.
+    Every thread of the block must reach it.
     """
     results = merge_lanes(values, merges, min(threads, WARP), thread)
     warps = threads // WARP

@@ -1,4 +1,4 @@
-"""The tile of a product that a block of threads computes, chosen by the product's shape alone."""
+"""Chooses the tile of a product that a block of threads computes, by the product's shape alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from harness.compiler.schedules.gpu.threads import MULTIPROCESSORS
 
 _DEPTH = 8
-"""Terms that a thread adds up between two barriers."""
+"""Number of terms that a thread sums between two barriers."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of rows × columns, as the threads of a block share it.
+    """A tile of rows × columns, shared by the threads of a block.
 
     Attributes:
-        rows, columns: Of the sums that one thread has in its registers, each 1, 2, 4 or 8.
+        rows, columns: Rows and columns of the sums in a thread's registers, each 1, 2, 4 or 8.
         down, across: Threads along the rows and columns of the tile.
         split: Groups of threads that take turns in the terms.
         rate: Share of a multiprocessor's peak that it is expected to reach: a thread loads rows + columns numbers from
@@ -32,45 +32,45 @@ class Tile:
 
     @property
     def height(self) -> int:
-        """Rows of the tile."""
+        """Returns the number of rows of the tile."""
         return self.rows * self.down
 
     @property
     def width(self) -> int:
-        """Columns of the tile."""
+        """Returns the number of columns of the tile."""
         return self.columns * self.across
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Returns the number of threads of a block."""
         return self.down * self.across * self.split
 
     @property
     def depth(self) -> int:
-        """Terms of one thread in a slab."""
+        """Returns the number of terms of one thread in a slab."""
         return _DEPTH
 
     @property
     def slab(self) -> int:
-        """Terms of the operands' tiles that lie in shared memory at once."""
+        """Returns the number of terms of the operands' tiles that are in shared memory at once."""
         return self.depth * self.split
 
     @property
     def pitches(self) -> tuple[int, int]:
-        """Distance of two terms in the shared tile of each operand.
+        """Returns the distance of two terms in the shared tile of each operand.
 
-        Rows and columns come first, because a thread reads some neighbours of one term at once; padded, so that threads
-        that write neighbouring terms of one row do not meet in one bank of the memory.
+        Rows and columns are the fastest dimension, because a thread reads some neighbours of one term at once; padding
+        puts neighbouring terms of one row, which threads write at once, into different banks.
         """
         return self.height + min(4, self.rows), self.width + min(4, self.columns)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: a slab of both operands, and the second sums of all threads."""
+        """Returns a block's shared memory in bytes: a slab of both operands, and the second sums of all threads."""
         return 4 * (self.slab * sum(self.pitches) + self.rows * self.columns * self.threads)
 
     def blocks(self, batch: int, rows: int, columns: int) -> int:
-        """Returns the blocks of a product."""
+        """Returns the number of blocks of a product."""
         return batch * math.ceil(rows / self.height) * math.ceil(columns / self.width)
 
 
@@ -82,14 +82,14 @@ _LARGE = (
 """The fewer numbers a thread loads for a multiplication the better; the smaller the tile, the more blocks there are."""
 
 _FEW = 8
-"""Rows or columns that every thread has all of."""
+"""Largest number of rows or columns that every thread has all of."""
 
 
 def choose_tile(batch: int, rows: int, columns: int, shared_bytes: int, threads: int) -> Tile:
     """Chooses the tile of a product.
 
-    Where there are few rows or columns, all of them are in each thread's tile: then memory is the limit, and many
-    threads share the terms. Elsewhere it is the tile with the least work for the busiest multiprocessor.
+    With few rows or columns, all of them are in each thread's tile: then memory is the limit, and many threads share
+    the terms. Otherwise it is the tile with the least work for the busiest multiprocessor.
 
     Args:
         batch: Number of products.

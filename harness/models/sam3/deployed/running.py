@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.describing import check_described
+from harness.compiler.deployment.describing import check_matches
 from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.runtime.sam3.model import Sam3
-from harness.runtime.variants import described
+from harness.runtime.variants import read_any_manifest
 
 if TYPE_CHECKING:
     from harness.compiler.execution.run import Run
@@ -41,8 +41,8 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
     options = subjects()[run.case.component].options
     if run.settings.model is not None:
         folder = run.settings.model
-        manifest = described(folder)
-        check_described(manifest, run.case, run.settings, Sam3Options.read(folder, manifest), options)
+        manifest = read_any_manifest(folder)
+        check_matches(manifest, run.case, run.settings, Sam3Options.read(folder, manifest), options)
         with _loaded(run, folder) as model:
             yield model
         return
@@ -61,7 +61,7 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
             )
         progress.kernels += compiled.kernels
         progress.lost_schedules += compiled.lost_schedules
-        sizes = {file: described.bytes for file, described in compiled.manifest.files.items()}
+        sizes = {name: file.bytes for name, file in compiled.manifest.files.items()}
         progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
         progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
         with _loaded(run, folder) as model:
@@ -75,7 +75,7 @@ def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
         yield None
         return
     with run.progress.time_stage(Stage.LOAD):
-        model = Sam3(run.executor.model(folder))
+        model = Sam3(run.executor.load_model(folder))
     with run.progress.time_stage(Stage.RUN):
         yield model
     run.executor.close()  # other processes may be waiting for the device

@@ -1,1 +1,1 @@
-"""The performance report: pytest-benchmark's JSON is the truth, a page and plots are rendered from it."""
+"""Reports performance: renders a page and plots from pytest-benchmark's JSON files."""

@@ -1,4 +1,4 @@
-"""Computes what the page and the plots show from the table that was read."""
+"""Computes the tables of the page and the plots from the table of results."""
 
 from __future__ import annotations
 
@@ -24,32 +24,36 @@ GOALS = (
     ("`vision_backbone`, OpenVINO in f32 / TVM tuned", 0.95, 1.1, "openvino f32", TUNED, _BACKBONE),
     ("gain of tuning over the default schedules, end to end", 1.0, 1.1, UNTUNED, TUNED, "kind == 'question'"),
 )
-"""At full scale, on two threads of the project's own kind of machine, in one interleaved run: the goal, the least and
-the aim, the sides whose times are above and below the line, and which rows it is for."""
-OWN = (PYTORCH, UNTUNED, TUNED)
+"""Goals at full scale, on two threads of the project's own kind of machine, in one interleaved run: name, minimum, aim,
+keys of the sides whose times are divided and divide, and the query of their rows."""
+OWN_SIDES = (PYTORCH, UNTUNED, TUNED)
 NA = "n/a"
 
 Write = Callable[[Any], str]
 
 
-def _or_na(write: Write) -> Write:
+def _or_not_available(write: Write) -> Write:
     return lambda value: NA if pd.isna(value) else write(value)
 
 
-decimals = _or_na(lambda value: f"{value:.{max(0, 2 - int(np.floor(np.log10(value))))}f}" if value > 0 else "0")
+decimals = _or_not_available(
+    lambda value: f"{value:.{max(0, 2 - int(np.floor(np.log10(value))))}f}" if value > 0 else "0"
+)
 """Writes three significant digits without an exponent: 0.0123, 4.56, 7890."""
-duration = _or_na(lambda seconds: f"{decimals(seconds)} s" if seconds >= 1 else f"{decimals(seconds * 1e3)} ms")
-percent = _or_na(lambda share: f"{100 * share:.{0 if share >= 0.0995 else 1}f} %")
-giga = _or_na(lambda value: decimals(value / 1e9))
-factor = _or_na(lambda ratio: f"{ratio:.{2 if ratio < 9.995 else 1}f}")
+duration = _or_not_available(
+    lambda seconds: f"{decimals(seconds)} s" if seconds >= 1 else f"{decimals(seconds * 1e3)} ms"
+)
+percent = _or_not_available(lambda share: f"{100 * share:.{0 if share >= 0.0995 else 1}f} %")
+giga = _or_not_available(lambda value: decimals(value / 1e9))
+factor = _or_not_available(lambda ratio: f"{ratio:.{2 if ratio < 9.995 else 1}f}")
 """Writes a ratio: 2.41, 12.3."""
-gain = _or_na(lambda ratio: f"{100 * (ratio - 1):+.1f} %".replace("-", "−"))
+gain = _or_not_available(lambda ratio: f"{100 * (ratio - 1):+.1f} %".replace("-", "−"))
 """Writes a ratio as per cent above 1: +4.2 %."""
-text = _or_na(str)
+text = _or_not_available(str)
 WRITERS: Mapping[str, Write] = {
     **dict.fromkeys(("median", "mean", "p95", "p99", "first call", "compile", "load", "time"), duration),
     **dict.fromkeys(("PyTorch", "TVM", "TVM untuned", "TVM tuned", "ours"), duration),
-    **dict.fromkeys(("memory: weights", "run above them", "together"), _or_na(size)),
+    **dict.fromkeys(("memory: weights", "run above them", "together"), _or_not_available(size)),
     **dict.fromkeys(("calls/s", "worst r_rms"), decimals),
     **dict.fromkeys(("share", "of peak", "PyTorch's, of peak"), percent),
     **dict.fromkeys(("GFLOP/s", "GB/s"), giga),
@@ -58,17 +62,17 @@ WRITERS: Mapping[str, Write] = {
     **dict.fromkeys(("at least", "aim", "aim reached", "GFLOP/s (of peak)", "its time / ours", "rate"), text),
     "PyTorch / TVM": factor,
 }
-"""How numbers are written, by column; other columns are text."""
+"""Functions that write numbers, by column; other columns are text."""
 
 
-def ratios(over: pd.DataFrame, under: pd.DataFrame) -> pd.DataFrame:
-    """Divides times by those of the rows of the same name in `under`.
+def divide_times(numerators: pd.DataFrame, denominators: pd.DataFrame) -> pd.DataFrame:
+    """Divides times by those of the rows of the same name in `denominators`.
 
     Returns:
-        A table by name: `value` is the ratio of the medians, and between `low` and `high` are that and, as the sign
-        test has it, the median of the rounds' ratios; both are NaN where rounds are too few or no pairs.
+        A table by name: `value` is the ratio of the medians; the interval from `low` to `high` holds it and, by the
+            sign test, the median of the rounds' ratios; both are NaN if rounds are too few or not paired.
     """
-    pairs, rows = over.merge(under, left_index=True, right_index=True), []
+    pairs, rows = numerators.merge(denominators, left_index=True, right_index=True), []
     for a, b, upper, lower in pairs[["median_x", "median_y", "seconds_x", "seconds_y"]].itertuples(index=False):
         low, high = np.nan, np.nan
         outside = int(binom.ppf((1 - CONFIDENCE) / 2, len(upper), 0.5))
@@ -78,16 +82,18 @@ def ratios(over: pd.DataFrame, under: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["value", "low", "high"], index=pairs.index, dtype=float)
 
 
-def written(found: pd.DataFrame, write: Write = factor) -> pd.Series:
-    """Writes what `ratios` returns, intervals in parentheses: 2.41 (2.38–2.46)."""
-    to = "–" if write is factor else " to "
-    intervals = ("" if pd.isna(row.low) else f" ({write(row.low)}{to}{write(row.high)})" for row in found.itertuples())
-    return pd.Series(map(str.__add__, map(write, found["value"]), intervals), index=found.index, dtype=str)
+def format_ratios(ratios: pd.DataFrame, write: Write = factor) -> pd.Series:
+    """Writes the table of `divide_times` as texts, intervals in parentheses: 2.41 (2.38–2.46)."""
+    dash = "–" if write is factor else " to "
+    intervals = (
+        "" if pd.isna(row.low) else f" ({write(row.low)}{dash}{write(row.high)})" for row in ratios.itertuples()
+    )
+    return pd.Series(map(str.__add__, map(write, ratios["value"]), intervals), index=ratios.index, dtype=str)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Everything that one machine measured with one number of threads; where two files have a figure, the newer one.
+    """The measurements of one machine with one number of threads; the newest of a figure in two files.
 
     Attributes:
         place: CPU, threads and GPUs.
@@ -108,119 +114,135 @@ class Section:
     superseded: pd.DataFrame
 
 
-def sections(results: pd.DataFrame, order: Sequence[str]) -> list[Section]:
-    """Divides what was read by machine and number of threads, in the order in which they appear.
+def split_sections(results: pd.DataFrame, order: Sequence[str]) -> list[Section]:
+    """Splits the results by machine and number of threads, in the order in which they appear.
 
     Args:
         results: From `read_results`.
         order: Names of components that come first, in this order.
     """
     figures = results[results["kind"] != "other"]
-    return [_section(found, list(order)) for _, found in figures.groupby("facts", sort=False)]
+    return [_build_section(rows, list(order)) for _, rows in figures.groupby("facts", sort=False)]
 
 
-def _section(found: pd.DataFrame, order: list[str]) -> Section:
-    every = found.drop_duplicates(["file", "benchmark"])
-    newest = every.loc[every.groupby("name", sort=False)["created"].idxmax()]
-    shown = newest[["file", "benchmark"]].merge(found).set_index("name")
-    shown["rank"] = [order.index(subject) if subject in order else len(order) for subject in shown["subject"]]
-    runs = shown[shown["kind"] != "kernel"].sort_values(["kind", "rank"], kind="stable")
+def _build_section(rows: pd.DataFrame, order: list[str]) -> Section:
+    benchmarks = rows.drop_duplicates(["file", "benchmark"])
+    newest = benchmarks.loc[benchmarks.groupby("name", sort=False)["created"].idxmax()]
+    newest_rows = newest[["file", "benchmark"]].merge(rows).set_index("name")
+    newest_rows["rank"] = [
+        order.index(subject) if subject in order else len(order) for subject in newest_rows["subject"]
+    ]
+    runs = newest_rows[newest_rows["kind"] != "kernel"].sort_values(["kind", "rank"], kind="stable")
     machine: dict[str, Any] = {}
-    for known in newest.sort_values("created", kind="stable")["machine"]:
-        machine |= known
+    for facts in newest.sort_values("created", kind="stable")["machine"]:
+        machine |= facts
     return Section(
         newest.loc[newest["created"].idxmax(), "place"],
         machine,
         runs[runs["error"] == ""],
         runs[runs["error"] != ""],
-        shown[shown["kind"] == "kernel"].rename_axis("kernel"),
+        newest_rows[newest_rows["kind"] == "kernel"].rename_axis("kernel"),
         newest,
-        every.drop(newest.index),
+        benchmarks.drop(newest.index),
     )
 
 
-def of_side(runs: pd.DataFrame, key: str) -> pd.DataFrame:
+def select_side(runs: pd.DataFrame, key: str) -> pd.DataFrame:
     """Returns the rows of one side."""
     return runs[runs["key"] == key]
 
 
-def own(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of PyTorch and ours, with the spread of their rounds."""
-    found = runs[runs["key"].isin(OWN) & ~runs["copied"]]
-    spread = [[duration(point) for point in np.quantile(seconds, (0.25, 0.75, 0, 1))] for seconds in found["seconds"]]
-    texts = {"middle half": [f"{a} – {b}" for a, b, _, _ in spread], "min–max": [f"{a} – {b}" for _, _, a, b in spread]}
-    return found.assign(**texts)
+def select_own_sides(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of PyTorch and of this project, with the spread of their rounds."""
+    rows = runs[runs["key"].isin(OWN_SIDES) & ~runs["copied"]]
+    quantiles = [[duration(point) for point in np.quantile(seconds, (0.25, 0.75, 0, 1))] for seconds in rows["seconds"]]
+    texts = {
+        "middle half": [f"{a} – {b}" for a, b, _, _ in quantiles],
+        "min–max": [f"{a} – {b}" for _, _, a, b in quantiles],
+    }
+    return rows.assign(**texts)
 
 
-def peers(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of what else could run the model, beside the best of ours."""
-    found, best = runs[~runs["key"].isin(OWN)], runs[runs["best"]]
-    return found.assign(**{"ours": best["median"][found.index].array, "its time / ours": written(ratios(found, best))})
+def select_peers(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of the peers, with their times divided by this project's best."""
+    rows, best = runs[~runs["key"].isin(OWN_SIDES)], runs[runs["best"]]
+    return rows.assign(
+        **{"ours": best["median"][rows.index].array, "its time / ours": format_ratios(divide_times(rows, best))}
+    )
 
 
-def profiled(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of ours whose kernels were timed."""
+def select_profiled(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the best rows of this project whose kernels were timed."""
     best = runs[runs["best"]]
     return best[[len(kernels) > 0 for kernels in best["kernels"]]]
 
 
-def goals(section: Section) -> pd.DataFrame:
-    """Holds what was measured to the goals."""
+def judge_goals(section: Section) -> pd.DataFrame:
+    """Compares the measurements with the goals."""
     full, rows = section.runs[section.runs["scale"] == "full"], {}
-    for goal, least, aim, over, under, query in GOALS:
+    for goal, minimum, aim, numerator, denominator, query in GOALS:
         runs = (full if len(full) else section.runs).query(query)
-        found = ratios(of_side(runs, over), of_side(runs, under))
-        write, bar = (gain, gain) if over == UNTUNED else (factor, "{:g}".format)
-        noisy = (found["low"] < least) & (found["high"] >= least)
-        below = (found["value"] < least) & ~(noisy & (write is gain))
-        aimed, texts = found["value"] >= aim, found.index + " " + written(found, write)
-        signs = {"⏭ not measured": found.empty, "❌ not reached": below.any(), "❔ within the noise": noisy.any()}
+        ratios = divide_times(select_side(runs, numerator), select_side(runs, denominator))
+        write, format_bound = (gain, gain) if numerator == UNTUNED else (factor, "{:g}".format)
+        is_noisy = (ratios["low"] < minimum) & (ratios["high"] >= minimum)
+        is_below = (ratios["value"] < minimum) & ~(is_noisy & (write is gain))
+        reaches_aim, texts = ratios["value"] >= aim, ratios.index + " " + format_ratios(ratios, write)
+        signs = {
+            "⏭ not measured": ratios.empty,
+            "❌ not reached": is_below.any(),
+            "❔ within the noise": is_noisy.any(),
+        }
         rows[goal] = {
-            **{"at least": bar(least), "aim": bar(aim)},
-            "": next((sign for sign, holds in signs.items() if holds), "✅ reached"),
-            "aim reached": f"{aimed.sum()} of {len(found)}",
-            "the least": "" if found.empty else texts.iloc[found["value"].argmin()],
-            "below": ", ".join(texts[below]),
-            "within the noise": ", ".join(texts[noisy]),
-            "not measured": ", ".join(runs.index.unique().difference(found.index, sort=False)),
+            **{"at least": format_bound(minimum), "aim": format_bound(aim)},
+            "": next((sign for sign, applies in signs.items() if applies), "✅ reached"),
+            "aim reached": f"{reaches_aim.sum()} of {len(ratios)}",
+            "the least": "" if ratios.empty else texts.iloc[ratios["value"].argmin()],
+            "below": ", ".join(texts[is_below]),
+            "within the noise": ", ".join(texts[is_noisy]),
+            "not measured": ", ".join(runs.index.unique().difference(ratios.index, sort=False)),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("goal")
 
 
-def speedups(runs: pd.DataFrame) -> pd.DataFrame:
-    """Sets components, or questions, beside PyTorch and what ours computes in a second beside the peak."""
-    torch, untuned, tuned = (of_side(runs, key) for key in OWN)
+def compute_speedups(runs: pd.DataFrame) -> pd.DataFrame:
+    """Compares components, or questions, with PyTorch, and their rates with the peak."""
+    torch, untuned, tuned = (select_side(runs, key) for key in OWN_SIDES)
     best = runs[runs["best"]]
     rate = best["flop"] / best["median"]
     share = rate / best["peak_flops"]
-    gained = written(ratios(untuned, tuned), gain).mask(tuned["copied"], "nothing found")
+    gains = format_ratios(divide_times(untuned, tuned), gain).mask(tuned["copied"], "nothing found")
     columns = {
-        **{LABELS[key]: side["median"] for key, side in zip(OWN, (torch, untuned, tuned), strict=True)},
-        "PyTorch / untuned": written(ratios(torch, untuned)),
-        "PyTorch / tuned": written(ratios(torch, tuned)),
-        "gain of tuning": gained,
+        **{LABELS[key]: side["median"] for key, side in zip(OWN_SIDES, (torch, untuned, tuned), strict=True)},
+        "PyTorch / untuned": format_ratios(divide_times(torch, untuned)),
+        "PyTorch / tuned": format_ratios(divide_times(torch, tuned)),
+        "gain of tuning": gains,
         "GFLOP/s (of peak)": rate.map(giga) + (" (" + share.map(percent) + ")").where(share.notna(), ""),
         "worst r_rms": best["worst r_rms"],
     }
     return pd.DataFrame(columns, index=best.index).rename_axis(best["kind"].iloc[0])
 
 
-def peaks(section: Section) -> dict[str, pd.Series]:
-    """Returns all that was probed beside the figures, FLOP/s (`compute`) and byte/s (`memory`)."""
+def collect_peaks(section: Section) -> dict[str, pd.Series]:
+    """Returns all peaks that were measured in the same runs, in FLOP/s (`compute`) and byte/s (`memory`)."""
     best, kernels = section.runs[section.runs["best"]], section.kernels
-    probed = {"compute": best["peak_flops"], "memory": best["peak_bandwidth"]}
-    alone = {bound: chain.from_iterable(kernels["peaks"][kernels["bound"] == bound]) for bound in probed}
-    return {bound: pd.Series([*probed[bound].dropna(), *alone[bound]], dtype=float) for bound in probed}
+    component_peaks = {"compute": best["peak_flops"], "memory": best["peak_bandwidth"]}
+    kernel_peaks = {
+        bound: chain.from_iterable(kernels["peaks"][kernels["bound"] == bound]) for bound in component_peaks
+    }
+    return {
+        bound: pd.Series([*component_peaks[bound].dropna(), *kernel_peaks[bound]], dtype=float)
+        for bound in component_peaks
+    }
 
 
-def groups(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Adds up kernels alone by group, each counted by its time."""
+def sum_groups(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Adds up kernels measured alone by group, each weighted by its time."""
     # Peaks differ from kernel to kernel with the clock: the time at the peak is what adds up.
-    timed = kernels.assign(at_peak=kernels["work"] / kernels["peaks"].map(np.median)).groupby("group", sort=False)
-    sums = timed[["work", "at_peak", "TVM", "torch"]].sum()
+    groups = kernels.assign(at_peak=kernels["work"] / kernels["peaks"].map(np.median)).groupby("group", sort=False)
+    sums = groups[["work", "at_peak", "TVM", "torch"]].sum()
     columns = {
-        "kernels": timed.size(),
-        "rate": (sums["work"] / sums["TVM"]).map(giga) + " " + timed["unit"].first(),
+        "kernels": groups.size(),
+        "rate": (sums["work"] / sums["TVM"]).map(giga) + " " + groups["unit"].first(),
         "of peak": sums["at_peak"] / sums["TVM"],
         "PyTorch's, of peak": sums["at_peak"] / sums["torch"],
         "PyTorch / TVM": sums["torch"] / sums["TVM"],
@@ -228,15 +250,15 @@ def groups(kernels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def slower(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Returns the kernels alone that PyTorch does faster, the worst first."""
-    found = kernels.rename(columns={"torch": "PyTorch"})
-    found["PyTorch / TVM"] = found["PyTorch"] / found["TVM"]
-    return found[found["PyTorch / TVM"] < 1].sort_values("PyTorch / TVM")
+def select_slower(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Returns the kernels measured alone that PyTorch computes faster, the slowest first."""
+    rows = kernels.rename(columns={"torch": "PyTorch"})
+    rows["PyTorch / TVM"] = rows["PyTorch"] / rows["TVM"]
+    return rows[rows["PyTorch / TVM"] < 1].sort_values("PyTorch / TVM")
 
 
-def facts(section: Section) -> pd.DataFrame:
-    """Lists what is known of machine, packages and commits."""
+def list_facts(section: Section) -> pd.DataFrame:
+    """Lists the facts about machine, packages and commits."""
     rows = {
         key: size(value) if key.endswith("_bytes") else " ".join(map(str, value)) if isinstance(value, list) else value
         for key, value in section.machine.items()

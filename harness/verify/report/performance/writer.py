@@ -1,4 +1,4 @@
-"""Writes the performance report: `PERFORMANCE_REPORT.md`, and its plots in a folder beside it."""
+"""Writes the performance report: `PERFORMANCE_REPORT.md`, and its plots in a folder."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ def write_performance_report(results: Sequence[Path], directory: Path, order: Se
     """Writes page and plots, each complete or not at all, and returns the page's path.
 
     Args:
-        results: JSON files of `pytest perf … --benchmark-json=FILE`, or these compressed by gzip.
-        directory: Is made if it does not exist.
+        results: JSON files of `pytest perf … --benchmark-json=FILE`, plain or compressed by gzip.
+        directory: The report's folder, which is made if it does not exist.
         order: Names of components that come first on the page, in this order.
 
     Raises:
-        HarnessError: If the results cannot be read or are not what the suites write, or the folder cannot be
-            written.
+        HarnessError: The results cannot be read or are in another layout, or the folder cannot be written.
     """
     if directory.exists() and not directory.is_dir():
         raise HarnessError(f"{directory} is a file; give --out a folder.")
-    found = read_results(results)
-    sections = tables.sections(found, order)
+    results_table = read_results(results)
+    sections = tables.split_sections(results_table, order)
     pictures = {
         f"performance/{name}-{number}.png": picture
         for number, section in enumerate(sections, 1)
@@ -48,22 +47,22 @@ def write_performance_report(results: Sequence[Path], directory: Path, order: Se
         pictures=pictures,
         t=tables,
         percentiles=PERCENTILES,
-        half=not found["precision"].isin({"", DEFAULT_PRECISION}).all(),
-        others=found[found["kind"] == "other"],
+        half=not results_table["precision"].isin({"", DEFAULT_PRECISION}).all(),
+        others=results_table[results_table["kind"] == "other"],
     )
     write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
     return directory / MARKDOWN_NAME
 
 
-def table(found: pd.DataFrame, columns: Sequence[str] = ()) -> str:
+def table(frame: pd.DataFrame, columns: Sequence[str] = ()) -> str:
     """Writes a table in Markdown, whose index is the first column.
 
     Args:
-        found: The table.
-        columns: Those that it shows; all of them by default.
+        frame: The table.
+        columns: The columns to show; all of them by default.
     """
-    found = found[list(columns or found.columns)]
-    texts = pd.DataFrame({name: found[name].map(tables.WRITERS.get(name, tables.text)) for name in found})
-    rules = ["---:" if name in tables.WRITERS else "---" for name in found]
-    lines = [[found.index.name, *found], ["---", *rules], *texts.itertuples()]
+    frame = frame[list(columns or frame.columns)]
+    texts = pd.DataFrame({name: frame[name].map(tables.WRITERS.get(name, tables.text)) for name in frame})
+    rules = ["---:" if name in tables.WRITERS else "---" for name in frame]
+    lines = [[frame.index.name, *frame], ["---", *rules], *texts.itertuples()]
     return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
