@@ -22,7 +22,7 @@ from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16
 from harness.compiler.schedules.cpu.rewrite import workloads
 from harness.compiler.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
-from harness.compiler.schedules.cpu.widening import widen
+from harness.compiler.schedules.cpu.widening import lower_bf16
 from harness.compiler.targets import HOST, TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.core.budget import Groups
@@ -46,7 +46,7 @@ def count_workloads(request: tuple[Case, Processors, Groups], on_stage: Callable
     from harness.models.importing import imported_module
 
     case, processors, float32 = request
-    module = widen()(imported_module(case, on_stage, float32))
+    module = lower_bf16()(imported_module(case, on_stage, float32))
     return Counter(workloads(module, TARGETS[case.target].tvm_target(processors)))
 
 

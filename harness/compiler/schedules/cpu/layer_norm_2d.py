@@ -28,8 +28,8 @@ from harness.compiler.schedules.cpu.reduction import (
     fold_columns,
     fp64,
     inverse_root,
-    narrow,
-    widen,
+    to_f32,
+    to_f64,
 )
 from harness.compiler.schedules.cpu.window import image_layout
 
@@ -114,15 +114,15 @@ def _normalize(
             return (rows[n, c, first + j] - high[j]) - low[j]
 
         def square(c: Any, j: Any) -> Any:
-            deviation = widen(centred(c, j))
+            deviation = to_f64(centred(c, j))
             return deviation * deviation
 
         def each_pixel(body: Callable[[Any], None]) -> None:
             for_each_vector(width, LANES, body)
 
-        (sums,) = fold_columns(channels, width, lambda j: [add(lambda c: widen(rows[n, c, first + j]))])
-        each_pixel(lambda j: T.buffer_store(high, narrow(sums[j] / fp64(channels)), [j]))
-        each_pixel(lambda j: T.buffer_store(low, narrow(sums[j] / fp64(channels) - widen(high[j])), [j]))
+        (sums,) = fold_columns(channels, width, lambda j: [add(lambda c: to_f64(rows[n, c, first + j]))])
+        each_pixel(lambda j: T.buffer_store(high, to_f32(sums[j] / fp64(channels)), [j]))
+        each_pixel(lambda j: T.buffer_store(low, to_f32(sums[j] / fp64(channels) - to_f64(high[j])), [j]))
         (squares,) = fold_columns(channels, width, lambda j: [add(lambda c: square(c, j))])
         each_pixel(lambda j: T.buffer_store(factor, inverse_root(squares[j], channels, epsilon), [j]))
         if side_by_side == "pixels":

@@ -27,9 +27,9 @@ from harness.compiler.schedules.cpu.reduction import (
     emit_line_moments,
     emit_moments,
     inverse_root,
-    narrow,
     scalar,
     tasks,
+    to_f32,
 )
 
 _DTYPES = ("float32",)
@@ -74,9 +74,9 @@ def group_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFun
         moments = emit_line_moments(lines, count, lambda i, k: data[i, k])
         with T.serial(0, lines) as i:
             mean, squares = moments(i)
-            high = scalar(narrow(mean), "float32")
+            high = scalar(to_f32(mean), "float32")
             T.buffer_store(out, high, [i, 0])
-            T.buffer_store(out, narrow(mean - tirx.Cast("float64", high)), [i, 1])
+            T.buffer_store(out, to_f32(mean - tirx.Cast("float64", high)), [i, 1])
             T.buffer_store(out, inverse_root(squares, count, epsilon), [i, 2])
 
     arguments = [Argument("data", (lines, count)), Argument("out", (lines, 3))]

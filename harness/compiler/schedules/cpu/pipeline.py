@@ -14,7 +14,7 @@ from harness.compiler.schedules.cpu import elementwise, normalization, roi_align
 from harness.compiler.schedules.cpu.memory import plan_memory
 from harness.compiler.schedules.cpu.pixel_projection import project_rows
 from harness.compiler.schedules.cpu.rewrite import call_kernels
-from harness.compiler.schedules.cpu.widening import widen
+from harness.compiler.schedules.cpu.widening import lower_bf16
 
 LEGALIZE = {
     **elementwise.LEGALIZE,
@@ -62,7 +62,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
     """Returns the passes from a module as imported to one that calls compiled functions by `call_tir`, in order."""
     return [
         relax.transform.CanonicalizeBindings(),
-        widen(),
+        lower_bf16(),
         project_rows,
         call_kernels(target, schedules),
         relax.transform.LegalizeOps(LEGALIZE),

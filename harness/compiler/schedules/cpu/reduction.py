@@ -39,12 +39,12 @@ def fp64(value: float) -> Any:
     return tirx.const(value, "float64")
 
 
-def widen(value: Any) -> Any:
+def to_f64(value: Any) -> Any:
     """Converts fp32 to fp64."""
     return tirx.Cast("float64", value)
 
 
-def narrow(value: Any) -> Any:
+def to_f32(value: Any) -> Any:
     """Rounds fp64 to fp32."""
     return tirx.Cast("float32", value)
 
@@ -163,15 +163,15 @@ def _extreme(name: str, start: float, better: Callable[[Any, Any], Any]) -> Redu
 
 
 def _sum_folds(read: Callable[[Any], Any]) -> list[Fold]:
-    return [add(lambda k: widen(read(k)))]
+    return [add(lambda k: to_f64(read(k)))]
 
 
-SUM = Reduction("sum", _sum_folds, lambda results, count: narrow(results[0]))
-MEAN = Reduction("mean", _sum_folds, lambda results, count: narrow(results[0] / fp64(count)))
+SUM = Reduction("sum", _sum_folds, lambda results, count: to_f32(results[0]))
+MEAN = Reduction("mean", _sum_folds, lambda results, count: to_f32(results[0] / fp64(count)))
 PROD = Reduction(
     "prod",
-    lambda read: [Fold("float64", 1.0, lambda partial, k: partial * widen(read(k)), lambda a, b: a * b)],
-    lambda results, count: narrow(results[0]),
+    lambda read: [Fold("float64", 1.0, lambda partial, k: partial * to_f64(read(k)), lambda a, b: a * b)],
+    lambda results, count: to_f32(results[0]),
 )
 MAX = _extreme("max", -math.inf, lambda a, b: a > b)
 MIN = _extreme("min", math.inf, lambda a, b: a < b)
@@ -179,24 +179,24 @@ MIN = _extreme("min", math.inf, lambda a, b: a < b)
 
 def emit_centre(mean: Any) -> Callable[[Any], Any]:
     """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to its last place."""
-    high = scalar(narrow(mean), "float32")
-    low = scalar(narrow(mean - widen(high)), "float32")
+    high = scalar(to_f32(mean), "float32")
+    low = scalar(to_f32(mean - to_f64(high)), "float32")
     return lambda value: (value - high) - low
 
 
 def inverse_root(squares: Any, count: int, epsilon: float) -> Any:
     """Returns 1/√(variance + ε) in fp32, computed in fp64 from the sum of squared deviations of so many terms."""
-    return narrow(fp64(1.0) / tirx.sqrt(squares / fp64(count) + fp64(epsilon)))
+    return to_f32(fp64(1.0) / tirx.sqrt(squares / fp64(count) + fp64(epsilon)))
 
 
 def emit_moments(count: int, read: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Emits two passes over a line that stays in the cache: its mean and its sum of squared deviations, in fp64."""
-    (total,) = fold_line(count, [add(lambda k: widen(read(k)))])
+    (total,) = fold_line(count, [add(lambda k: to_f64(read(k)))])
     mean = scalar(total / fp64(count), "float64")
     centred = emit_centre(mean)
 
     def square(k: Any) -> Any:
-        deviation = widen(centred(read(k)))
+        deviation = to_f64(centred(read(k)))
         return deviation * deviation
 
     (squares,) = fold_line(count, [add(square)])
@@ -330,7 +330,7 @@ def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
         with T.serial(0, outer) as i:
             _, squares = moments(i)
             variance = squares / fp64(count)
-            T.buffer_store(out, narrow(tirx.sqrt(variance) if root else variance), [i])
+            T.buffer_store(out, to_f32(tirx.sqrt(variance) if root else variance), [i])
 
     name = "std" if root else "variance"
     info = kernel(name, lines=outer, count=count)
@@ -389,10 +389,10 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.P
             T.buffer_store(running, fp64(0.0), [0])
             with T.serial(0, count) as k:
                 if exclusive:
-                    T.buffer_store(out, narrow(running[0]), [i, k, j])
-                T.buffer_store(running, running[0] + widen(data[i, k, j]), [0])
+                    T.buffer_store(out, to_f32(running[0]), [i, k, j])
+                T.buffer_store(running, running[0] + to_f64(data[i, k, j]), [0])
                 if not exclusive:
-                    T.buffer_store(out, narrow(running[0]), [i, k, j])
+                    T.buffer_store(out, to_f32(running[0]), [i, k, j])
 
     shape = (outer, count, inner)
     info = kernel("cumsum", lines=outer * inner, count=count)

@@ -20,10 +20,10 @@ from harness.compiler.schedules.cpu.reduction import (
     each_block,
     fold_line,
     fp64,
-    narrow,
     scalar,
     tasks,
-    widen,
+    to_f32,
+    to_f64,
 )
 
 
@@ -47,12 +47,12 @@ def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
             top = scalar(largest, "float32")
             # The exponentials go through memory: the next pass and the sum both read them.
             for_each_vector(count, LANES, lambda k: T.buffer_store(out, elementary.exp(data[i, k] - top), [i, k]))
-            (total,) = fold_line(count, [Fold("float64", 0.0, lambda s, k: s + widen(out[i, k]), lambda a, b: a + b)])
+            (total,) = fold_line(count, [Fold("float64", 0.0, lambda s, k: s + to_f64(out[i, k]), lambda a, b: a + b)])
             if log:
-                normalizer = scalar(narrow(tirx.log(total)), "float32")
+                normalizer = scalar(to_f32(tirx.log(total)), "float32")
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, (data[i, k] - top) - normalizer, [i, k]))
             else:
-                normalizer = scalar(narrow(total), "float32")
+                normalizer = scalar(to_f32(total), "float32")
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, out[i, k] / normalizer, [i, k]))
 
     shape = (rows, count)
@@ -80,8 +80,8 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFun
                     T.buffer_store(out, elementary.exp(data[i, k, first + j] - top[j]), [i, k, first + j])
 
                 for_each(store)
-                for_each(lambda j: T.buffer_store(total, total[j] + widen(out[i, k, first + j]), [j]))
-            for_each(lambda j: T.buffer_store(scale, narrow(tirx.log(total[j]) if log else total[j]), [j]))
+                for_each(lambda j: T.buffer_store(total, total[j] + to_f64(out[i, k, first + j]), [j]))
+            for_each(lambda j: T.buffer_store(scale, to_f32(tirx.log(total[j]) if log else total[j]), [j]))
             with T.serial(0, count) as k:
 
                 def finish(j: Any) -> None:

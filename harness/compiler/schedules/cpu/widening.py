@@ -25,7 +25,7 @@ _CHANNELS_OF_WEIGHTS = {"relax.nn.conv2d": 1, "relax.nn.conv2d_transpose": 0}
 """Convolutions, with the axis of their weights that is the channels that are summed."""
 
 
-def widen() -> tvm.transform.Pass:
+def lower_bf16() -> tvm.transform.Pass:
     """Returns the pass; a module whose operands were not rounded for a precision keeps its own types."""
 
     @tvm.transform.module_pass(opt_level=0, name="Widen")
