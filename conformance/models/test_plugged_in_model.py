@@ -94,7 +94,9 @@ def test_it_brings_its_own_options_and_no_others(plugged_in: None, tmp_path: Pat
         artifact = Artifact.load(tmp_path / "model")
         assert artifact.manifest.extra == {"width": 6}
         expected = projection.layer(seed, 6)(torch.from_numpy(x)).numpy()
-        np.testing.assert_allclose(artifact.fetch(artifact.call("project", x=x)["y"]), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            artifact.fetch(artifact.call("project", input=x)["y"]), expected, rtol=1e-5, atol=1e-5
+        )
         packed = command("pack", "--seed", "1", "--into", "model", folder=tmp_path)
         assert (packed.returncode, "; 6 outputs." in packed.stdout) == (0, True), packed.stdout + packed.stderr
 
