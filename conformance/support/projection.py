@@ -41,7 +41,7 @@ def layer(seed: int, width: int) -> torch.nn.Linear:
 
 
 def programs(case: Case, _settings: Settings, options: Width) -> Iterator[Program]:
-    yield Program("project", layer(case.seed, options.width), {"x": torch.zeros(ROWS, INPUTS)}, ("y",))
+    yield Program("project", layer(case.seed, options.width), {"input": torch.zeros(ROWS, INPUTS)}, ("y",))
 
 
 MODEL = Model(NAME, {}, Deployable(NAME, programs, options=Width))

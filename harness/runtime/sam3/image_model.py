@@ -77,8 +77,9 @@ class ImageModel:
         """Checks the entry points of a loaded artifact and reads its vocabulary.
 
         Raises:
-            ArtifactError: The artifact lacks an entry point or its vocabulary.
+            ArtifactError: The artifact has another model, or lacks an entry point or its vocabulary.
         """
+        self.description = read_sam3_description(artifact.folder, artifact.manifest)
         entries = artifact.manifest.entries
         task = GROUNDING if "interactive_features" not in entries else INTERACTIVE
         missing = [name for name in (*ENTRIES, *task) if name not in entries]
@@ -86,7 +87,6 @@ class ImageModel:
             raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
         self.manifest: Manifest = artifact.manifest
         self._artifact = artifact
-        self.description = read_sam3_description(artifact.folder, artifact.manifest)
         self._tokenizer = Tokenizer.read(artifact.folder / self.description.vocabulary)
         self._texts: OrderedDict[bytes, Tensors] = OrderedDict()
         self._lock = threading.Lock()

@@ -78,10 +78,10 @@ def answer(upstream: UpstreamModel, question: Question, actual: Arrays) -> Refer
         PyTorch's state, arrays `steps/frame_8/bucket_0/…` with the names in `STEP`, also in float64, and
         `steps/frame_8/bucket_0/state/…`, see `Step`.
     """
-    own = upstream.cached(__name__, question, lambda: _compute(upstream, question, None))
-    compiled, frames = select(actual, "frames"), select(own.first, "frames")
+    answer = upstream.cached(__name__, question, lambda: _compute(upstream, question, None))
+    compiled, frames = select(actual, "frames"), select(answer.first, "frames")
     if not rounding_decides_first(compiled, frames):
-        return own
+        return answer
     decisions = _memory_decisions(question, compiled)
     digest = arrays_digest({str(frame): flags for frame, flags in decisions.items()})
     return upstream.cached(__name__, question, lambda: _compute(upstream, question, decisions), followed=digest)
