@@ -20,7 +20,7 @@ from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.questions import Question
 from harness.models.sam3.source import UpstreamModel
-from harness.parity.references import Reference
+from harness.parity.references import Reference, select
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.sam3.model import Sam3
@@ -43,6 +43,11 @@ class Answer(Generic[Question]):
     actual: Arrays
     reference: Reference
 
+    def parts(self, names: Iterable[str]) -> Iterator[tuple[str, Arrays, Reference]]:
+        """Yields the parts with these names, as the compiled model and as upstream answers them."""
+        for name in names:
+            yield name, select(self.actual, name), self.reference.part(name)
+
 
 @dataclass(frozen=True)
 class Script(Generic[Question]):
@@ -53,14 +58,15 @@ class Script(Generic[Question]):
         upstream: The module whose function `answer` gives upstream's answers, see `UpstreamModel.answer`.
         ask_compiled: Returns the compiled model's answers in the order of the questions; upstream's model is for
             questions that contain upstream's answers.
-        judge: Returns the verdicts on all answers; an expectation may allow the oracle verdict.
+        judge: Returns the verdicts on all answers; an expectation may allow the oracle verdict, and a case in half
+            precision (`by_oracle`) does.
         asks_upstream_first: Whether the compiled model's questions contain upstream's answers in half precision.
     """
 
     load: Callable[[Case, Settings], Sequence[Question]]
     upstream: str
     ask_compiled: Callable[[Sam3, Sequence[Question], UpstreamModel], Iterator[Arrays]]
-    judge: Callable[[Iterable[Answer[Question]], Expectation | None, Case], Iterable[Verdict]]
+    judge: Callable[[Iterable[Answer[Question]], Expectation | None, bool], Iterable[Verdict]]
     asks_upstream_first: bool = False
 
 
@@ -108,10 +114,11 @@ class ScriptedWorkload:
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
         """Returns the verdicts on the saved answers."""
+        by_oracle = PRECISIONS[self._case.precision].judged_by_oracle
         return tuple(
             verdict
             for script, questions in self._questions
-            for verdict in script.judge(self._answers(script, questions), expectation, self._case)
+            for verdict in script.judge(self._answers(script, questions), expectation, by_oracle)
         )
 
     def _answers(self, script: Script[Any], questions: Sequence[Any]) -> Iterator[Answer[Any]]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
-from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays
 from harness.core.settings import Settings
 from harness.models.sam3.detections import Detections, ReferenceDetections, judge_detections
@@ -20,7 +19,7 @@ from harness.models.sam3.end_to_end.questions import Question, load_questions
 from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
-from harness.parity.references import Reference, add_prefix, select
+from harness.parity.references import Reference, add_prefix
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
@@ -63,14 +62,12 @@ def _arrays(found: Segmented) -> Arrays:
     return {name: getattr(found.outputs, name) for name in RAW} | dict(zip(FINAL, final, strict=True))
 
 
-def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, case: Case) -> Iterator[Verdict]:
+def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, by_oracle: bool) -> Iterator[Verdict]:
     """Yields the verdicts on all answers."""
     for answer in answers:
         size = load_image(answer.question.image).size
-        for name in answer.question.answers:
-            actual, reference = select(answer.actual, name), answer.reference.part(name)
-            by_oracle = PRECISIONS[case.precision].judged_by_oracle
-            yield from judge_answer(name, actual, reference, size, expectation, by_oracle=by_oracle)
+        for part in answer.parts(answer.question.answers):
+            yield from judge_answer(*part, size, expectation, by_oracle=by_oracle)
 
 
 def judge_answer(
@@ -94,13 +91,14 @@ def judge_answer(
             held to upstream's detections on the raw outputs.
     """
     first = reference.first
-    comparable = all((actual[raw].shape, actual[raw].dtype) == (first[raw].shape, first[raw].dtype) for raw in RAW)
+    comparable = all((actual[part].shape, actual[part].dtype) == (first[part].shape, first[part].dtype) for part in RAW)
 
     def raw_outputs(arrays: Arrays) -> Arrays:
-        raw = {raw: arrays[raw] for raw in RAW if raw in arrays}
-        if by_oracle and comparable and raw:
-            raw["presence"] = pool((raw["logits"], raw["presence"]))  # the logits that form the scores with it
-        return add_prefix(name, raw)
+        outputs = {part: arrays[part] for part in RAW if part in arrays}
+        if by_oracle and comparable and outputs:
+            # The logits form the scores with the presence.
+            outputs["presence"] = pool((outputs["logits"], outputs["presence"]))
+        return add_prefix(name, outputs)
 
     compiled, expected = raw_outputs(actual), reference.map(raw_outputs)
     raw = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)

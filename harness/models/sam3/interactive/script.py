@@ -11,7 +11,6 @@ import numpy as np
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
-from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays
 from harness.core.settings import Settings
 from harness.models.sam3.detections import judge_masks
@@ -19,7 +18,7 @@ from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
-from harness.parity.references import Reference, add_prefix, select
+from harness.parity.references import Reference, add_prefix
 from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.model import Sam3
@@ -65,14 +64,12 @@ def _answer_rounds(image: EncodedImage, question: Question, source: Arrays | Non
     return arrays
 
 
-def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, case: Case) -> Iterator[Verdict]:
+def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, by_oracle: bool) -> Iterator[Verdict]:
     """Yields the verdicts on all rounds, in half precision with one on the predicted IoU of all rounds together."""
-    by_oracle = PRECISIONS[case.precision].judged_by_oracle
     rounds: list[tuple[Arrays, Reference]] = []
     for answer in answers:
         size = load_image(answer.question.image).size
-        for name in answer.question.answers:
-            actual, reference = select(answer.actual, name), answer.reference.part(name)
+        for name, actual, reference in answer.parts(answer.question.answers):
             yield from judge_round(name, actual, reference, size, expectation, by_oracle=by_oracle)
             rounds.append((actual, reference))
     if by_oracle:

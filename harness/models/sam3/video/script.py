@@ -36,13 +36,12 @@ def _ask_compiled(model: Sam3, questions: Sequence[Question], upstream: Upstream
         yield arrays
 
 
-def _judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, _case: Case) -> Iterator[Verdict]:
+def _judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, _by_oracle: bool) -> Iterator[Verdict]:
     for answer in answers:
         name, reference = answer.question.name, answer.reference
         yield from judge_video(name, select(answer.actual, "frames"), reference.part("frames"))
-        for step in _steps(reference):
-            step_name = step.replace("steps", name, 1)
-            yield from judge_step(step_name, select(answer.actual, step), reference.part(step), expectation)
+        for step, actual, expected in answer.parts(_steps(reference)):
+            yield from judge_step(step.replace("steps", name, 1), actual, expected, expectation)
 
 
 def _steps(reference: Reference) -> list[str]:
@@ -63,7 +62,7 @@ def _ask_compiled_session(
 
 
 def _judge_sessions(
-    answers: Iterable[Answer[SessionQuestion]], _expectation: Expectation | None, _case: Case
+    answers: Iterable[Answer[SessionQuestion]], _expectation: Expectation | None, _by_oracle: bool
 ) -> Iterator[Verdict]:
     for answer in answers:
         yield from judge_session(answer.question.name, answer.actual, answer.reference.first)

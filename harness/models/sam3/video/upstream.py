@@ -442,7 +442,7 @@ class _Recorder:
         conditioning = tracked["output_dict"]["cond_frame_outputs"]
         entries = {**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning}
         features = (
-            level[:, :1].permute(1, 2, 0).unflatten(2, size).contiguous().numpy()
+            level[:, :1].permute(1, 2, 0).unflatten(2, size).clone(memory_format=torch.contiguous_format).numpy()
             for level, size in zip(tracked["current_vision_feats"], tracked["feat_sizes"], strict=True)
         )
         values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
