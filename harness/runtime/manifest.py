@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
 from harness.runtime.decoding import convert, decode
 from harness.runtime.errors import Sam3Error
@@ -110,7 +109,7 @@ class Description(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Returns the text of the file."""
-        return json.dumps(msgspec.to_builtins(self), indent=1, sort_keys=True) + "\n"
+        return json.dumps(self, default=asdict, indent=1, sort_keys=True) + "\n"
 
 
 class Manifest(Description, frozen=True, forbid_unknown_fields=True):
