@@ -301,7 +301,7 @@ def test_a_report_of_nothing_is_a_page() -> None:
         ("`: `histogram`", {"histogram": [1, 2]}),
         (r".histogram\[0\]`", {"histogram": [0.5] * (len(EDGES) + 1)}),
         ("`: `largest`", {"largest": ["1 2", "3"]}),
-        ("`: could not convert string to float: 'two'", {"largest": ["1 two"]}),
+        ("`: `largest`", {"largest": ["1 two"]}),
         (".largest`", {"largest": ["1"] * 25}),
         (r".masks\[0\]`", {"masks": [{"index": [0]}]}),
         (

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from harness.runtime.decoding import convert, decode
 from harness.runtime.errors import ModelError
@@ -91,7 +91,7 @@ class Description(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Returns the text of the file."""
-        return _encode(msgspec.to_builtins(self))
+        return _encode(asdict(self))
 
 
 class Manifest(Description, frozen=True, forbid_unknown_fields=True):
@@ -147,7 +147,7 @@ class Manifest(Description, frozen=True, forbid_unknown_fields=True):
 
     def to_json(self) -> str:
         """Returns the text of `manifest.json`."""
-        facts = msgspec.to_builtins(self)
+        facts = asdict(self)
         return _encode({**facts.pop("extra"), **facts})
 
 
@@ -209,4 +209,4 @@ def _absent(path: Path) -> str:
 
 
 def _encode(data: Any) -> str:
-    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+    return json.dumps(data, default=asdict, indent=1, sort_keys=True) + "\n"

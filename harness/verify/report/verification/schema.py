@@ -28,7 +28,10 @@ class _Distribution(Struct):
     def __post_init__(self) -> None:
         if len(self.histogram) not in (0, BINS):
             raise ValueError(f"`histogram` has {len(self.histogram)} counts, not {BINS}")
-        rows = rows_of({"largest": self.largest})
+        try:
+            rows = rows_of({"largest": self.largest})
+        except ValueError as error:
+            raise ValueError(f"`largest` has a word that is no number ({error})") from error
         if any(not 0 < len(row) <= CELLS or len(row) != len(rows[0]) for row in rows):
             raise ValueError("`largest` has rows of unequal or impossible lengths")
         if any(math.isnan(value) or value < 0 for row in rows for value in row):
