@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 WORKAROUND = (
     "`harness.schedules.common.nan`: in what TVM's legalization makes, both pipelines replace maxima and minima by "
-    "comparisons that let NaN through; on GPUs not in reductions."
+    "comparisons that let NaN through; those of reductions on GPUs compare integers (`common.ordering`)."
 )
 LOCATION = "code generation of tirx.Max and tirx.Min"
 _NAN = math.nan
@@ -86,6 +87,29 @@ class _Argmin(torch.nn.Module):
         return x.argmin(-1)
 
 
+class _Sort(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = torch.sort(x, descending=True)
+        return values, indices
+
+
+class _Argsort(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.argsort(x)
+
+
+class _Topk(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = torch.topk(x, 2)
+        return values, indices
+
+
+class _Median(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = torch.median(x, -1)
+        return values, indices
+
+
 @dataclass(frozen=True)
 class LostNan:
     """An operator that loses NaN.
@@ -152,8 +176,32 @@ def index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
         "description": (
             "A comparison with NaN is false: the index is that of a number. PyTorch's is that of the first NaN."
         ),
-        "workaround": "A legalization in `harness.schedules.common.nan`, on the CPU.",
+        "workaround": (
+            "A legalization in `harness.schedules.common.nan`, on the CPU; on GPUs `common.ordering` compares integers."
+        ),
     }
 
 
 INDICES = (index_facts("argmax", _Argmax()), index_facts("argmin", _Argmin()))
+
+
+def sort_facts(name: str, module: torch.nn.Module, row: Sequence[float], wrong: str) -> dict[str, Any]:
+    """Returns the fields of the defect of an operator that sorts a row."""
+    return LostNan(f"{name}_nan", name, module, (torch.tensor([row]),), wrong).facts | {
+        "title": f"{name} loses its order where there is NaN",
+        "location": f"tvm.topi.{name}",
+        "description": (
+            "Numbers are compared by `<`, which is false for NaN, so that even those beside it are in any order. "
+            "PyTorch takes NaN for the largest number."
+        ),
+        "workaround": "A pass in `harness.schedules.common.ordering`, in both pipelines, sorts integers instead.",
+    }
+
+
+_UNSORTED = (3.0, _NAN, 1.0, _NAN, -2.0, 5.0)
+SORTS = (
+    sort_facts("sort", _Sort(), _UNSORTED, "NaN between the numbers"),
+    sort_facts("argsort", _Argsort(), _UNSORTED, "places of another order"),
+    sort_facts("topk", _Topk(), _UNSORTED, "NaN and 3 instead of NaN twice"),
+)
+MEDIAN = sort_facts("median", _Median(), (_NAN, 2.0, 1.0), "1 instead of NaN")
