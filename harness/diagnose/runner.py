@@ -18,6 +18,7 @@ from harness.core.settings import Settings
 from harness.diagnose.deviation import Deviation
 from harness.diagnose.diagnosis import (
     Boundary,
+    Cause,
     Coverage,
     Diagnosis,
     Misshapen,
@@ -237,9 +238,13 @@ def _run(
 def _add_cause(
     diagnosis: Diagnosis, imported: _ImportedProgram, flow: Flow, comparison: RunComparison
 ) -> tuple[Diagnosis, SubgraphExtractor]:
-    """Adds the cause of the first divergence; returns also the extractor of operators that show it."""
+    """Adds the cause of the first divergence; returns also the extractor of operators that show it.
+
+    What a strategy makes of an operator of its own is imported by the strategy, which is the cause if that is wrong.
+    """
     from harness.diagnose.ablation import ablate
     from harness.diagnose.subgraph import SubgraphExtractor
+    from harness.lowering.rope import STRATEGIES
 
     assert diagnosis.first is not None
     boundary = diagnosis.first.boundary
@@ -254,6 +259,9 @@ def _add_cause(
     )
     fault = _fault(comparison, boundary.position)
     ablation = ablate(kernel, larger, imported.compiler, fault, boundary.function in diagnosis.unsteady)
+    imported_by_strategy = {name.removesuffix(".default") for name in STRATEGIES[diagnosis.case.strategy].converters()}
+    if ablation.cause is Cause.IMPORTER and not imported_by_strategy.isdisjoint(boundary.operators):
+        ablation = replace(ablation, cause=Cause.STRATEGY)
     return replace(diagnosis, ablation=ablation), make_extractor(
         imported.graph.inputs
     ) if ablation.needs_context else kernel
