@@ -35,6 +35,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (json.dumps(BUDGET.to_json() | {"format": 7}), "written in version 7"),
         (json.dumps(BUDGET.to_json() | {"float32": [1]}), "damaged budget, a value has the wrong type"),
         (json.dumps(BUDGET.to_json() | {"limit": "much"}), "damaged budget, a value has the wrong type"),
+        (json.dumps(BUDGET.to_json() | {"limit": 10**400}), "damaged budget, a value has the wrong type"),
         (json.dumps({k: v for k, v in BUDGET.to_json().items() if k != "scale"}), "it lacks scale"),
         (json.dumps(BUDGET.to_json() | {"precision": "fp32"}), "no half precision"),
     ],

@@ -8,6 +8,7 @@ reads one. A group is all products of one module of the model, named by its path
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -106,12 +107,14 @@ def _budget(data: Mapping[str, Any], file: Path) -> Budget:
     texts_valid = all(isinstance(data.get(name), str) for name in names if name not in ("limit", "float32"))
     groups = data["float32"]
     groups_valid = isinstance(groups, list) and all(isinstance(name, str) for name in groups)
-    if missing_names or not texts_valid or not groups_valid or not isinstance(data["limit"], int | float):
+    limit: Any = data.get("limit")
+    limit_valid = isinstance(limit, int | float) and abs(limit) <= sys.float_info.max
+    if missing_names or not texts_valid or not groups_valid or not limit_valid:
         reason = f"it lacks {missing_names[0]}" if missing_names else "a value has the wrong type"
         raise HarnessError(f"{file} is a damaged budget, {reason}: run `sam3-tvm budget` again")
     if data["precision"] not in PRECISIONS or not PRECISIONS[data["precision"]].is_half:
         raise HarnessError(f"{file} is a budget for the precision {data['precision']!r}, which is no half precision")
-    return Budget(**{name: data[name] for name in names} | {"float32": tuple(groups), "limit": float(data["limit"])})
+    return Budget(**{name: data[name] for name in names} | {"float32": tuple(groups), "limit": float(limit)})
 
 
 def read_budgets(files: Sequence[Path]) -> dict[Path, Budget]:
