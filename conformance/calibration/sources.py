@@ -36,6 +36,8 @@ class Part:
     causes: frozenset[Cause]
 
 
+PATCHES = "patches"
+"""The part that acts when a model is built, too, and on PyTorch's own run."""
 PARTS = {
     "strategies": Part(
         ("lowering/rope", "lowering/rotation.py", "lowering/strategy.py", "models/sam3/rotary.py"),
@@ -45,7 +47,7 @@ PARTS = {
         ("lowering/frontends/torch_export/complex", "lowering/frontends/torch_export/complex_import"),
         frozenset((Cause.STRATEGY, Cause.IMPORTER)),
     ),
-    "patches": Part(("models/sam3/patches", "models/sam3/upstream.py"), _IN_PYTORCH),
+    PATCHES: Part(("models/sam3/patches", "models/sam3/upstream.py"), _IN_PYTORCH),
     "export": Part(("lowering/frontends/exporting.py", "lowering/frontends/torch_export/lifting.py"), _IN_PYTORCH),
     "import": Part(("lowering",), frozenset((Cause.IMPORTER,))),
     "graph": Part(("schedules/common",), _KERNELS | {Cause.RUNTIME}),
