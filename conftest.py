@@ -11,22 +11,22 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.processes import Template
+from harness.core.processes.memory import keep_freed_memory
+from harness.core.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
 from harness.core.remote import Remote
 from harness.core.settings import Settings
 from harness.core.weights import WEIGHTS, Weights
-from harness.lowering.frontends import FRONTENDS
-from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
 from harness.models.selection import select
-from harness.processes import Template
-from harness.processes.memory import keep_freed_memory
-from harness.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
-from harness.runtime.errors import Sam3Error
-from harness.targets import HOST, TARGETS
+from harness.runtime.errors import ModelError
 from harness.verify.runner import library_template
 
 pytest_plugins = ["conformance.layers", "conformance.skips"]
@@ -165,11 +165,11 @@ def chosen_settings(config: pytest.Config) -> Settings:
     processors, remote = chosen_processors(config.getoption("cpu"), config.getoption("cuda_arch")), None
     try:
         if (address := config.getoption("remote")) is not None:
-            from harness.execution.remote.client import describe_remote
+            from harness.compiler.execution.remote.client import describe_remote
 
             remote = Remote(address)
             processors = processors.with_defaults(describe_remote(remote).processors)
-    except (HarnessError, Sam3Error) as error:
+    except (HarnessError, ModelError) as error:
         raise pytest.UsageError(str(error)) from error
     return Settings(remote=remote, processors=processors)
 

@@ -17,12 +17,12 @@ from filelock import FileLock
 
 from conformance.aarch64.environment import CPU, machine_for
 from conformance.support.tuning import database_of, record
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import current_conditions
 from harness.core.errors import HarnessError
+from harness.core.processes.memory import give_back_freed_memory
+from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import Processors, chosen_processors
-from harness.processes.memory import give_back_freed_memory
-from harness.processes.threads import OPTION_VARIABLE
-from harness.targets import TARGETS
-from harness.tuned.database import current_conditions
 
 # Ignored where the suite runs in the background of a script or under nohup: what a test interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -130,7 +130,9 @@ def one_thread() -> Iterator[None]:
     """Threads of several processes that wait for each other on the same CPUs take seconds for microseconds of work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(OPTION_VARIABLE, "1")  # of commands
-        patch.setattr("harness.processes.threads._thread_count", 1)  # of this process, and so of those that it starts
+        patch.setattr(
+            "harness.core.processes.threads._thread_count", 1
+        )  # of this process, and so of those that it starts
         yield
 
 

@@ -18,19 +18,19 @@ from typing import Any
 
 import pytest
 
+from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.schedules import DEFAULT_SCHEDULES
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import chosen_schedules
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.threads import configure_threads
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.deployment.compiling import compile_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.deployed.options import GROUNDING_ALONE, Sam3Options
 from harness.models.selection import select
-from harness.processes import WorkerEnd, run_isolated
-from harness.processes.threads import configure_threads
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
-from harness.schedules import DEFAULT_SCHEDULES
-from harness.targets import TARGETS
-from harness.tuned.database import chosen_schedules
 from perf.options import Options
 from perf.probe import measured_peaks
 from perf.processes import BenchmarkProcess, run_interleaved
@@ -50,8 +50,7 @@ class Questions:
         first: The question that all sides answer once before anything is timed.
         encode: Another function of every side, which encodes the photograph that later questions are about.
         check: Fails unless the answer of a side, which comes first, is that of PyTorch.
-        capacity: The longest prompt that the folders take.
-        without: Names of the entry points that the folders do without.
+        options: The options that the folders are compiled with.
     """
 
     subject: str
@@ -59,8 +58,7 @@ class Questions:
     first: str
     encode: str
     check: Callable[[Any, Any], None]
-    capacity: Capacity = DEFAULT_CAPACITY
-    without: tuple[str, ...] = ()
+    options: Sam3Options = GROUNDING_ALONE
 
 
 @dataclass
@@ -120,9 +118,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
             start = time.perf_counter()
             schedules = tuned if side == TUNED else DEFAULT_SCHEDULES
             settings = Settings(processors=options.processors)
-            compile_model(
-                DEPLOYABLE, case, artifact, settings, questions.capacity, schedules, without=questions.without
-            )
+            compile_model(DEPLOYABLE, case, artifact, settings, questions.options, schedules)
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": _unchecked(artifact)}
             questions.check(add_side(side, "tvm_side", artifact, facts, artifact), expected)
             found[side].facts["verdict"] = "same answer"
@@ -193,7 +189,7 @@ def _unchecked(artifact: Path) -> float:
 
 
 def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
-    """Returns how long loading takes without checksums; to be called by `harness.processes.run_isolated`."""
+    """Returns how long loading takes without checksums; to be called by `harness.core.processes.run_isolated`."""
     from harness.runtime import Sam3
     from harness.runtime.loading import load_runtime
 

@@ -3,9 +3,9 @@
     python -m perf.beside_matrix_unit --component vision_backbone --scale full
 
 A component is compiled for the unit, and each of the unit's instructions is overwritten by one that does nothing
-(`harness.execution.emulation.matrix_unit.leave_out`). What is left is everything else that such code does, at full
-speed: rounding and packing operands, softmax, epilogues, what is not multiplied on the unit. The quotient of both times
-is what no unit can exceed beside these vectors. A unit adds what its products take, which is told in cycles.
+(`harness.compiler.execution.emulation.matrix_unit.leave_out`). What is left is everything else that such code does, at
+full speed: rounding and packing operands, softmax, epilogues, what is not multiplied on the unit. The quotient of both
+times is what no unit can exceed beside these vectors. A unit adds what its products take, which is told in cycles.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 
 import tvm
 
+from harness.compiler.execution.emulation.matrix_unit import leave_out
+from harness.compiler.lowering.route import Route
+from harness.compiler.schedules import UNTUNED
+from harness.compiler.targets import HOST
+from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+from harness.compiler.targets.llvm import lacks_matrix_unit_alone
 from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.machine import describe_machine
+from harness.core.processes.threads import configure_threads
 from harness.core.processors import Processors
 from harness.core.settings import SEEDED
-from harness.execution.emulation.matrix_unit import leave_out
-from harness.lowering.route import Route
-from harness.machine import describe_machine
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
-from harness.processes.threads import configure_threads
 from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
 from harness.runtime.executable import Executable
-from harness.schedules import UNTUNED
-from harness.targets import HOST
-from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.targets.llvm import lacks_matrix_unit_alone
 from perf.components import call_of, inputs_of
 from perf.launching import launched_by, one_by_one
 from perf.measuring import Side

@@ -10,12 +10,12 @@ import torch
 import tvm
 from tvm import relax
 
+from harness.compiler.lowering.route import lower
+from harness.compiler.targets import HOST
+from harness.compiler.targets.compiling import compile_module
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.lowering.route import lower
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import open_library
-from harness.targets import HOST
-from harness.targets.compiling import compile_module
 
 
 def compiled(

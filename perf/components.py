@@ -13,6 +13,12 @@ import torch
 import tvm
 import tvm_ffi
 
+from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS
+from harness.compiler.lowering.route import Route
+from harness.compiler.schedules import UNTUNED as NO_SCHEDULES
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
+from harness.compiler.tuned.database import chosen_schedules
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -22,16 +28,10 @@ from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.program import Arrays, Call, Output
 from harness.core.settings import SEEDED
 from harness.core.weights import Weights
-from harness.lowering.frontends import EXPORTING_PROGRAMS
-from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.monte_carlo import judge_by_draws
 from harness.parity.verdict import judge
-from harness.schedules import UNTUNED as NO_SCHEDULES
-from harness.targets import TARGETS
-from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
-from harness.tuned.database import chosen_schedules
 from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
 from perf.results import NOTHING_FOUND, TUNED, UNTUNED, judged
@@ -104,8 +104,8 @@ def prepare(
         flop = flop_of_program(counted)
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
-        reference = workload.reference()[0]
-        check = judge_of(names, reference, workload.oracle(), case, workload.draw_small_outputs(reference))
+        reference = workload.reference()
+        check = judge_of(names, reference.first, reference.exact, case, workload.draw_small_outputs(reference.first))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
         (folder / IMPORTED).write_text(tvm.ir.save_json(imported.module), encoding="utf-8")

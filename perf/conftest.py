@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import open_database
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.files import make_folder
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processes.threads import SPIN_VARIABLE
 from harness.core.processors import chosen_processors
-from harness.files import make_folder
-from harness.processes.threads import SPIN_VARIABLE
-from harness.targets import TARGETS
-from harness.tuned.database import open_database
 from perf.answering import Side, answering_sides, measure, named_case
 from perf.keeping import KEPT, conditions, keep, kept_before
 from perf.measuring import SPIN_COUNT

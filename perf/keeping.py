@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from pytest_benchmark.utils import safe_dumps
 
-from harness.files import write_text
-from harness.machine import describe_machine, versions
+from harness.core.files import write_text
+from harness.core.machine import describe_machine, versions
 from perf import peers
 
 KEPT = pytest.StashKey[dict[str, Any]]()

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.processes.memory import give_back_freed_memory
+from harness.core.processes.memory import give_back_freed_memory
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,6 @@ class Options:
         """
         if self.untuned or self.database is not None:
             return None if self.untuned else self.database
-        from harness.tuned.database import default_database
+        from harness.compiler.tuned.database import default_database
 
         return default_database(target, self.processors)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness.processes.threads import thread_count
+from harness.core.processes.threads import thread_count
 from perf.peers import ONNX, ROUTE
 from perf.processes import Calls, Load
 from perf.sides import RUN, Request, read, read_module, runner, torch_inputs, tvm_side

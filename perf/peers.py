@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
-from harness.lowering.route import Route
-from harness.processes import WorkerEnd, run_isolated
+from harness.compiler.lowering.route import Route
+from harness.core.processes import WorkerEnd, run_isolated
 from perf.processes import error_sentence
 from perf.sides import MODULE, Request, read_module, torch_inputs
 
@@ -44,7 +44,7 @@ class Peer:
         packages: What must be installed, by distribution name.
         room: Memory that it may need, in multiples of PyTorch's weights and of PyTorch's memory of a run; measured.
         prepare: The function that turns the module into a file, as `module:name` for
-            `harness.processes.run_isolated`; None if the peer reads no file.
+            `harness.core.processes.run_isolated`; None if the peer reads no file.
         compiles: Whether it compiles when it is first called, so that its side has the function `COMPILE`.
         chooses: Whether it chooses the type in which it computes, so that its side has the function `PRECISION`.
         precision: The precision of the cases that it is a peer of; empty for a peer of every precision.
@@ -189,7 +189,7 @@ def prepare(peer: Peer, request: Request, run_bytes: int, done: dict[str, float]
 
 
 def export_onnx(request: Request, on_stage: Callable[[str], None]) -> float:
-    """Writes an ONNX file with its weights beside it, and returns the seconds; for `harness.processes.run_isolated`."""
+    """Writes an ONNX file with its weights beside it, and returns the seconds; in a process of its own."""
     import torch
 
     with request.context():

@@ -18,9 +18,9 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import Argument, fp32, prim_func
-from harness.schedules.cpu.tile import VectorUnit, vector_unit
-from harness.targets import TARGETS
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
+from harness.compiler.schedules.cpu.tile import VectorUnit, vector_unit
+from harness.compiler.targets import TARGETS
 from perf.measuring import Side
 
 STEPS = 200_000

@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from harness.processes.threads import configure_threads, thread_count
+from harness.core.processes.threads import configure_threads, thread_count
 from perf.measuring import Side, expected_seconds, run_rounds
 from perf.memory import Memory, Meter
 

@@ -91,7 +91,7 @@ def work_of_functions(lowered: tvm.IRModule) -> dict[str, Work]:
     """The work of each compiled function, by name."""
     from tvm import tirx
 
-    from harness.schedules.common.kernel_info import infos_of, size_of
+    from harness.compiler.schedules.common.kernel_info import infos_of, size_of
 
     functions = (v.name_hint for v, function in lowered.functions_items() if isinstance(function, tirx.PrimFunc))
     known = {name: Work(size_of(info), info.flop) for name, info in infos_of(lowered).items() if info.flop is not None}

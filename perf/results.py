@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.core.machine import describe_machine, versions
 from harness.core.outcome import Verdict, VerdictKind
-from harness.machine import describe_machine, versions
 from perf.measuring import ENOUGH_FOR_P95, ENOUGH_FOR_P99, percentile
 from perf.memory import Memory
 

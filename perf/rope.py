@@ -14,12 +14,12 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
+from harness.compiler.lowering.rope import Strategy
+from harness.compiler.lowering.rotation import Rotation, use_rotation
+from harness.compiler.lowering.route import Route, lower
+from harness.compiler.targets import TARGETS
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.lowering.rope import Strategy
-from harness.lowering.rotation import Rotation, use_rotation
-from harness.lowering.route import Route, lower
 from harness.runtime.executable import TRANSFORM_PARAMETERS
-from harness.targets import TARGETS
 
 HEADS, HEAD_SIZE = 16, 64
 """Of the ViT's attention."""

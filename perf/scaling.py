@@ -2,12 +2,11 @@
 
 A call of a kernel is what it does alone (`serial`) and its parallel loops. The seconds of each part of a loop are
 measured (`perf/parts.py`) for the loop cut in as many parts as it would be cut in. Dynamic distribution is what
-libraries do (`harness/targets/parallel.py`): each part of a long loop goes to the thread that is free first, and a
-short loop runs on as many threads as make it shorter. Static distribution, for comparison, is what TVM's pool does by
-itself: each thread has one part, and the longest counts.
-What is assumed, because one machine cannot tell: every core is as fast as the one that measured, and its caches too;
-a kernel moves each of its operands through memory once; memory serves so many bytes a second for each core
-(`Machine`); and a loop costs what `launch_nanoseconds` says.
+libraries do (`harness/compiler/targets/parallel.py`): each part of a long loop goes to the thread that is free first,
+and a short loop runs on as many threads as make it shorter. Static distribution, for comparison, is what TVM's pool
+does by itself: each thread has one part, and the longest counts. What is assumed, because one machine cannot tell:
+every core is as fast as the one that measured, and its caches too; a kernel moves each of its operands through memory
+once; memory serves so many bytes a second for each core (`Machine`); and a loop costs what `launch_nanoseconds` says.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.targets.parallel import LONG_SECONDS, launch_nanoseconds, parts_of_loop, threads_for
+from harness.compiler.targets.parallel import LONG_SECONDS, launch_nanoseconds, parts_of_loop, threads_for
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of threads that programs are replayed on."""

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.files import write_bytes
-from harness.report.performance.plots import png
+from harness.core.files import write_bytes
+from harness.verify.report.performance.plots import png
 from perf.scaling import THREADS, Distribution, Machine, Program
 
 _COLOURS = ("#1f5fa8", "#d9822b", "#1b9e77", "#a3499f", "#7a4a12", "#86b7e6", "#555555", "#b8860b")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from harness.targets.parallel import LAUNCH_NANOSECONDS, LAUNCH_NANOSECONDS_PER_THREAD
+from harness.compiler.targets.parallel import LAUNCH_NANOSECONDS, LAUNCH_NANOSECONDS_PER_THREAD
 from perf.scaling import BANDWIDTH_PER_CORE, THREADS, Machine, Program
 from perf.scaling_plot import draw
 from perf.tables import text

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.report.performance.reading import read_json
+from harness.verify.report.performance.reading import read_json
 from perf.results import OURS, TORCH, UNTUNED
 
 Info = Mapping[str, Any]

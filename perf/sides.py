@@ -101,8 +101,8 @@ def tvm_side(request: Request) -> Iterator[Load]:
     import tvm
     from tvm import relax  # noqa: F401  (loads the libraries)
 
+    from harness.compiler.targets import TARGETS
     from harness.runtime.executable import Executable
-    from harness.targets import TARGETS
     from perf.profiling import kernel_times
 
     device = TARGETS[request.target].device()

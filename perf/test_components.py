@@ -30,12 +30,12 @@ from typing import Any
 
 import pytest
 
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.precision import DEFAULT_PRECISION
+from harness.core.processes.threads import configure_threads
 from harness.models.registry import subjects
-from harness.processes.threads import configure_threads
-from harness.targets import HOST, TARGETS
 from perf import peers
 from perf.components import Judge, prepare
 from perf.options import Options

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.models.sam3.end_to_end.subject import END_TO_END
+from harness.models.sam3.subjects import END_TO_END
 from perf.answering import Questions
 from perf.whole_model import ENCODE, PHOTO_AND_TEXT, QUESTIONS, check
 

@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.interactive import CAPACITY
-from harness.models.sam3.interactive.subject import INTERACTIVE
+from harness.models.sam3.deployed.options import CLICKS_ALONE
+from harness.models.sam3.subjects import INTERACTIVE
 from perf.answering import Questions
 from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
 
@@ -30,7 +29,7 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-5
 
 
-ASKED = Questions(INTERACTIVE.name, "perf.clicks", PHOTO_AND_CLICK, ENCODE, check, CAPACITY, DEPLOYABLE.grounding)
+ASKED = Questions(INTERACTIVE.name, "perf.clicks", PHOTO_AND_CLICK, ENCODE, check, CLICKS_ALONE)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

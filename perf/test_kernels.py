@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import LIBRARY_SUFFIX
+from harness.core.machine import describe_machine
 from harness.core.outcome import VerdictKind
-from harness.machine import describe_machine
+from harness.core.processes.threads import configure_threads
 from harness.parity.verdict import judge
-from harness.processes.threads import configure_threads
-from harness.targets import TARGETS
-from harness.targets.compiling import LIBRARY_SUFFIX
 from perf.compiling import compiled
 from perf.kernels import Kernel, flop, kernels
 from perf.measuring import interleave

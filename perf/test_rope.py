@@ -20,16 +20,16 @@ import numpy as np
 import pytest
 import torch
 
+from harness.compiler.lowering.rope import STRATEGIES, Strategy
+from harness.compiler.lowering.route import Route
+from harness.compiler.targets import TARGETS
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
+from harness.core.machine import describe_machine
+from harness.core.processes.threads import configure_threads
 from harness.core.processors import Processors
 from harness.core.settings import SEEDED
-from harness.lowering.rope import STRATEGIES, Strategy
-from harness.lowering.route import Route
-from harness.machine import describe_machine
 from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
-from harness.processes.threads import configure_threads
-from harness.targets import TARGETS
 from perf.measuring import interleave_sides
 from perf.options import Options
 from perf.rope import HEAD_SIZE, HEADS, UNROTATED, Compiled, Pool, Rotate, RotateAndAttend, compiled

@@ -24,16 +24,17 @@ from typing import Any
 
 import pytest
 
+from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import Case
+from harness.core.processes.threads import configure_threads, thread_count
 from harness.core.settings import Settings
-from harness.deployment.compiling import compile_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.end_to_end.subject import END_TO_END
-from harness.processes.threads import configure_threads, thread_count
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
+from harness.models.sam3.subjects import END_TO_END
 from harness.runtime.executable import Executable
-from harness.runtime.manifest import DEFAULT_CAPACITY, LIBRARY
+from harness.runtime.manifest import LIBRARY
 from harness.runtime.threads import usable_cpus
-from harness.targets import HOST, TARGETS
 from perf.components import prepare
 from perf.entry_points import calls_of
 from perf.launching import launched_by, on_threads
@@ -100,7 +101,7 @@ def test_scaling_of_the_whole_model(
     configure_threads()
     rounds = options.rounds or ROUNDS
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
-        compile_model(DEPLOYABLE, whole_case, Path(name), Settings(processors=options.processors), DEFAULT_CAPACITY)
+        compile_model(DEPLOYABLE, whole_case, Path(name), Settings(processors=options.processors), GROUNDING_ALONE)
         artifact, made = calls_of(Path(name), lambda model: model.set_image(PHOTOGRAPH).segment(TEXT).outputs.masks)
         # Each entry point once: a question has the masks of what it finds, and not those of all queries.
         calls = list({call.entry: call for call in made}.values())

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.models.sam3.video import CAPACITY
-from harness.models.sam3.video.subject import VIDEO
+from harness.models.sam3.deployed.options import WITH_VIDEO
+from harness.models.sam3.subjects import VIDEO
 from harness.runtime import Sam3
 from perf.answering import Questions, Side
 from perf.results import UNTUNED
@@ -38,7 +38,7 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-2
 
 
-ASKED = Questions(VIDEO.name, "perf.videos", FRAME, ENCODE, check, CAPACITY)
+ASKED = Questions(VIDEO.name, "perf.videos", FRAME, ENCODE, check, WITH_VIDEO)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

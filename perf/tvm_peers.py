@@ -17,7 +17,7 @@ DEFAULT = "default.so"
 
 
 def compile_default(request: Request, enter: Callable[[str], None]) -> float:
-    """Writes what TVM's default pipeline compiles, and returns the seconds; for `harness.processes.run_isolated`."""
+    """Writes what TVM's default pipeline compiles, and returns the seconds; in a process of its own."""
     from tvm import relax
 
     module, target = _imported(request)
@@ -30,7 +30,7 @@ def compile_default(request: Request, enter: Callable[[str], None]) -> float:
 def _imported(request: Request) -> tuple[tvm.IRModule, tvm.target.Target]:
     import tvm
 
-    from harness.targets import TARGETS
+    from harness.compiler.targets import TARGETS
 
     text = (request.folder / IMPORTED).read_text(encoding="utf-8")
     return tvm.ir.load_json(text), TARGETS[request.target].tvm_target()
@@ -39,7 +39,7 @@ def _imported(request: Request) -> tuple[tvm.IRModule, tvm.target.Target]:
 def _build(module: tvm.IRModule, pipeline: tvm.transform.Pass, target: tvm.target.Target, library: Path) -> None:
     from tvm import relax
 
-    from harness.targets.compiling import export_library
+    from harness.compiler.targets.compiling import export_library
 
     with target:
         export_library(relax.build(module, target, relax_pipeline=pipeline), target, library)

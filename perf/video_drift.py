@@ -9,15 +9,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.settings import SEEDED
+from harness.models.sam3.source import UpstreamModel
+from harness.models.sam3.subjects import VIDEO
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video.drift import TENSORS, Drift, drift
 from harness.models.sam3.video.questions import load_questions
-from harness.models.sam3.video.source import VideoSource
-from harness.models.sam3.video.subject import VIDEO
+from harness.models.sam3.video.script import UPSTREAM
+from harness.parity.references import select
 from harness.parity.saved_outputs import load_outputs, saved_folder
-from harness.targets import HOST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,14 +33,15 @@ def drifts(case: Case) -> dict[str, Drift]:
     """
     found: dict[str, Drift] = {}
     with upstream():
-        source = VideoSource(case, SEEDED)
+        model = UpstreamModel(case, SEEDED)
         for question in load_questions(case.scale):
             if question.float64:
                 actual = load_outputs(saved_folder(case) / question.name)
-                answer = source.answer(question, actual)
-                assert answer.exact is not None
+                reference = model.answer(UPSTREAM, question, actual).part("frames")
                 for name in TENSORS:
-                    found[f"{question.name}, {name}"] = drift(actual, answer.reference, answer.exact, name)
+                    found[f"{question.name}, {name}"] = drift(
+                        select(actual, "frames"), reference.first, reference.exact, name
+                    )
     return found
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from conformance.aarch64.cpuinfo import CPUS, cpuinfo
 from harness.core.errors import HarnessError
-from harness.files import cache_root, make_folder, write_text
+from harness.core.files import cache_root, make_folder, write_text
 from harness.runtime.cpu import architecture
 from harness.runtime.system import read_text
 

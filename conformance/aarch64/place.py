@@ -15,9 +15,9 @@ import numpy as np
 import tvm
 
 from conformance.aarch64.environment import Machine, environment, machine_for
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import export_library
 from harness.core.processors import Processors
-from harness.targets import TARGETS
-from harness.targets.compiling import export_library
 
 
 class EmulatedPlace:

@@ -18,12 +18,12 @@ from pycocotools.coco import COCO
 
 from conformance.aarch64.environment import CPU, Machine, environment, machine, machine_for
 from conformance.support.remotes import device
+from harness.compiler.execution.remote.client import describe_remote
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.outcome import Status, VerdictKind
+from harness.core.processes import Template
 from harness.core.processors import Processors
 from harness.core.settings import Settings
-from harness.execution.remote.client import describe_remote
-from harness.processes import Template
 from harness.runtime.cpu import cpu_features
 from harness.verify.runner import verify_case
 
@@ -103,7 +103,7 @@ def settings_of_bf16(here: Machine, tmp_path_factory: pytest.TempPathFactory) ->
 TELL = """
 import json
 from harness.runtime.cpu import architecture, cpu_features, cpu_model
-from harness.targets.llvm import cpu_name
+from harness.compiler.targets.llvm import cpu_name
 print(json.dumps([architecture(), cpu_model(), sorted(cpu_features()), cpu_name()]))
 """
 

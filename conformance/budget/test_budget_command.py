@@ -17,11 +17,11 @@ from conformance.support import small_network
 from conformance.support.small_network import GROUPS
 from harness.cli.main import app
 from harness.cli.options import chosen_groups
+from harness.compiler.deployment.compiling import compile_into
+from harness.compiler.deployment.packing import pack_into
 from harness.core.budget import Budget
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.deployment.compiling import compile_into
-from harness.deployment.packing import pack_into
 from harness.models.selection import select
 from harness.runtime.manifest import read_manifest
 

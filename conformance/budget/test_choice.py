@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.support.examples import examples
-from harness.budget.choice import Contribution, choose, predict_errors
+from harness.verify.budget.choice import Contribution, choose, predict_errors
 
 OUTPUTS = ("boxes", "logits")
 squares = st.one_of(st.just(0.0), st.floats(1e-9, 1.0))

@@ -14,14 +14,14 @@ import torch
 from conformance.calibration.faults import picked
 from conformance.support import recurrent_segmenter
 from conformance.support.recurrent_segmenter import Step
+from harness.compiler.deployment.compiling import compile_into
+from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.targets import HOST
 from harness.core.case import Case
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.deployment.compiling import compile_into
-from harness.deployment.deployable import Deployable
 from harness.runtime.artifact import Artifact
-from harness.runtime.manifest import DEFAULT_CAPACITY, LIBRARY, MANIFEST, Capacity, weights_file
-from harness.targets import HOST
+from harness.runtime.manifest import LIBRARY, MANIFEST, weights_file
 
 _CHANGING = (LIBRARY, weights_file("step"), MANIFEST)
 """Files that differ between two compiles; the others are copies of TVM's libraries."""
@@ -37,8 +37,8 @@ class _Later(Step):
         return logits + 1, remembered
 
 
-def _later_programs(case: Case, settings: Settings, capacity: Capacity = DEFAULT_CAPACITY) -> Iterator[Program]:
-    (program,) = recurrent_segmenter.programs(case, settings, capacity)
+def _later_programs(case: Case, settings: Settings, _options: object = None) -> Iterator[Program]:
+    (program,) = recurrent_segmenter.programs(case, settings)
     step = _Later(case.seed).eval().requires_grad_(False)
     yield Program("step", step, program.example, program.outputs, uses_rope=True)
 
@@ -69,7 +69,7 @@ def run(folder: Path, example: dict[str, torch.Tensor]) -> Arrays:
     """Loads a folder as a user does, and returns what it computes.
 
     Raises:
-        Sam3Error: It is refused.
+        ModelError: It is refused.
     """
     artifact = Artifact.load(folder)
     found = artifact.call("step", **{name: value.numpy() for name, value in example.items()})

@@ -23,18 +23,18 @@ from conformance.calibration.mutation import FACTORS, MUTATIONS, mutated
 from conformance.calibration.preparing import Prepared
 from conformance.calibration.reaching import built_by, content, functions_of, key_of, new_functions
 from conformance.calibration.sources import KINDS, PARTS, rewritten
+from harness.compiler.lowering.frontends.torch_export import defects
+from harness.compiler.lowering.route import Lowered
+from harness.compiler.schedules import cpu
+from harness.compiler.schedules.common import folding
+from harness.compiler.schedules.common.graph import default
+from harness.compiler.schedules.common.kernel_info import Kind, info_of
+from harness.compiler.schedules.cpu import elementwise, epilogue, memory, pipeline, rewrite
+from harness.compiler.schedules.cpu.arena import Layout, Result, Value
+from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.core.program import Arrays
-from harness.diagnose.diagnosis import Cause
-from harness.lowering.frontends.torch_export import defects
-from harness.lowering.route import Lowered
 from harness.runtime.executable import TRANSFORM_PARAMETERS
-from harness.schedules import cpu
-from harness.schedules.common import folding
-from harness.schedules.common.graph import default
-from harness.schedules.common.kernel_info import Kind, info_of
-from harness.schedules.cpu import elementwise, epilogue, memory, pipeline, rewrite
-from harness.schedules.cpu.arena import Layout, Result, Value
-from harness.schedules.cpu.lowering import Lowering
+from harness.verify.diagnose.diagnosis import Cause
 
 
 class NoPlaceError(Exception):
@@ -455,8 +455,8 @@ class _Repacked:
 
 def _packing(fault: Fault, _prepared: Prepared, injected: Injected, stack: ExitStack) -> None:
     """A weight lies wrongly in memory after it was packed, in the program alone."""
-    from harness.diagnose import comparison
     from harness.runtime import executable
+    from harness.verify.diagnose import comparison
 
     for module in (comparison, executable):
         right = module.load_library

@@ -17,11 +17,11 @@ from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injec
 from conformance.calibration.mutation import RACE
 from conformance.calibration.preparing import Interrupted, Observed, Prepared, built_anew, followed, prepared
 from conformance.calibration.sources import PARTS, PATCHES
+from harness.core.files import append_bytes
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
-from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.files import append_bytes
 from harness.parity.verdict import ORACLE_R_INF, judge
+from harness.verify.diagnose.diagnosis import Cause, Diagnosis
 
 UNREACHED, UNDETECTED, OUTPUTS, CRASHED = "not reached", "undetected", "outputs", "crashed"
 """How a fault ends besides the name of the stage that it breaks."""
@@ -57,7 +57,7 @@ class _Unreached(Exception):
 
 
 def measure_all(request: Request, announce: Callable[[str], None]) -> None:
-    """Measures the faults of one component, as `harness.processes` calls functions."""
+    """Measures the faults of one component, as `harness.core.processes` calls functions."""
     announce("built")
     with prepared(request.component) as (component, right):
         for fault in request.faults:

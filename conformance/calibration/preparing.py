@@ -18,22 +18,22 @@ from conformance.calibration.reaching import Reached, content, functions_of, key
 from conformance.calibration.sources import PATCHES, Place, part_of, places, tracing
 from conformance.support import recurrent_segmenter
 from conformance.support.diagnosed import block_program, rotary_program
+from harness.compiler.lowering.frontends.torch_export import nodes_of
+from harness.compiler.lowering.frontends.torch_export.graph import Graph
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.schedules.common.origins import bindings_of
+from harness.compiler.targets import HOST
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays, Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosis import Diagnosis
-from harness.diagnose.runner import diagnose_program
-from harness.lowering.frontends.torch_export import nodes_of
-from harness.lowering.frontends.torch_export.graph import Graph
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.route import Lowered, Route
 from harness.models.registry import models, subjects
 from harness.parity.oracle import oracle, reference
 from harness.parity.verdict import judge
 from harness.runtime.executable import Executable
-from harness.schedules.common.origins import bindings_of
-from harness.targets import HOST
+from harness.verify.diagnose.diagnosis import Diagnosis
+from harness.verify.diagnose.runner import diagnose_program
 
 SMALL = ("box_head", "scoring_head", "object_pointers", "prompt_encoder", "mask_pointer", "mask_decoder")
 """Components of SAM 3 that compile in seconds."""

@@ -12,10 +12,10 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm_ffi import StructuralKey
 
-from harness.schedules.common import folding
-from harness.schedules.common.graph import default
-from harness.schedules.cpu import epilogue, pipeline, rewrite
-from harness.schedules.cpu.lowering import Build, Lowering
+from harness.compiler.schedules.common import folding
+from harness.compiler.schedules.common.graph import default
+from harness.compiler.schedules.cpu import epilogue, pipeline, rewrite
+from harness.compiler.schedules.cpu.lowering import Build, Lowering
 
 
 @dataclass

@@ -15,7 +15,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from harness.core.settings import REPOSITORY
-from harness.diagnose.diagnosis import Cause
+from harness.verify.diagnose.diagnosis import Cause
 
 HARNESS = REPOSITORY / "harness"
 
@@ -40,20 +40,27 @@ PATCHES = "patches"
 """The part that acts when a model is built, too, and on PyTorch's own run."""
 PARTS = {
     "strategies": Part(
-        ("lowering/rope", "lowering/rotation.py", "lowering/strategy.py", "models/sam3/rotary.py"),
+        (
+            "compiler/lowering/rope",
+            "compiler/lowering/rotation.py",
+            "compiler/lowering/strategy.py",
+            "models/sam3/rotary.py",
+        ),
         frozenset((Cause.STRATEGY, Cause.IMPORTER)),
     ),
     "complex engines": Part(
-        ("lowering/frontends/torch_export/complex", "lowering/frontends/torch_export/complex_import"),
+        ("compiler/lowering/frontends/torch_export/complex", "compiler/lowering/frontends/torch_export/complex_import"),
         frozenset((Cause.STRATEGY, Cause.IMPORTER)),
     ),
     PATCHES: Part(("models/sam3/patches", "models/sam3/upstream.py"), _IN_PYTORCH),
-    "export": Part(("lowering/frontends/exporting.py", "lowering/frontends/torch_export/lifting.py"), _IN_PYTORCH),
-    "import": Part(("lowering",), frozenset((Cause.IMPORTER,))),
-    "graph": Part(("schedules/common",), _KERNELS | {Cause.RUNTIME}),
-    "kernels": Part(("schedules/cpu",), _KERNELS | {Cause.CODE_GENERATION}),
-    "memory": Part(("schedules/cpu/memory.py", "schedules/cpu/arena.py"), _KERNELS | {Cause.RUNTIME}),
-    "targets": Part(("targets",), frozenset((Cause.RUNTIME, Cause.CODE_GENERATION))),
+    "export": Part(
+        ("compiler/lowering/frontends/exporting.py", "compiler/lowering/frontends/torch_export/lifting.py"), _IN_PYTORCH
+    ),
+    "import": Part(("compiler/lowering",), frozenset((Cause.IMPORTER,))),
+    "graph": Part(("compiler/schedules/common",), _KERNELS | {Cause.RUNTIME}),
+    "kernels": Part(("compiler/schedules/cpu",), _KERNELS | {Cause.CODE_GENERATION}),
+    "memory": Part(("compiler/schedules/cpu/memory.py", "compiler/schedules/cpu/arena.py"), _KERNELS | {Cause.RUNTIME}),
+    "targets": Part(("compiler/targets",), frozenset((Cause.RUNTIME, Cause.CODE_GENERATION))),
     "runtime": Part(("runtime",), frozenset((Cause.RUNTIME,))),
 }
 """The parts by name. A file belongs to the part that names it most closely."""

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from harness.compiler.targets.system_cpu import FILE
 from harness.core.case import Case
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.core.settings import Settings
 from harness.models.sam3.build import build_model
 from harness.models.sam3.components import COMPONENTS
-from harness.report import Result, read_report
-from harness.targets.system_cpu import FILE
+from harness.verify.report import Result, read_report
 from harness.verify.runner import exit_code, repro_flags
 
 QUICK = ("--component", "box_head")
@@ -171,7 +171,8 @@ def test_list_names_every_component() -> None:
 
 def test_import_is_fast_and_light() -> None:
     code = (
-        "import sys, harness.cli.main, harness.models.sam3.components, harness.lowering.rope, harness.targets\n"
+        "import sys, harness.cli.main, harness.models.sam3.components\n"
+        "import harness.compiler.lowering.rope, harness.compiler.targets\n"
         "print([name for name in ('torch', 'tvm', 'sam3', 'torchvision', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from harness.cli.doctor import render
-from harness.doctor.diagnosis import Finding, bf16_products, diagnose, run_probe
-from harness.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
-from harness.processes.threads import thread_count, thread_count_reason
+from harness.compiler.doctor.diagnosis import Finding, bf16_products, diagnose, run_probe
+from harness.compiler.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
+from harness.compiler.targets import TARGETS
+from harness.core.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.threads import usable_cpus
-from harness.targets import TARGETS
 
 GOOD = {
     "apache-tvm": "0.27.0.post1",

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from conformance.support.known_answers import write_pictures
+from harness.app.segment.journal import JOURNAL
 from harness.runtime.sam3.video.frames import open_frames
-from harness.segment.journal import JOURNAL
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals and limits")
 
@@ -43,8 +43,8 @@ SERVING = """
 import sys
 from fastapi import FastAPI
 from harness.cli.main import exit_code
-from harness.files import temporary_folder
-from harness.ui.serving import listen, serve, url_of
+from harness.core.files import temporary_folder
+from harness.app.ui.serving import listen, serve, url_of
 
 def command():
     with temporary_folder("ui") as folder, listen("127.0.0.1", 0) as listener:

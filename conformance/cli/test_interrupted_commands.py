@@ -24,10 +24,10 @@ from conformance.cli.test_interrupted import SEED, Files
 from conformance.support import recurrent_segmenter, small_network
 from conformance.support.recurrent_segmenter import CLIP
 from conformance.support.small_network import PERCEPTRON
+from harness.compiler.tuned.database import FILE as RECORDS
+from harness.compiler.tuned.database import open_database
 from harness.core.settings import REPOSITORY
 from harness.models.registry import MODELS_VARIABLE
-from harness.tuned.database import FILE as RECORDS
-from harness.tuned.database import open_database
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs signals"),

@@ -14,14 +14,14 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from conformance.support.known_answers import KnownSegmenter, write_pictures
+from harness.app.segment import SegmentedImage, unique_names
+from harness.app.segment.job import Job, run
 from harness.cli import segment_display
 from harness.cli.console import console, stages
 from harness.cli.main import app
 from harness.core.errors import HarnessError
-from harness.files import cache_root, user_folder
+from harness.core.files import cache_root, user_folder
 from harness.runtime import Prompt
-from harness.segment import SegmentedImage, unique_names
-from harness.segment.job import Job, run
 
 ROOT = Path(__file__).resolve().parents[2]
 

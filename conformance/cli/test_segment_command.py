@@ -16,11 +16,11 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from harness.app.segment.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
-from harness.segment.journal import JOURNAL
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
 
@@ -199,7 +199,7 @@ def test_half_a_folder_says_what_it_lacks(shallow_artifact: Path) -> None:
     ):
         kept = {name: entry for name, entry in manifest.entries.items() if name not in lacking}
         loaded.manifest = dataclasses.replace(manifest, entries=kept)
-        with pytest.raises(Sam3Error, match=sentence):
+        with pytest.raises(ModelError, match=sentence):
             ask(Sam3(loaded))
 
 

@@ -14,9 +14,9 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from harness.app.segment.journal import JOURNAL
 from harness.models.sam3.tracker.scene import SCENE
 from harness.runtime import Sam3
-from harness.segment.journal import JOURNAL
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from harness.core.errors import HarnessError
-from harness.files import (
+from harness.core.files import (
     append_bytes,
     check_writable,
     make_folder,
@@ -30,7 +30,7 @@ from harness.files import (
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from harness.files import append_bytes, write_bytes, write_files
+from harness.core.files import append_bytes, write_bytes, write_files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 """
@@ -110,7 +110,7 @@ def test_what_fails_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from harness.files import write_file\n"
+        "import os, sys; from pathlib import Path; from harness.core.files import write_file\n"
         "with write_file(Path(sys.argv[1])) as temporary: temporary.touch(); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], check=False)
@@ -180,7 +180,7 @@ def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) 
 REPLACING = """
 import os, signal, sys
 from pathlib import Path
-from harness.files import replace_folder
+from harness.core.files import replace_folder
 folder, how, moment, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), []
 def count(event, arguments):
     if event in ("os.rename", "os.mkdir", "os.rmdir", "os.remove"):
@@ -238,7 +238,7 @@ def test_scratch_folders_of_several_processes_do_not_meet(tmp_path: Path) -> Non
     holding = """
 import sys
 from pathlib import Path
-from harness.files import scratch_folder
+from harness.core.files import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "file").write_text("there")
     print(folder, flush=True)

@@ -54,7 +54,7 @@ def users(*prefixes: str) -> set[str]:
 
 def test_programs_are_exported_and_imported_by_the_frontends_alone() -> None:
     found = users("tvm.relax.frontend", "torch.export")
-    assert found and {path for path in found if not path.startswith("lowering/")} == set()
+    assert found and {path for path in found if not path.startswith("compiler/lowering/")} == set()
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ ENVIRONMENT = {
     # Defaults of options, for the commands and pytest; what is below gets values.
     "core/processors.py": "the defaults of --cpu and --cuda-arch",
     # What belongs to a process: a border sets it, and the libraries that the process loads obey.
-    "processes/threads.py": "the number of threads, for TVM and OpenMP",
-    "processes/memory.py": "how the C library keeps freed memory",
-    "processes/processes.py": "what a new process starts with",
-    "processes/template.py": "that a process which is forked sees no GPU",
-    "processes/child.py": "what a process that was forked takes over from its caller",
-    "execution/remote/device.py": "where TVM's RPC server has its temporary files",
+    "core/processes/threads.py": "the number of threads, for TVM and OpenMP",
+    "core/processes/memory.py": "how the C library keeps freed memory",
+    "core/processes/processes.py": "what a new process starts with",
+    "core/processes/template.py": "that a process which is forked sees no GPU",
+    "core/processes/child.py": "what a process that was forked takes over from its caller",
+    "compiler/execution/remote/device.py": "where TVM's RPC server has its temporary files",
     "runtime/threads.py": "the number of threads, where only the runtime is installed",
-    "doctor/probes.py": "what a parallel loop does without the variables",
-    "doctor/diagnosis.py": "which variables are set and have no effect",
+    "compiler/doctor/probes.py": "what a parallel loop does without the variables",
+    "compiler/doctor/diagnosis.py": "which variables are set and have no effect",
     # Where something is on this machine, as PATH says where programs are.
     "models/registry.py": "modules that add models",
-    "files.py": "the folder of the cache",
-    "targets/linking.py": "the C compiler",
-    "targets/cuda.py": "the CUDA compiler",
-    "targets/tvm_build.py": "TVM's libraries",
+    "core/files.py": "the folder of the cache",
+    "compiler/targets/linking.py": "the C compiler",
+    "compiler/targets/cuda.py": "the CUDA compiler",
+    "compiler/targets/tvm_build.py": "TVM's libraries",
 }
 """Module → what it reads or writes of the environment; `docs/ARCHITECTURE.md` says why."""
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.targets import TARGETS
 from harness.core.case import Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.expectations import (
@@ -22,9 +24,7 @@ from harness.core.expectations import (
 )
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.core.weights import Weights
-from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
-from harness.targets import TARGETS
 
 REPOSITORY = Path(__file__).parents[2]
 FIXTURE = REPOSITORY / "fixtures" / "expectations.toml"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.components import COMPONENTS
 from harness.models.selection import select, strategies_of
-from harness.targets import TARGETS
 
 pytestmark = pytest.mark.part
 

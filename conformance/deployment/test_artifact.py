@@ -19,17 +19,17 @@ from safetensors.torch import save_file
 
 from conformance.support.folders import change_manifest, rewrite
 from conformance.support.shallow import interactive_model, photograph, shallow_model
+from harness.compiler.deployment.packing import pack_model
 from harness.core.errors import HarnessError
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.core.settings import REPOSITORY, Settings
-from harness.deployment.packing import pack_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding
 from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.upstream import upstream
-from harness.processes import WorkerEnd, run_isolated
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.loading import LoadError, library_name
 from harness.runtime.manifest import (
     FORMAT,
@@ -84,7 +84,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     assert [spec.name for spec in ground.outputs][:5] == ["logits", "boxes", "presence", "scores", "boxes_xyxy"]
     assert [spec.name for spec in manifest.entries["embed_pixels"].outputs] == ["pixel_embed", "semantic"]
     assert [spec.shape for spec in manifest.entries["mask_predictor"].outputs] == [(1, 16, 288, 288)]
-    assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.capacity.boxes, 1, 4)
+    assert {spec.name: spec.shape for spec in ground.inputs}["boxes"] == (manifest.extra["capacity"]["boxes"], 1, 4)
     assert manifest.to_json() == (shallow_artifact / MANIFEST).read_text()
 
 
@@ -205,7 +205,7 @@ def test_threads_and_models_do_not_disturb_each_other(artifact: Artifact, shallo
     ],
 )
 def test_wrong_inputs_are_a_sentence(artifact: Artifact, inputs: dict[str, np.ndarray], sentence: str) -> None:
-    with pytest.raises(Sam3Error, match=f"^{sentence.replace('[', '.').replace(']', '.')}$"):
+    with pytest.raises(ModelError, match=f"^{sentence.replace('[', '.').replace(']', '.')}$"):
         artifact.call("encode_text", **inputs)
 
 
@@ -243,7 +243,7 @@ def test_an_index_out_of_range_is_a_sentence(artifact: Artifact, entry: str, nam
     for wrong in (-1, below, 50_000_000, -(1 << 63)):
         inputs = zeros(artifact, entry)
         inputs[name].flat[-1] = wrong
-        with pytest.raises(Sam3Error) as caught:
+        with pytest.raises(ModelError) as caught:
             artifact.call(entry, **inputs)
         assert str(caught.value) == f"{entry} takes {name} from 0 to {below - 1}, not {wrong}"
 
@@ -372,9 +372,9 @@ def test_a_folder_whose_code_takes_other_weights_is_not_packed_into(copy: Path) 
 def test_weights_without_points_are_packed_and_refuse_points(copy: Path, tmp_path: Path) -> None:
     checkpoint = published_by_transformers(tmp_path, interactive_model())
     manifest = pack_model(DEPLOYABLE, copy, Settings(checkpoint=checkpoint))
-    assert (manifest.trained, manifest.point_prompts) == (True, False)
+    assert (manifest.trained, manifest.extra["point_prompts"]) == (True, False)
     model = Sam3.load(copy)
-    with pytest.raises(Sam3Error, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
+    with pytest.raises(ModelError, match=r"^The weights \(model.safetensors, .*which has none for points; ask with"):
         model.encode_prompt(Prompt(points=[(10, 10)]), (640, 480))
     assert model.encode_prompt(Prompt("cat", boxes=[(10, 10, 50, 50)]), (640, 480)).geometry
 
@@ -396,7 +396,7 @@ def test_weights_without_clicks_are_refused_by_a_folder_that_answers_them(copy: 
 
 
 def test_packing_needs_an_artifact(tmp_path: Path) -> None:
-    with pytest.raises(Sam3Error, match="it has no"):
+    with pytest.raises(ModelError, match="it has no"):
         pack_model(DEPLOYABLE, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -446,7 +446,7 @@ def captured() -> dict[str, np.ndarray]:
 
 def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | None) -> dict[str, np.ndarray]:
     """What the compiled model finds; what is padded is zero, or random numbers."""
-    capacity = artifact.manifest.capacity
+    capacity = artifact.manifest.extra["capacity"]
     rng = None if seed is None else np.random.default_rng(seed)
 
     def padded(name: str, length: int, axis: int) -> np.ndarray:
@@ -459,8 +459,8 @@ def grounded(artifact: Artifact, captured: dict[str, np.ndarray], seed: int | No
         return result
 
     names = ("fpn_2", "attended", "text_features", "text_mask")
-    points = {name: padded(name, capacity.points, name == "points_mask") for name in POINTS}
-    boxes = {name: padded(name, capacity.boxes, name == "boxes_mask") for name in BOXES}
+    points = {name: padded(name, capacity["points"], name == "points_mask") for name in POINTS}
+    boxes = {name: padded(name, capacity["boxes"], name == "boxes_mask") for name in BOXES}
     found = artifact.call("ground", **{name: captured[name] for name in names}, **points, **boxes)
     levels = {name: captured[name] for name in ("filtered_0", "filtered_1")}
     read = {name: found[name] for name in ("memory", "prompt", "prompt_mask")}

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from harness.compiler.targets.linking import COMPILERS
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.tokenizer import Tokenizer
-from harness.targets.linking import COMPILERS
 
 ROOT = Path(__file__).parents[2]
 PHOTO = ROOT / "fixtures/images/cat.png"
@@ -54,7 +54,7 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     image.save(tmp_path / "photo.ppm")
 
     artifact = Artifact.load(shallow_artifact)
-    tokens = Tokenizer.read(shallow_artifact / artifact.manifest.vocabulary).tokenize(["cat"]).ids
+    tokens = Tokenizer.read(shallow_artifact / artifact.manifest.extra["vocabulary"]).tokenize(["cat"]).ids
     (tmp_path / "tokens.txt").write_text(" ".join(str(token) for token in tokens[0] if token))
     encoded = Sam3(artifact).set_image(pixels)
     scores = encoded.segment("cat", threshold=1).outputs.scores[0]

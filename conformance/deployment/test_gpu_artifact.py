@@ -18,25 +18,26 @@ from safetensors.torch import load_file
 
 from conformance.models.sam3.test_mask_resizing import NORMAL, upstream
 from conformance.support.shallow import shallow_model
+from harness.compiler.deployment.compiling import Compiled, compile_into
+from harness.compiler.targets import TARGETS, cuda
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.deployment.compiling import Compiled, compile_into
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.grounding import ENCODE_TEXT
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import upstream as upstreams_model
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
 from harness.parity.verdict import judge
-from harness.processes import WorkerEnd, run_isolated
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import architecture_problem, device_problem, to_device, to_numpy
 from harness.runtime.loading import LoadError
 from harness.runtime.manifest import CUDART, MANIFEST, RUNTIME_LIBRARIES, read_manifest
 from harness.runtime.weights import MappedWeights, write_weights
-from harness.targets import TARGETS, cuda
 
 TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)
 GPUS = [pytest.param((name, "fp32"), marks=getattr(pytest.mark, name), id=name) for name in ("cuda", "metal")]
@@ -55,7 +56,9 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if problem:
         pytest.skip(problem)
     folder, case = tmp_path_factory.mktemp(target), Case("sam3", "real", target, precision=precision)
-    return folder, compile_into(DEPLOYABLE, case, folder, only=(ENCODE_TEXT.name,), for_emulation=target == "cuda")
+    return folder, compile_into(
+        DEPLOYABLE, case, folder, options=GROUNDING_ALONE, only=(ENCODE_TEXT.name,), for_emulation=target == "cuda"
+    )
 
 
 for_gpus = pytest.mark.parametrize("compiled", GPUS, indirect=True)

@@ -94,6 +94,6 @@ def test_a_change_of_a_source_file_is_one_expression_of_code_that_still_parses(d
 def test_every_part_has_files_and_a_file_belongs_to_the_part_that_names_it_most_closely() -> None:
     parts = {part_of(str(path.relative_to(REPOSITORY / "harness"))) for path in SOURCES}
     assert parts == {*PARTS, None}
-    assert part_of("schedules/cpu/memory.py") == "memory"
-    assert part_of("lowering/rope/real.py") == "strategies"
-    assert part_of("ui/page.py") is None
+    assert part_of("compiler/schedules/cpu/memory.py") == "memory"
+    assert part_of("compiler/lowering/rope/real.py") == "strategies"
+    assert part_of("app/ui/page.py") is None

@@ -30,24 +30,24 @@ from conformance.support.diagnosed import (
     cause_of,
 )
 from harness.cli.main import app
+from harness.compiler.lowering.route import Lowered
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
+from harness.compiler.schedules.cpu import elementwise, epilogue, normalization, rewrite
+from harness.compiler.schedules.cpu.arena import Value
+from harness.compiler.schedules.cpu.lowering import Context, Lowering
+from harness.compiler.schedules.cpu.pipeline import LEGALIZE
+from harness.compiler.targets import HOST
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.processes.threads import run_on_tvm_threads
 from harness.core.processors import Processors
 from harness.core.program import Axis, Program
 from harness.core.settings import SEEDED
-from harness.diagnose import runner
-from harness.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
-from harness.diagnose.report import summary
-from harness.diagnose.runner import diagnose, diagnose_program
-from harness.lowering.route import Lowered
 from harness.parity.monte_carlo import SMALL_SIZE
-from harness.processes.threads import run_on_tvm_threads
-from harness.schedules.common.kernel import Argument, fp32, prim_func
-from harness.schedules.cpu import elementwise, epilogue, normalization, rewrite
-from harness.schedules.cpu.arena import Value
-from harness.schedules.cpu.lowering import Context, Lowering
-from harness.schedules.cpu.pipeline import LEGALIZE
-from harness.targets import HOST
+from harness.verify.diagnose import runner
+from harness.verify.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
+from harness.verify.diagnose.report import summary
+from harness.verify.diagnose.runner import diagnose, diagnose_program
 
 
 def rows_after_each_other() -> tirx.PrimFunc:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from harness.compiler.lowering.frontends.torch_export.graph import Graph
+from harness.compiler.lowering.route import Route
 from harness.core.case import Case
-from harness.diagnose.deviation import deviation
-from harness.diagnose.reference import Reference, needed_calls, region
-from harness.lowering.frontends.torch_export.graph import Graph
-from harness.lowering.route import Route
+from harness.verify.diagnose.deviation import deviation
+from harness.verify.diagnose.reference import Reference, needed_calls, region
 
 LENGTH = 30
 EXTENT = 977

@@ -23,18 +23,18 @@ from typer.testing import CliRunner
 from conformance.calibration.mutation import mutated
 from conformance.support.diagnosed import CASE, WIDTH, after_softmax, block, by_chance, cause_of
 from harness.cli.main import app
+from harness.compiler.lowering.frontends.torch_export import defects
+from harness.compiler.schedules.cpu import epilogue
+from harness.compiler.schedules.cpu.pipeline import LEGALIZE
+from harness.compiler.targets import compiling
 from harness.core.errors import HarnessError
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.deviation import Fault, Kind
-from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.report import check_folder, write_folder
-from harness.diagnose.runner import diagnose_program
-from harness.lowering.frontends.torch_export import defects
-from harness.report import read_report
-from harness.schedules.cpu import epilogue
-from harness.schedules.cpu.pipeline import LEGALIZE
-from harness.targets import compiling
+from harness.verify.diagnose.deviation import Fault, Kind
+from harness.verify.diagnose.diagnosis import Cause, Diagnosis
+from harness.verify.diagnose.report import check_folder, write_folder
+from harness.verify.diagnose.runner import diagnose_program
+from harness.verify.report import read_report
 
 FAULTY = "conformance.support.faulty_block"
 

@@ -11,15 +11,16 @@ import torch
 from tvm import te, tirx
 
 from conformance.support.diagnosed import rotary_program
+from harness.compiler.lowering.frontends.torch_export.complex import arithmetic
+from harness.compiler.lowering.rope import real
+from harness.compiler.lowering.rope.operators import position_maps
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.report import summary
-from harness.diagnose.runner import diagnose_program
-from harness.lowering.frontends.torch_export.complex import arithmetic
-from harness.lowering.rope import position_maps, real
 from harness.models.sam3.upstream import upstream
+from harness.verify.diagnose.diagnosis import Cause, Diagnosis
+from harness.verify.diagnose.report import summary
+from harness.verify.diagnose.runner import diagnose_program
 
 
 def attention(strategy: str) -> Diagnosis:

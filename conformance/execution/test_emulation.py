@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from conformance.support.gpu_programs import target_of
 from conformance.targets.test_targets import MODULES
+from harness.compiler.execution.emulated import emulates
+from harness.compiler.execution.emulation.device import compiled
+from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import build_library, lower_module
+from harness.compiler.targets.serialized import Launch
 from harness.core.case import Case
-from harness.execution.emulated import emulates
-from harness.execution.emulation.device import compiled
-from harness.execution.emulation.device_module import DeviceModule, read_device_module
-from harness.lowering.frontends.torch_export import export_program, import_program
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.models.registry import subjects
-from harness.processes import WorkerEnd, run_isolated
-from harness.targets import TARGETS
-from harness.targets.compiling import build_library, lower_module
-from harness.targets.serialized import Launch
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"

@@ -20,15 +20,15 @@ from conformance.support.bf16 import Processor, flushed, multiply_add
 from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
+from harness.compiler.execution.emulated import emulates
+from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
+from harness.compiler.targets import HOST
+from harness.compiler.targets.linking import linker
 from harness.core.case import Case
 from harness.core.processors import Processors
 from harness.core.settings import REPOSITORY
-from harness.execution.emulated import emulates
-from harness.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features
 from harness.runtime.matrix_unit import matrix_unit_problem
-from harness.targets import HOST
-from harness.targets.linking import linker
 
 pytestmark = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
 CPU = "x86-64-v3+amx"
@@ -265,7 +265,7 @@ def test_what_a_unit_refuses_ends_the_process(name: str, program: Path) -> None:
     function, shapes = REFUSED[name]
     code = (
         "import ctypes\n"
-        "from harness.execution.emulation.matrix_unit import emulate\n"
+        "from harness.compiler.execution.emulation.matrix_unit import emulate\n"
         "from harness.runtime.matrix_unit import matrix_unit_problem\n"
         "emulate(), matrix_unit_problem()\n"
         f"ctypes.CDLL({str(program)!r}).{function}({shapes!r})\n"
@@ -315,7 +315,7 @@ def test_code_goes_on_at_full_speed_without_the_units_instructions(program: Path
         pytest.skip("this processor has the unit, and nothing traps")
     code = (
         "import ctypes, signal, numpy as np\n"
-        "from harness.execution.emulation.matrix_unit import emulated_products, leave_out\n"
+        "from harness.compiler.execution.emulation.matrix_unit import emulated_products, leave_out\n"
         "leave_out()\n"
         f"unit, shapes = ctypes.CDLL({str(program)!r}), {shapes_of(tile0=WHOLE, tile1=WHOLE, tile7=WHOLE)!r}\n"
         "sums, others = np.full((16, 16), 3.0, np.float32), np.ones((16, 32), np.uint16)\n"

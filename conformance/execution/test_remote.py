@@ -20,14 +20,9 @@ import pytest
 
 from conformance.support.product import product_module
 from conformance.support.remotes import Served, Tunnel, device, end, free_port, tvm_server, until
+from harness.app.segment import FailedImage, Job, SegmentedImage, run
 from harness.cli.main import app, exit_code
-from harness.core.case import Case
-from harness.core.errors import HarnessError
-from harness.core.outcome import Status
-from harness.core.processors import Processors
-from harness.core.remote import Remote
-from harness.core.settings import Settings
-from harness.execution.remote.client import (
+from harness.compiler.execution.remote.client import (
     DeviceLostError,
     DeviceSession,
     RemoteArtifact,
@@ -35,14 +30,19 @@ from harness.execution.remote.client import (
     RemoteExecutable,
     describe_remote,
 )
-from harness.report.verification.document import build_report
-from harness.report.verification.markdown import render_report
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import compile_module
+from harness.compiler.targets.llvm import cpu_name
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Status
+from harness.core.processors import Processors
+from harness.core.remote import Remote
+from harness.core.settings import Settings
 from harness.runtime import Prompt, Sam3
 from harness.runtime.executable import Executable
-from harness.segment import FailedImage, Job, SegmentedImage, run
-from harness.targets import TARGETS
-from harness.targets.compiling import compile_module
-from harness.targets.llvm import cpu_name
+from harness.verify.report.verification.document import build_report
+from harness.verify.report.verification.markdown import render_report
 from harness.verify.runner import UNLIMITED, verify_case, verify_cases
 from harness.verify.stages import run_case
 
@@ -222,7 +222,7 @@ def test_whatever_keeps_a_command_from_a_device_is_one_sentence(
 
 
 def test_a_device_that_is_busy_is_waited_for_and_then_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.execution.remote.client.BUSY_SECONDS", 2.0)
+    monkeypatch.setattr("harness.compiler.execution.remote.client.BUSY_SECONDS", 2.0)
     with closing(DeviceSession(served.remote)), pytest.raises(DeviceLostError, match="it serves another client"):
         describe_remote(served.remote)
     monkeypatch.undo()

@@ -10,10 +10,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from harness.execution.executors import LocalExecutor
-from harness.schedules.common.vm import lower_to_vm
-from harness.schedules.cpu.memory import plan_memory
-from harness.targets import HOST
+from harness.compiler.execution.executors import LocalExecutor
+from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.schedules.cpu.memory import plan_memory
+from harness.compiler.targets import HOST
 
 
 @I.ir_module

@@ -20,22 +20,22 @@ from conformance.support.operators import module_of
 from conformance.support.shallow import photograph, shallow_model
 from conformance.support.tuning import database_of, record
 from harness.cli.main import app
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, Kind, infos_of
+from harness.compiler.schedules.common.provenance import How, Operator, trace
+from harness.compiler.schedules.cpu import cpu_pipeline, rewrite
+from harness.compiler.schedules.cpu.product import Extents
+from harness.compiler.schedules.cpu.schedule import Product, space
+from harness.compiler.schedules.cpu.tile import vector_unit
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned import database
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.explain import explain
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.frontend import TORCH
-from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.upstream import upstream
-from harness.schedules.common.kernel_info import FEED_FORWARD, Kind, infos_of
-from harness.schedules.common.provenance import How, Operator, trace
-from harness.schedules.cpu import cpu_pipeline, rewrite
-from harness.schedules.cpu.product import Extents
-from harness.schedules.cpu.schedule import Product, space
-from harness.schedules.cpu.tile import vector_unit
-from harness.targets import TARGETS
-from harness.tuned import database
+from harness.verify.explain import explain
 
 op = relax.op
 REAL = ("scoring_head", "transformer_encoder", "segmentation_head", "text_encoder")

@@ -10,7 +10,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.schedules.common.kernel_info import (
+from harness.compiler.schedules.common.kernel_info import (
     ATTENTION,
     DEPTHWISE,
     FILTERING,

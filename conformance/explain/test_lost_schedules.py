@@ -12,15 +12,15 @@ from tvm.s_tir.schedule import ScheduleError
 from tvm.script import tirx as T
 
 from conformance.support.operators import module_of
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
+from harness.compiler.schedules.cpu import cpu_pipeline, elementwise
+from harness.compiler.schedules.gpu.rules import GEMV
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.targets.compiling import lower_module
 from harness.core.case import Case
-from harness.lowering.rope import STRATEGIES
 from harness.models.importing import imported_module
 from harness.models.sam3.components import COMPONENTS
-from harness.schedules.common.kernel_info import UNSCHEDULED, infos_of, lost_schedules
-from harness.schedules.cpu import cpu_pipeline, elementwise
-from harness.schedules.gpu.rules import GEMV
-from harness.targets import HOST, TARGETS
-from harness.targets.compiling import lower_module
 
 
 @cache

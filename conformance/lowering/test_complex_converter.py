@@ -11,10 +11,10 @@ import torch
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, run_together
 from conformance.support.complex_programs import EXAMPLES, assert_within, programs
-from harness.lowering.frontends.running import run_module
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.frontend import TORCH
-from harness.lowering.rope import STRATEGIES
+from harness.compiler.lowering.frontends.running import run_module
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.rope import STRATEGIES
 
 CONVERTER = STRATEGIES["converter"]
 

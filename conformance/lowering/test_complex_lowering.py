@@ -23,18 +23,18 @@ from hypothesis import strategies as st
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, programs
 from conformance.support.examples import examples
-from harness.lowering.frontends.running import run_module
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.lowering.frontends.torch_export.complex import (
+from harness.compiler.lowering.frontends.running import run_module
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.complex import (
     ComplexOperatorError,
     as_complex,
     as_real,
     complex_call,
     lower_complex,
 )
-from harness.lowering.frontends.torch_export.complex.calling import complex_outputs
-from harness.lowering.frontends.torch_export.lifting import decompose_and_lift
-from harness.lowering.rope import STRATEGIES
+from harness.compiler.lowering.frontends.torch_export.complex.calling import complex_outputs
+from harness.compiler.lowering.frontends.torch_export.lifting import decompose_and_lift
+from harness.compiler.lowering.rope import STRATEGIES
 from harness.models.sam3.upstream import upstream
 
 LOWERING = STRATEGIES["lowering"]

@@ -15,13 +15,13 @@ from conformance.support.defects import (
     hold_to_wrong_result,
     named,
 )
-from harness.lowering.frontends.defect import Symptom
-from harness.lowering.frontends.running import run_torch
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.lowering.frontends.torch_export.defect import TorchDefect
-from harness.lowering.frontends.torch_export.defects import DEFECTS
-from harness.lowering.frontends.torch_export.defects_page import PAGE, render
-from harness.lowering.frontends.torch_export.running import import_raw, run_raw, run_tvm
+from harness.compiler.lowering.frontends.defect import Symptom
+from harness.compiler.lowering.frontends.running import run_torch
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.defect import TorchDefect
+from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
+from harness.compiler.lowering.frontends.torch_export.defects_page import PAGE, render
+from harness.compiler.lowering.frontends.torch_export.running import import_raw, run_raw, run_tvm
 
 
 @EXPECTED

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from harness.lowering.frontends.running import run_module, run_torch
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.lowering.frontends.torch_export.operators import Call, calls_of, dump_calls, load_calls, operators_of
+from harness.compiler.lowering.frontends.running import run_module, run_torch
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.operators import (
+    Call,
+    calls_of,
+    dump_calls,
+    load_calls,
+    operators_of,
+)
 
 
 class Everything(torch.nn.Module):

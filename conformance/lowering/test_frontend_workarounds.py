@@ -11,8 +11,8 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from conformance.support.examples import examples
-from harness.lowering.frontends.running import run_torch
-from harness.lowering.frontends.torch_export.running import run_tvm
+from harness.compiler.lowering.frontends.running import run_torch
+from harness.compiler.lowering.frontends.torch_export.running import run_tvm
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**31)

@@ -9,11 +9,11 @@ from torch import nn
 from tvm import relax
 
 from conformance.support.small_network import Deployed, Perceptron, network, tokens
+from harness.compiler.lowering.groups import OUTSIDE, keep_float32, note_paths
+from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.schedules.common.origins import bindings_of
 from harness.core.errors import HarnessError
 from harness.core.precision import ROUNDED_OPERANDS
-from harness.lowering.groups import OUTSIDE, keep_float32, note_paths
-from harness.lowering.route import Lowered, Route
-from harness.schedules.common.origins import bindings_of
 
 ARGS = (tokens(),)
 

@@ -16,13 +16,13 @@ from conformance.support.defects import (
     is_same,
     named,
 )
-from harness.lowering.frontends.defect import Symptom
-from harness.lowering.frontends.onnx import import_module
-from harness.lowering.frontends.onnx.defect import OnnxDefect
-from harness.lowering.frontends.onnx.defects import DEFECTS
-from harness.lowering.frontends.onnx.defects_page import PAGE, render
-from harness.lowering.frontends.onnx.running import import_raw, run_raw
-from harness.lowering.frontends.running import repaired_pipeline, run_module, run_torch
+from harness.compiler.lowering.frontends.defect import Symptom
+from harness.compiler.lowering.frontends.onnx import import_module
+from harness.compiler.lowering.frontends.onnx.defect import OnnxDefect
+from harness.compiler.lowering.frontends.onnx.defects import DEFECTS
+from harness.compiler.lowering.frontends.onnx.defects_page import PAGE, render
+from harness.compiler.lowering.frontends.onnx.running import import_raw, run_raw
+from harness.compiler.lowering.frontends.running import repaired_pipeline, run_module, run_torch
 
 
 @EXPECTED
@@ -64,4 +64,6 @@ def test_no_two_workarounds_convert_the_same_operator() -> None:
 
 
 def test_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m harness.lowering.frontends.onnx.defects_page`"
+    assert PAGE.read_text(encoding="utf-8") == render(), (
+        "run `python -m harness.compiler.lowering.frontends.onnx.defects_page`"
+    )

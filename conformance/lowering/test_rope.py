@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from conformance.support.examples import examples
 from conformance.support.rotations import Axial, axial_draws, lengths
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.rope.real import axial_tables, real_tables, rotate
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.rope.real import axial_tables, real_tables, rotate
 from harness.models.sam3.upstream import upstream
 
 pytestmark = pytest.mark.law

@@ -9,7 +9,7 @@ import pytest
 import torch
 import tvm
 
-from harness.lowering.rope import STRATEGIES
+from harness.compiler.lowering.rope import STRATEGIES
 from harness.models.sam3.upstream import upstream
 from perf.rope import UNROTATED, Pool, Rotate, RotateAndAttend, compiled
 from perf.tables import rope_tables

@@ -9,8 +9,8 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.lowering.rope.position_maps import axial, from_table, rotate
-from harness.lowering.rope.real import axial_tables
+from harness.compiler.lowering.rope.operators.position_maps import axial, from_table, rotate
+from harness.compiler.lowering.rope.real import axial_tables
 from harness.models.sam3.upstream import upstream
 
 EPS = torch.finfo(torch.float32).eps

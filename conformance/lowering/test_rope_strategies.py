@@ -16,10 +16,10 @@ import torch
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.support.rotations import EPS, Rotations, Setting, any_setting, check, lengths, ulp, upstream_table
-from harness.lowering.frontends.running import run_module
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.frontend import TORCH
-from harness.lowering.rope import STRATEGIES, Strategy
+from harness.compiler.lowering.frontends.running import run_module
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.rope import STRATEGIES, Strategy
 from harness.models.sam3.upstream import upstream
 
 # torch.export's, where upstream keeps another table

@@ -19,14 +19,14 @@ import tvm
 from conformance.support.batches import Part, drawn, listed, run_together
 from conformance.support.kernels import functions_of
 from conformance.support.rotations import EPS, HALVES, Rotations, Setting, any_setting, check, lengths, upstream_table
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.frontend import TORCH
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.rope.rotate_pairs import rotate
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.rope.operators.rotate_pairs import rotate
+from harness.compiler.schedules.common.kernel_info import info_of
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.targets import TARGETS
 from harness.models.sam3.upstream import upstream
-from harness.schedules.common.kernel_info import info_of
-from harness.schedules.cpu import cpu_pipeline
-from harness.targets import TARGETS
 
 TENSORIR = STRATEGIES["tensorir"]
 

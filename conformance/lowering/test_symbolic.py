@@ -14,14 +14,14 @@ from tvm import relax, tirx
 
 from conformance.support.examples import examples
 from conformance.support.kernels import machine_of
+from harness.compiler.lowering.frontends.torch_export.slices import mark_inbound_slices
+from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.program import Axis
-from harness.lowering.frontends.torch_export.slices import mark_inbound_slices
-from harness.lowering.route import Lowered, Route
-from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
-from harness.schedules.cpu import cpu_pipeline
-from harness.targets import TARGETS
 
 ROWS, MORE = Axis("rows", 1, 16), Axis("more", 4, 64)
 AXES = ({0: ROWS}, {0: MORE}, {})

@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.support import recurrent_segmenter
+from conformance.support import projection, recurrent_segmenter
 from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS, Step
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, SEEDED
 from harness.models.registry import MODELS_VARIABLE, models, subjects
+from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
+from harness.runtime.manifest import ArtifactError
 
 
 @pytest.fixture
 def plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MODELS_VARIABLE, recurrent_segmenter.__name__)
+    monkeypatch.setenv(MODELS_VARIABLE, f"{recurrent_segmenter.__name__},{projection.__name__}")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
 
 
@@ -52,10 +54,21 @@ def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path
     chosen = ("--model", "recurrent", "--strategy", "lowering", "--scale", "shallow", "--precision", precision)
     done = command("compile", *chosen, "--out", "model", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    artifact = Artifact.load(tmp_path / "model")
-    assert artifact.manifest.model == "recurrent"
+    assert done.stdout.rstrip().endswith("files.")
+    hold_to_pytorch(tmp_path / "model", 0, error)
+    done = command("pack", "--seed", "1", "--into", "model", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    hold_to_pytorch(tmp_path / "model", 1, error)
+    with pytest.raises(ArtifactError, match="model has the model recurrent, not sam3: give a folder of sam3"):
+        Sam3.load(tmp_path / "model")
+
+
+def hold_to_pytorch(folder: Path, seed: int, error: float) -> None:
+    """Runs the folder's model on frames of a clip and compares logits and state with PyTorch's."""
+    artifact = Artifact.load(folder)
+    assert (artifact.manifest.model, artifact.manifest.extra) == ("recurrent", {})
     rng = np.random.default_rng(0)
-    step = Step(seed=0).eval()
+    step = Step(seed).eval()
     memory = wanted = rng.standard_normal((TOKENS, CHANNELS), np.float32)
     for _ in range(FRAMES):
         frame = rng.standard_normal((TOKENS, CHANNELS), np.float32)
@@ -68,10 +81,29 @@ def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path
         np.testing.assert_allclose(memory, wanted, rtol=error, atol=error)
 
 
+def test_it_brings_its_own_options_and_no_others(plugged_in: None, tmp_path: Path) -> None:
+    chosen = ("compile", "--model", projection.NAME, "--out", "model")
+    for wrong, sentence in ((("--clicks", "3"), "No such option: --clicks"), (("--width", "0"), "--width")):
+        refused = command(*chosen, *wrong, folder=tmp_path)
+        assert (refused.returncode, sentence in refused.stderr) == (2, True), refused.stderr
+    assert "Outputs of the layer." in " ".join(command(*chosen, "--help", folder=tmp_path).stdout.split())
+    done = command(*chosen, "--width", "6", folder=tmp_path)
+    assert (done.returncode, "; 6 outputs." in done.stdout) == (0, True), done.stdout + done.stderr
+    x = np.random.default_rng(0).standard_normal((projection.ROWS, projection.INPUTS), np.float32)
+    for seed in (0, 1):
+        artifact = Artifact.load(tmp_path / "model")
+        assert artifact.manifest.extra == {"width": 6}
+        expected = projection.layer(seed, 6)(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(artifact.fetch(artifact.call("project", x=x)["y"]), expected, rtol=1e-5, atol=1e-5)
+        packed = command("pack", "--seed", "1", "--into", "model", folder=tmp_path)
+        assert (packed.returncode, "; 6 outputs." in packed.stdout) == (0, True), packed.stdout + packed.stderr
+
+
 def test_state_is_what_makes_later_frames_differ() -> None:
     """The judge would not see a state that nothing reads."""
     workload = recurrent_segmenter.open_clip(Case("clip", "lowering", "llvm"), SEEDED)
-    first, again = workload.reference()
+    reference = workload.reference()
+    first, again = reference.first, reference.again
     assert first.keys() == again.keys() and all(np.array_equal(first[name], again[name]) for name in first)
     with torch.no_grad():
         forgotten = workload.programs["step"].module(workload.trace[1].arguments[0], workload.trace[0].arguments[1])

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import HarnessError
-from harness.files import cache_root
+from harness.core.files import cache_root
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 from harness.parity.cache import ArrayCache, versions
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_root

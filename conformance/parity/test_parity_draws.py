@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from conformance.support.half import lowered, run
+from harness.compiler.execution.executors import LocalExecutor
+from harness.compiler.execution.run import Run
+from harness.compiler.schedules import DEFAULT_SCHEDULES
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
 from harness.core.progress import Progress
 from harness.core.settings import SEEDED
-from harness.execution.executors import LocalExecutor
-from harness.execution.run import Run
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.autocast import half_reference
@@ -36,9 +37,9 @@ from harness.parity.monte_carlo import (
     small_outputs,
 )
 from harness.parity.oracle import oracle, reference
+from harness.parity.references import Reference
 from harness.parity.trace import independent_calls, run_trace
 from harness.parity.verdict import judge
-from harness.schedules import DEFAULT_SCHEDULES
 
 HALVES = ("fp16", "bf16")
 half = pytest.mark.parametrize("precision", HALVES)
@@ -436,7 +437,7 @@ def token() -> tuple[dict[str, Program], Trace, Arrays, Arrays, Arrays]:
 def traced(actual: Arrays | None = None, compiled: object = None) -> TracedWorkload:
     programs, trace, _, exact, further = token()
     lucky = {"feats": (exact["feats"] + further["feats"][:1]).astype(np.float32)}
-    given = (lambda: (lucky, lucky), lambda: exact, OUTLIERS, lambda names: further)
+    given = (lambda: Reference(lucky, lucky, exact), OUTLIERS, lambda names: further)
     return TracedWorkload(programs, trace, *given, actual, compiled)  # type: ignore[arg-type]
 
 
@@ -508,7 +509,7 @@ def test_a_trace_asks_for_draws_of_what_fails_beside_outliers_alone() -> None:
 
     for weights, expected in (("seeded", []), ("outliers", [["wrong"]])):
         case = Case("box_head", "real", "llvm", weights=weights)
-        workload = TracedWorkload({}, (), lambda: (rounded, rounded), lambda: exact, case, draws, actual)
+        workload = TracedWorkload({}, (), lambda: Reference(rounded, rounded, exact), case, draws, actual)
         assert failed(workload.judge(None)) == {"wrong"}
         assert asked == expected
 
@@ -526,7 +527,7 @@ def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
         return {name: np.ones((DRAWS, reference[name].size)) for name in names}
 
     case = Case("box_head", "real", "cuda", precision=precision)
-    workload = TracedWorkload({}, (), lambda: (reference, reference), dict, case, draws)
+    workload = TracedWorkload({}, (), lambda: Reference(reference, reference), case, draws)
     assert [[name] for name in workload.draw_small_outputs(reference)] == expected
     assert asked == expected
 
@@ -537,8 +538,8 @@ def test_draws_of_a_component_in_fp32_are_as_large_as_its_errors() -> None:
     with models()[subjects()[case.component].model].context():
         workload = subjects()[case.component].open(case, SEEDED)
         assert isinstance(workload, TracedWorkload)
-        reference, exact = workload.reference()[0], workload.oracle()
-        own = {name: np.sqrt(np.mean((array - exact[name]) ** 2)) for name, array in reference.items()}
+        reference = workload.reference()
+        own = {name: np.sqrt(np.mean((array - reference.exact[name]) ** 2)) for name, array in reference.first.items()}
         name = max(own, key=own.__getitem__)
         errors = workload.draws([name])[name]
     assert 0.3 < own[name] / np.sqrt(np.mean(errors**2)) < 3

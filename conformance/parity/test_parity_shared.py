@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.models.sam3.source import run_twice
 from harness.parity.cache import ArrayCache
 from harness.parity.oracle import oracle, reference
 from harness.parity.part_cache import cache_part
+from harness.parity.references import Reference
 
 
 class Trunk(nn.Module):
@@ -94,13 +94,13 @@ def test_what_is_run_twice_stays_two_runs(trunk, neck, image, cache):
     """So that a reference that does not repeat is still found out."""
     trunk.noise = 1e-3
     with cache_part(trunk, cache, {}):
-        both = run_twice(lambda: reference(neck, (image,), NAMES))
+        both = Reference.run_twice(lambda: reference(neck, (image,), NAMES)).to_arrays()
     assert len(trunk.calls) == 2
-    assert "again:out" in both
+    assert "again/out" in both
     with cache_part(trunk, cache, {}):
-        later = run_twice(lambda: reference(neck, (image,), NAMES))
+        later = Reference.run_twice(lambda: reference(neck, (image,), NAMES)).to_arrays()
     assert len(trunk.calls) == 2
-    np.testing.assert_array_equal(later["again:out"], both["again:out"])
+    np.testing.assert_array_equal(later["again/out"], both["again/out"])
 
 
 @pytest.mark.parametrize("change", ["input", "dtype", "key"])

@@ -12,9 +12,9 @@ import torch
 import tvm
 from torch._inductor import config
 
+from harness.compiler.targets import TARGETS
 from harness.core.precision import PRECISIONS
 from harness.models.registry import models
-from harness.targets import TARGETS
 from perf import peer_sides
 from perf.peer_sides import COMPILE, PRECISION
 from perf.peers import PEERS, ROUTE, export_onnx, peers_of

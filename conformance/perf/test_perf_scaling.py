@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm.script.ir_builder import tirx as T
 
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
+from harness.compiler.targets import HOST
+from harness.compiler.targets.parallel import parts_of_loop
 from harness.runtime.artifact import Tensors
-from harness.schedules.common.kernel import Argument, fp32, prim_func
-from harness.targets import HOST
-from harness.targets.parallel import parts_of_loop
 from perf.entry_points import Recorder
 from perf.parts import measured_program
 from perf.scaling import (

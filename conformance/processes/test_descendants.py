@@ -8,9 +8,9 @@ import sys
 import psutil
 import pytest
 
-from harness.processes import descendants as searching
-from harness.processes import kill_and_collect
-from harness.processes.descendants import descendants
+from harness.core.processes import descendants as searching
+from harness.core.processes import kill_and_collect
+from harness.core.processes.descendants import descendants
 
 CODE = """
 import subprocess, sys, threading

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from harness.processes.memory import keep_freed_memory
+from harness.core.processes.memory import keep_freed_memory
 
 ARRAY_BYTES = 64 << 20
 """Above what glibc takes from its heap by itself: 32 MiB."""
@@ -29,7 +29,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 RESIDENT = f"""
 import numpy
 import psutil
-from harness.processes.memory import give_back_freed_memory
+from harness.core.processes.memory import give_back_freed_memory
 resident = lambda: psutil.Process().memory_info().rss
 numpy.ones({ARRAYS * ARRAY_BYTES}, numpy.uint8)
 kept = resident()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import Template, WorkerEnd, run_isolated
-from harness.targets.clang import clang
-from harness.targets.linking import linker
+from harness.compiler.targets.clang import clang
+from harness.compiler.targets.linking import linker
+from harness.core.processes import Template, WorkerEnd, run_isolated
 
 ROOT = Path(__file__).resolve().parents[2]
 

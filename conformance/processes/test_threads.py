@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.processes.threads import OPTION_VARIABLE, tvm_threads, validate_threads
+from harness.core.processes.threads import OPTION_VARIABLE, tvm_threads, validate_threads
 from harness.runtime.threads import VARIABLE, default_threads, usable_cpus
 
 COUNT = """
 import sys
-from harness.processes.threads import configure_threads, thread_count_reason, thread_count, tvm_threads
+from harness.core.processes.threads import configure_threads, thread_count_reason, thread_count, tvm_threads
 configure_threads(int(sys.argv[1]) if sys.argv[1:] else None)
 import torch
 print(thread_count(), tvm_threads(), torch.get_num_threads(), thread_count_reason(), sep="|")
@@ -91,7 +91,7 @@ def worker_environment(parent: int) -> dict[str, str]:
     for _ in range(600):
         for child in psutil.Process(parent).children():
             with contextlib.suppress(psutil.Error):
-                if any(argument.startswith("harness.processes.") for argument in child.cmdline()):
+                if any(argument.startswith("harness.core.processes.") for argument in child.cmdline()):
                     return child.environ()
         time.sleep(0.1)
     raise AssertionError("no case was started")

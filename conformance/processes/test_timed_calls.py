@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from harness.processes.timed_calls import CallError, TimedCalls
+from harness.core.processes.timed_calls import CallError, TimedCalls
 
 SECONDS = 120.0
 
@@ -52,7 +52,7 @@ def test_after_a_crash_or_a_hang_there_is_a_new_process(calls: TimedCalls) -> No
 def test_the_process_ends_with_its_parent_whatever_it_does() -> None:
     script = (
         "import os, time\n"
-        "from harness.processes.timed_calls import TimedCalls\n"
+        "from harness.core.processes.timed_calls import TimedCalls\n"
         "calls = TimedCalls()\n"
         "print(calls.call(os.getpid, seconds=600), flush=True)\n"
         "calls.call(time.sleep, 600, seconds=600)\n"

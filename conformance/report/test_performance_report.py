@@ -400,7 +400,7 @@ def test_paths_that_cannot_be_used_are_a_sentence(
 def test_a_package_that_is_absent_is_named(
     package: str, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, backbone: Data
 ) -> None:
-    for module in [module for module in sys.modules if module.startswith("harness.report.performance")]:
+    for module in [module for module in sys.modules if module.startswith("harness.verify.report.performance")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)  # what an import of something absent finds
     code, said = command(backbone)

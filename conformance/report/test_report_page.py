@@ -25,21 +25,21 @@ from conformance.support import small_segmenter
 from conformance.support.markup import Element, cells, parsed
 from conformance.support.pages import chromium
 from harness.cli.main import app
+from harness.compiler.schedules.cpu import epilogue
 from harness.core.case import Case
 from harness.core.distribution import EDGES, WITHIN
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status
 from harness.core.settings import SEEDED
-from harness.diagnose.report import document
-from harness.diagnose.runner import diagnose_program
 from harness.models.registry import MODELS_VARIABLE, models, subjects
-from harness.report import Result, read_report, write_report
-from harness.report.verification.charts import timeline
-from harness.report.verification.comparison import compare
-from harness.report.verification.numbers import number
-from harness.report.verification.page import render_page
-from harness.report.verification.wording import count, digits, mark, seconds
-from harness.schedules.cpu import epilogue
+from harness.verify.diagnose.report import document
+from harness.verify.diagnose.runner import diagnose_program
+from harness.verify.report import Result, read_report, write_report
+from harness.verify.report.verification.charts import timeline
+from harness.verify.report.verification.comparison import compare
+from harness.verify.report.verification.numbers import number
+from harness.verify.report.verification.page import render_page
+from harness.verify.report.verification.wording import count, digits, mark, seconds
 from harness.verify.stages import run_case
 
 CASE = Case("photograph", "real", "llvm")

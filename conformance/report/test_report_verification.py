@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import Expectation
+from harness.core.files import make_folder
+from harness.core.machine import describe_machine, versions
 from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
-from harness.files import make_folder
-from harness.machine import describe_machine, versions
-from harness.report import ADVICE, Result, read_report, render, render_report, repro_command, write_report
-from harness.report.verification.document import KERNEL_COLUMNS
-from harness.report.verification.markdown import cell
-from harness.report.verification.numbers import jsonable, number
-from harness.report.verification.wording import count, digits, seconds, size
+from harness.verify.report import ADVICE, Result, read_report, render, render_report, repro_command, write_report
+from harness.verify.report.verification.document import KERNEL_COLUMNS
+from harness.verify.report.verification.markdown import cell
+from harness.verify.report.verification.numbers import jsonable, number
+from harness.verify.report.verification.wording import count, digits, seconds, size
 
 CREATED = datetime(2025, 3, 4, 5, 6, 7, tzinfo=UTC)
 STRICT = Verdict(

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.support.machines import MACHINES, described, file_system
-from harness.machine import control_group
+from harness.core.machine import control_group
 from harness.runtime.cores import Cores, Cpu, cores, cores_of_macos, parse_list, read_cores
 from harness.runtime.cpu import cpu_model
 from harness.runtime.threads import BINDING_VARIABLE, VARIABLE, cgroup_cpuset, choose, usable, usable_cpus

@@ -15,14 +15,15 @@ from safetensors.numpy import save_file
 
 from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
 from conformance.support.fuzz import KINDS, outcomes
+from harness.app.segment.journal import JOURNAL, Journal
 from harness.core.budget import read_budget
 from harness.core.errors import HarnessError
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, read_manifest
+from harness.runtime.sam3.description import Capacity, Description, read_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
 from harness.runtime.sam3.video.saving import SessionFile
-from harness.segment.journal import JOURNAL, Journal
 
 NO_MODEL: Any = None
 MUTATIONS = 200
@@ -44,10 +45,10 @@ def test_a_mutated_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: 
 def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("[" * 100_000)
     for read in (read_manifest, lambda folder: read_budget(folder / MANIFEST)):
-        with pytest.raises((Sam3Error, HarnessError), match=r"manifest\.json"):
+        with pytest.raises((ModelError, HarnessError), match=r"manifest\.json"):
             read(tmp_path)
     save_file({}, tmp_path / "session", {"session": "[" * 100_000, "sha256": ""})
-    with pytest.raises(Sam3Error, match="session cannot be read as a saved session"):
+    with pytest.raises(ModelError, match="session cannot be read as a saved session"):
         SessionFile(tmp_path / "session", NO_MODEL)
 
 
@@ -55,8 +56,26 @@ def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> 
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     for change in ({"target": ["llvm"]}, {"trained": 1}, {"files": {"model.so": {"bytes": "7", "sha256": ""}}}):
         (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
-        with pytest.raises(Sam3Error, match=r"is damaged .*a value has the wrong type"):
+        with pytest.raises(ModelError, match=r"is damaged .*a value has the wrong type"):
             read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"capacity": {"points": "1"}}, {"capacity": {"taps": 1}}, {"capacity": None}, {"vocabulary": 3}]
+)
+def test_a_manifest_whose_part_of_sam3_is_damaged_is_a_sentence(change: dict[str, object], tmp_path: Path) -> None:
+    manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
+    with pytest.raises(ModelError, match=r"manifest\.json is damaged .*: compile the model again"):
+        read_description(tmp_path, read_manifest(tmp_path))
+
+
+def test_an_older_manifest_is_read(tmp_path: Path) -> None:
+    manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
+    del manifest["point_prompts"], manifest["model"]
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"capacity": {"points": 1, "boxes": 2}}))
+    expected = Description(Capacity(points=1, boxes=2, clicks=0, video=False), "", point_prompts=True)
+    assert read_description(tmp_path, read_manifest(tmp_path)) == expected
 
 
 def test_a_damaged_line_of_a_journal_is_left_out(tmp_path: Path) -> None:
@@ -80,7 +99,7 @@ def test_what_no_decoder_expects_is_one_sentence(tmp_path: Path) -> None:
     """Pillow raises a `RuntimeError` here, for 127 bits a channel."""
     (tmp_path / "photo.avif").write_bytes(encoded("AVIF").replace(b"\x03\x08\x08\x08", b"\x03\x08\x7f\x08"))
     with pytest.raises(
-        Sam3Error, match=r"photo\.avif cannot be read, it is damaged or truncated \(.+\); save it anew\."
+        ModelError, match=r"photo\.avif cannot be read, it is damaged or truncated \(.+\); save it anew\."
     ):
         load_image(tmp_path / "photo.avif")
 
@@ -106,7 +125,7 @@ def test_a_bomb_is_no_video(name: str, side: int, tmp_path: Path) -> None:
         content[16:24] = struct.pack(">II", side, side)
         content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Sam3Error, match=rf"{name}.* is larger than 89478485 pixels; scale it down first\."):
+    with pytest.raises(ModelError, match=rf"{name}.* is larger than 89478485 pixels; scale it down first\."):
         list(open_frames(tmp_path / name))
 
 
@@ -115,5 +134,5 @@ def test_frames_of_a_video_are_held_to_the_limit_of_images(tmp_path: Path, monke
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 16)
     assert len(list(open_frames(tmp_path / "video.mp4"))) == 5
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 16 - 1)
-    with pytest.raises(Sam3Error, match=r"The video .*video\.mp4 is larger than 511 pixels; scale it down first\."):
+    with pytest.raises(ModelError, match=r"The video .*video\.mp4 is larger than 511 pixels; scale it down first\."):
         list(open_frames(tmp_path / "video.mp4"))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from harness.runtime import ObjectPrompt
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.errors import ModelError
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.interactive import ABSENT, LARGEST_HOLE, PAD, encode_object_prompt, fill_holes, select_masks
 
 SIZE = (451, 300)
@@ -103,7 +103,7 @@ def test_a_box_that_reaches_beyond_the_image_is_cut_and_told() -> None:
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(prompt: ObjectPrompt, sentence: str) -> None:
-    with pytest.raises(Sam3Error) as raised:
+    with pytest.raises(ModelError) as raised:
         encode_object_prompt(prompt, SIZE, CAPACITY)
     assert sentence in str(raised.value)
 

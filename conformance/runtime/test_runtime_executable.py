@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from conformance.support.product import product_module
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import compile_module
 from harness.runtime.executable import Executable
-from harness.targets import TARGETS
-from harness.targets.compiling import compile_module
 
 
 @pytest.fixture(scope="module")

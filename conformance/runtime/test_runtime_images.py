@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.images import FORMATS, load_image, to_pixels
 from harness.runtime.sam3.video.frames import open_frames
 
@@ -98,7 +98,7 @@ def test_thirty_two_bit_integers_that_fit_sixteen_are_scaled(tmp_path: Path) -> 
     Image.fromarray(GRADIENT.astype(np.int32)).save(path)
     np.testing.assert_array_equal(np.asarray(load_image(path))[..., 0], np.rint(GRADIENT * 255 / 65535))
     Image.fromarray((GRADIENT * 2).astype(np.int32)).save(path)
-    with pytest.raises(Sam3Error, match="outside 0…65535"):
+    with pytest.raises(ModelError, match="outside 0…65535"):
         load_image(path)
 
 
@@ -117,7 +117,7 @@ def test_floats_outside_any_range(value: float, tmp_path: Path) -> None:
     values = np.zeros((4, 4), np.float32)
     values[1, 2] = value
     Image.fromarray(values).save(path)
-    with pytest.raises(Sam3Error, match=r"float\.tif has grey values"):
+    with pytest.raises(ModelError, match=r"float\.tif has grey values"):
         load_image(path)
 
 
@@ -179,7 +179,7 @@ def test_bad_file_is_one_sentence(name: str, tmp_path: Path) -> None:
     content, expected = BAD_FILES[name]
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(Sam3Error, match=expected) as raised:
+    with pytest.raises(ModelError, match=expected) as raised:
         load_image(path)
     message = str(raised.value)
     assert str(path) in message
@@ -199,7 +199,7 @@ def test_postscript_starts_no_program_whatever_it_is_called(
     path = tmp_path / name
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n")
     for read in (load_image, lambda path: list(open_frames(path))):
-        with pytest.raises(Sam3Error, match="of no known format"):
+        with pytest.raises(ModelError, match="of no known format"):
             read(path)
     assert not started.exists()
 
@@ -216,9 +216,9 @@ def test_each_format_is_read(tmp_path: Path) -> None:
 
 
 def test_path_without_an_image(tmp_path: Path) -> None:
-    with pytest.raises(Sam3Error, match=r"nowhere\.png does not exist"):
+    with pytest.raises(ModelError, match=r"nowhere\.png does not exist"):
         load_image(tmp_path / "nowhere.png")
-    with pytest.raises(Sam3Error, match="is a folder"):
+    with pytest.raises(ModelError, match="is a folder"):
         load_image(tmp_path)
 
 
@@ -246,5 +246,5 @@ def test_pixels_of_a_file_an_image_and_an_array_are_the_same() -> None:
     ],
 )
 def test_pixels_of_what_is_no_image(given: Any, sentence: str) -> None:
-    with pytest.raises(Sam3Error, match=sentence):
+    with pytest.raises(ModelError, match=sentence):
         to_pixels(given)

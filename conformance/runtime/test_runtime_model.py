@@ -20,7 +20,7 @@ from conformance.support.examples import examples
 from harness.runtime import EncodedImage, Found, Prompt, Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.devices import to_numpy
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.image_model import REMEMBERED_TEXTS
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
@@ -113,7 +113,7 @@ def test_threshold(image: EncodedImage, everything: Found) -> None:
     assert (nothing.masks.shape, nothing.boxes.shape, nothing.scores.shape) == ((0, 300, 451), (0, 4), (0,))
     assert nothing.masks.dtype == bool
     for bad in (-0.1, 1.1, float("nan")):
-        with pytest.raises(Sam3Error, match="is no score"):
+        with pytest.raises(ModelError, match="is no score"):
             image.segment("cat", threshold=bad)
 
 
@@ -221,9 +221,9 @@ def test_a_batch_is_the_prompts_one_by_one(image: EncodedImage, found: Found, th
 
 
 def test_every_prompt_is_checked_before_any_is_run(image: EncodedImage) -> None:
-    with pytest.raises(Sam3Error, match="Nothing is asked"):
+    with pytest.raises(ModelError, match="Nothing is asked"):
         image.segment_batch([Prompt("cat"), Prompt()])
-    with pytest.raises(Sam3Error, match="outside the image of 451 x 300"):
+    with pytest.raises(ModelError, match="outside the image of 451 x 300"):
         image.segment(points=[(460, 10)])
 
 
@@ -234,7 +234,7 @@ def test_each_part_of_a_prompt_matters(image: EncodedImage, found: Found) -> Non
 
 
 def test_an_image_that_is_none(model: Sam3) -> None:
-    with pytest.raises(Sam3Error, match=r"nowhere\.png does not exist"):
+    with pytest.raises(ModelError, match=r"nowhere\.png does not exist"):
         model.set_image("nowhere.png")
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from conformance.support.examples import examples
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.coordinates import clip_boxes
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.prompts import EncodedPrompt, Prompt, check_prompt, encode_prompt
 
 SIZE = (640, 480)
@@ -145,7 +145,7 @@ def test_empty_arrays_are_no_boxes_and_points() -> None:
 )
 def test_a_box_that_reaches_beyond_the_image_is_cut_off_and_it_says_so(box: Any, inside: Any) -> None:
     if inside is None:
-        with pytest.raises(Sam3Error, match="is not finite"):
+        with pytest.raises(ModelError, match="is not finite"):
             encode(boxes=[box])
         return
     encoded = encode(boxes=[(1, 1, 2, 2), box])
@@ -206,7 +206,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_sentence(name: str) -> None:
     asked, expected = BAD[name]
-    with pytest.raises(Sam3Error, match=expected) as raised:
+    with pytest.raises(ModelError, match=expected) as raised:
         encode(**asked)
     message = str(raised.value)
     assert message.endswith(".")
@@ -235,7 +235,7 @@ def test_any_script_is_a_text(text: str) -> None:
 def test_any_text_is_tokens_or_a_sentence(text: str) -> None:
     try:
         encoded = encode(text=text)
-    except Sam3Error as error:
+    except ModelError as error:
         assert "is empty" in str(error)
         assert not installed_tokenizer().encode(text)
     else:
@@ -249,5 +249,5 @@ def test_what_makes_no_sense_for_any_image_is_told_without_one(name: str) -> Non
     if "outside" in expected:
         check_prompt(Prompt(**asked), CAPACITY, installed_tokenizer())
         return
-    with pytest.raises(Sam3Error, match=expected):
+    with pytest.raises(ModelError, match=expected):
         check_prompt(Prompt(**asked), CAPACITY, installed_tokenizer())

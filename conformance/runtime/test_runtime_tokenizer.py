@@ -18,7 +18,7 @@ from conformance.support.examples import examples
 from harness.core.errors import HarnessError
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer, vocabulary_path
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.tokenizer import END, START, Tokenizer
 
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 @pytest.mark.parametrize(("texts", "context_length"), [("cat", 32), (["cat"], 1)])
 def test_senseless_arguments(texts: Any, context_length: int) -> None:
-    with pytest.raises(Sam3Error):
+    with pytest.raises(ModelError):
         tokenize(texts, context_length)
 
 
@@ -148,12 +148,12 @@ def test_vocabulary_damaged(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / VOCABULARY_FILE
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(Sam3Error, match="put CLIP's own in its place"):
+    with pytest.raises(ModelError, match="put CLIP's own in its place"):
         Tokenizer.read(path)
 
 
 def test_vocabulary_truncated(tmp_path: Path) -> None:
     path = tmp_path / VOCABULARY_FILE
     path.write_bytes(vocabulary_path().read_bytes()[:-1000])
-    with pytest.raises(Sam3Error, match="cannot be read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer.read(path)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from psutil import Process
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.frames import Frames, frame_files, open_frames
 from harness.runtime.sam3.video.video_files import upright
 
@@ -57,7 +57,7 @@ def write_video(path: Path, frames: Any, codec: str = "ffv1", pixel_format: str 
 def read_until_fault(frames: Frames) -> tuple[list[np.ndarray], str]:
     """The frames before the fault, and its sentence."""
     read: list[np.ndarray] = []
-    with pytest.raises(Sam3Error) as raised:
+    with pytest.raises(ModelError) as raised:
         for pixels in frames:
             read.append(pixels)
     return read, str(raised.value)
@@ -274,7 +274,7 @@ def test_what_is_no_video(tmp_path: Path) -> None:
         (np.zeros((4, 4, 3), np.uint8), "The video is an array [4, 4, 3]; give uint8 [frames, height, width, 3]."),
         (7, "The video is of type int; give a file"),
     ):
-        with pytest.raises(Sam3Error) as raised:
+        with pytest.raises(ModelError) as raised:
             open_frames(source)
         assert str(raised.value).startswith(expected)
         assert "\n" not in str(raised.value)
@@ -429,12 +429,12 @@ def test_a_file_that_ends_early(tmp_path: Path, name: str, codec: str) -> None:
 WITHOUT_PYAV = """
 import sys
 sys.modules["av"] = None  # what an import of something absent finds
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.frames import open_frames
 assert len(list(open_frames(sys.argv[2]))) == 2
 try:
     open_frames(sys.argv[1])
-except Sam3Error as error:
+except ModelError as error:
     print(error)
 print("torch" in sys.modules)
 """

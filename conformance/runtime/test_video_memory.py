@@ -28,7 +28,7 @@ from conformance.support.tracker_memory import (
     scripted_tracker,
 )
 from harness.models.sam3.upstream import upstream
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
 from harness.runtime.sam3.video.memory_selection import (
@@ -159,7 +159,7 @@ def test_the_only_frame_of_a_video_has_time_zero() -> None:
 )
 def test_a_frame_that_cannot_be_tracked_is_one_sentence(arguments: Any, sentence: str) -> None:
     frame, conditioning, scores, *num_frames = arguments
-    with pytest.raises(Sam3Error, match=sentence):
+    with pytest.raises(ModelError, match=sentence):
         plan_attention(frame, conditioning, scores, num_frames=num_frames[0] if num_frames else None)
 
 
@@ -215,7 +215,7 @@ def test_a_bank_is_never_changed() -> None:
 def test_a_conditioning_frame_is_no_longer_tracked_and_is_again_when_its_clicks_are_taken_back() -> None:
     conditioned = bank(4, objects=(1, 2)).condition(2, entry(9, 2), [1, 2])
     assert list(conditioned.conditioning) == [0, 2] and list(conditioned.tracked) == [1, 3]
-    with pytest.raises(Sam3Error, match="Frame 2 has a click or a mask and is not tracked; take them back first"):
+    with pytest.raises(ModelError, match="Frame 2 has a click or a mask and is not tracked; take them back first"):
         conditioned.track(2, entry(2, 2))
     half = conditioned.clear(2, 1)
     assert half.inputs[2] == {2} and list(half.conditioning) == [0, 2]
@@ -230,23 +230,23 @@ def test_a_memory_is_written_over() -> None:
     reconditioned = bank(4).condition(3, entry(9), [1]).with_memory(3, np.full((1, 1), 7, np.uint16))
     assert reconditioned.conditioning[3].memory == 7
     assert reconditioned.conditioning[3].pointer[0, 0] == 9
-    with pytest.raises(Sam3Error, match="Frame 8 is not remembered, and cannot get a memory"):
+    with pytest.raises(ModelError, match="Frame 8 is not remembered, and cannot get a memory"):
         reconditioned.with_memory(8, np.zeros((1, 1), np.uint16))
 
 
 def test_a_frame_without_memory_is_one_sentence() -> None:
     unfinished = bank(4).track(4, entry(4, encoded=False))
-    with pytest.raises(Sam3Error, match="Frame 4 has no memory; encode it before the next frame is tracked"):
+    with pytest.raises(ModelError, match="Frame 4 has no memory; encode it before the next frame is tracked"):
         unfinished.read(unfinished.plan(5))
     forward = bank(4, Retention.FORWARD).track(4, entry(4, encoded=False))
-    with pytest.raises(Sam3Error, match="Frame 4 has no memory; encode it before the next frame is tracked"):
+    with pytest.raises(ModelError, match="Frame 4 has no memory; encode it before the next frame is tracked"):
         forward.read(forward.plan(5))
 
 
 def test_an_object_that_is_not_in_the_bucket_is_one_sentence() -> None:
-    with pytest.raises(Sam3Error, match="Object 5 is not in this bucket; its objects are 1, 2"):
+    with pytest.raises(ModelError, match="Object 5 is not in this bucket; its objects are 1, 2"):
         bank(2, objects=(1, 2)).remove(5)
-    with pytest.raises(Sam3Error, match="Object 5 is not in this bucket; its objects are 1"):
+    with pytest.raises(ModelError, match="Object 5 is not in this bucket; its objects are 1"):
         bank(2).condition(1, entry(1), [1, 5])
 
 
@@ -351,12 +351,12 @@ def test_a_late_removal_leaves_every_object_a_conditioning_frame(seed: int) -> N
 def test_what_forward_tracking_forgets_is_told() -> None:
     forward = bank(30, Retention.FORWARD)
     for ask in (lambda: forward.plan(31, reverse=True), lambda: forward.plan(12)):
-        with pytest.raises(Sam3Error, match=r"cannot be tracked .*after frame 29.*Retention\.EVERYTHING"):
+        with pytest.raises(ModelError, match=r"cannot be tracked .*after frame 29.*Retention\.EVERYTHING"):
             ask()
-    with pytest.raises(Sam3Error, match=r"The clicks on frame 0 cannot be taken back, because .*Retention\.EVERYTHING"):
+    with pytest.raises(ModelError, match=r"The clicks on frame 0 cannot be taken back, .*Retention\.EVERYTHING"):
         forward.clear(0, 1)
     for change in (lambda: forward.track(12, entry(12)), lambda: forward.condition(12, entry(12), [1])):
-        with pytest.raises(Sam3Error, match=r"Frame 12 is before frame 29.*Retention\.EVERYTHING"):
+        with pytest.raises(ModelError, match=r"Frame 12 is before frame 29.*Retention\.EVERYTHING"):
             change()
 
 

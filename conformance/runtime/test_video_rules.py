@@ -19,7 +19,7 @@ from conformance.support.scripted_video import SIZE, Script
 from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
 from conformance.support.video_fuzz import configurations
 from harness.models.sam3.upstream import upstream
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.detector import Detections, select_detections, update_box_frames, video_scores
 from harness.runtime.sam3.video.masks import mask_iou, nms, remove_mask_overlaps, suppress_shrunken, suppressed_objects
 from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
@@ -380,9 +380,9 @@ def test_what_does_not_belong_together_is_one_sentence() -> None:
             r"There are 0 detections and scores \[3\]; give one score for each\.",
         ),
     ):
-        with pytest.raises(Sam3Error, match=told):
+        with pytest.raises(ModelError, match=told):
             plan_frame(state, wrong)
-    with pytest.raises(Sam3Error, match=r"Hotstart counts to 8 within 7 frames; give it at least 8 frames\."):
+    with pytest.raises(ModelError, match=r"Hotstart counts to 8 within 7 frames; give it at least 8 frames\."):
         Rules(hotstart_frames=7)
 
 
@@ -424,15 +424,15 @@ def test_a_click_brings_a_removed_object_back_and_ids_are_never_given_twice() ->
     assert (back.removed, back.ids, back.next_id) == (frozenset(), (3,), 5)
     assert state_after_click(back, 8, 9).next_id == 9
     assert state_after_removal(back, 3).next_id == 5
-    with pytest.raises(Sam3Error, match=r"Object 4 is not tracked; tracked are: 3\."):
+    with pytest.raises(ModelError, match=r"Object 4 is not tracked; tracked are: 3\."):
         state_after_removal(back, 4)
-    with pytest.raises(Sam3Error, match=r"Object 4 is not tracked; tracked are: none\."):
+    with pytest.raises(ModelError, match=r"Object 4 is not tracked; tracked are: none\."):
         state_after_removal(state, 4)
-    with pytest.raises(Sam3Error, match=r"The object id is -1; give 0 or a larger number\."):
+    with pytest.raises(ModelError, match=r"The object id is -1; give 0 or a larger number\."):
         state_after_click(state, -1, 9)
     assert state_after_click(state, 2**62, 9).next_id < 2**63
     for too_large in (2**62 + 1, 2**64, 10**30):
-        with pytest.raises(Sam3Error, match=rf"The object id is {too_large}; give at most 4611686018427387904\."):
+        with pytest.raises(ModelError, match=rf"The object id is {too_large}; give at most 4611686018427387904\."):
             state_after_click(state, too_large, 9)
 
 
@@ -505,7 +505,7 @@ def test_frames_that_do_not_exist_are_one_sentence() -> None:
         ((6, None, 6, False, [0]), r"The frame to start from is 6; the video has frames 0 to 5\."),
         ((0, -1, 6, False, [0]), r"The number of frames to process is -1; give 0 or a larger number\."),
     ):
-        with pytest.raises(Sam3Error, match=told):
+        with pytest.raises(ModelError, match=told):
             processing_order(*given_)
 
 

@@ -12,11 +12,11 @@ import torch
 from tvm import relax, tirx
 
 from conformance.support.gpu_programs import KINDS, Expression, emulated, skip_unless_emulated
-from harness.lowering.frontends.running import run_module, run_torch
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.schedules.common.nan import keep_nan
-from harness.schedules.cpu.pipeline import cpu_pipeline
-from harness.targets.llvm import llvm_target
+from harness.compiler.lowering.frontends.running import run_module, run_torch
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.schedules.common.nan import keep_nan
+from harness.compiler.schedules.cpu.pipeline import cpu_pipeline
+from harness.compiler.targets.llvm import llvm_target
 
 NAN, INF = math.nan, math.inf
 ROWS = torch.tensor([[NAN, 1, NAN, 0], [2, NAN, -5, INF], [-1, -2, -3, -INF]])

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.dpl import is_op, wildcard
 
-from harness.schedules.common.origins import bindings_of, name_groups, tagged
+from harness.compiler.schedules.common.origins import bindings_of, name_groups, tagged
 
 
 def test_operators_with_one_hash_keep_their_identity_in_groups() -> None:

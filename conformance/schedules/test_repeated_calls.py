@@ -15,10 +15,10 @@ from tvm import ir, relax
 from conformance.support.examples import examples
 from conformance.support.operators import compiled, module_of
 from conformance.support.place import cpu_target
-from harness.schedules.common.origins import bindings_of, callee
-from harness.schedules.common.provenance import How, trace
-from harness.schedules.cpu.pipeline import to_loops
-from harness.targets import TARGETS
+from harness.compiler.schedules.common.origins import bindings_of, callee
+from harness.compiler.schedules.common.provenance import How, trace
+from harness.compiler.schedules.cpu.pipeline import to_loops
+from harness.compiler.targets import TARGETS
 
 op = relax.op
 SIDE = 16

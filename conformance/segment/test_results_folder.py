@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
+from harness.app.segment import job as segmenting
+from harness.app.segment.journal import Journal, results_folder
+from harness.app.track import job as tracking
+from harness.app.track.video import frames_in
 from harness.core.errors import HarnessError
 from harness.runtime import Prompt
-from harness.segment import job as segmenting
-from harness.segment.journal import Journal, results_folder
-from harness.track import job as tracking
-from harness.track.video import frames_in
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:

@@ -20,17 +20,17 @@ from pycocotools.coco import COCO
 from rich.console import Console
 
 from conformance.support.examples import examples
+from harness.app.segment import SegmentedImage, find_images, unique_names
+from harness.app.segment.coco import AnnotatedImage, coco_annotations, data_set
+from harness.app.segment.images import write_png
+from harness.app.segment.journal import JOURNAL, Journal, entries_of
+from harness.app.segment.objects import Objects, concatenate_objects, encode_objects, run_lengths
+from harness.app.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
 from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
 from harness.runtime.sam3.segmentation import MaskBatch, SegmentationHead
-from harness.segment import SegmentedImage, find_images, unique_names
-from harness.segment.coco import AnnotatedImage, coco_annotations, data_set
-from harness.segment.images import write_png
-from harness.segment.journal import JOURNAL, Journal, entries_of
-from harness.segment.objects import Objects, concatenate_objects, encode_objects, run_lengths
-from harness.segment.overlay import NEGATIVE, POSITIVE, colors, draw, outline
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 NOTHING = np.zeros((0,), np.float32)

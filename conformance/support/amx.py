@@ -6,8 +6,8 @@ import numpy as np
 import tvm
 
 from conformance.support.bf16 import rounded
+from harness.compiler.schedules.cpu.amx import PAIRS
 from harness.runtime.cpu import MATRIX_UNIT
-from harness.schedules.cpu.amx import PAIRS
 
 
 def target_with_tiles(cpu: str) -> tvm.target.Target:

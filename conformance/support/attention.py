@@ -11,8 +11,8 @@ from torch.nn import functional
 from tvm import relax
 
 from conformance.support.operators import normal
-from harness.schedules.common.kernel_info import KernelInfo, infos_of
-from harness.schedules.cpu.bf16 import with_half_products
+from harness.compiler.schedules.common.kernel_info import KernelInfo, infos_of
+from harness.compiler.schedules.cpu.bf16 import with_half_products
 
 
 def attention(causal: str | None = None, scale: float | None = None) -> Callable[..., relax.Expr]:
@@ -21,7 +21,7 @@ def attention(causal: str | None = None, scale: float | None = None) -> Callable
 
 
 def attention_bf16(causal: str | None = None) -> Callable[..., relax.Expr]:
-    """The same operator where `harness.lowering.precision` rounds what is multiplied to bfloat16."""
+    """The same operator where `harness.compiler.lowering.precision` rounds what is multiplied to bfloat16."""
     return lambda *operands: with_half_products(attention(causal)(*operands))
 
 

@@ -13,22 +13,22 @@ from torch import nn
 from tvm import relax
 
 from conformance.support.kernels import machine_of
+from harness.compiler.lowering.route import Lowered
+from harness.compiler.schedules.common.kernel import chunk_length
+from harness.compiler.schedules.cpu import vpmaddwd
+from harness.compiler.schedules.cpu.bfmmla import LEAST_ROWS, TERMS
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.lowering.route import Lowered
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
 from harness.parity.verdict import judge
-from harness.schedules.common.kernel import chunk_length
-from harness.schedules.cpu import vpmaddwd
-from harness.schedules.cpu.bfmmla import LEAST_ROWS, TERMS
 
 SMALLEST = 2.0**-126
 """The smallest positive normal number, of fp32 and of bfloat16."""
 
 
 def linear(x: relax.Expr, weight: relax.Expr) -> relax.Expr:
-    """x · weightᵀ, fp32 [..., k] by bfloat16 [n, k], as `harness.lowering.precision` writes a linear layer."""
+    """x · weightᵀ, fp32 [..., k] by bfloat16 [n, k], as `harness.compiler.lowering.precision` writes a linear layer."""
     return relax.op.matmul(relax.op.astype(x, "bfloat16"), relax.op.permute_dims(weight), out_dtype="float32")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tvm
 
+from harness.compiler.schedules.cpu.tile import vector_unit
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import required_cpu
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import architecture
 from harness.runtime.loading import cpu_problem
-from harness.schedules.cpu.tile import vector_unit
-from harness.targets import TARGETS
-from harness.targets.compiling import required_cpu
 
 _AVX2 = "haswell"
 

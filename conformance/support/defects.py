@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.lowering.frontends.defect import Defect, Symptom
-from harness.lowering.frontends.running import Arrays, run_torch
+from harness.compiler.lowering.frontends.defect import Defect, Symptom
+from harness.compiler.lowering.frontends.running import Arrays, run_torch
 
 Run = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], Arrays]
 

@@ -10,14 +10,14 @@ from torch import nn
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.compiler.schedules.common.kernel import Argument, prim_func
+from harness.compiler.schedules.cpu.pipeline import LEGALIZE
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.diagnose.diagnosis import Cause, Diagnosis
-from harness.diagnose.runner import diagnose_program
 from harness.models.sam3.upstream import upstream
-from harness.schedules.common.kernel import Argument, prim_func
-from harness.schedules.cpu.pipeline import LEGALIZE
+from harness.verify.diagnose.diagnosis import Cause, Diagnosis
+from harness.verify.diagnose.runner import diagnose_program
 
 WIDTH = 64
 SQUARE = (WIDTH, WIDTH)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.execution.emulation import device
-from harness.execution.emulation.device import install
+from harness.compiler.execution.emulation import device
+from harness.compiler.execution.emulation.device import install
+from harness.compiler.targets import TARGETS
 from harness.runtime.artifact import Artifact
 from harness.runtime.executable import Executable
-from harness.targets import TARGETS
 
 
 def run(request: tuple[str, str, list[np.ndarray], list[np.ndarray]], _on_stage: object) -> list[np.ndarray]:

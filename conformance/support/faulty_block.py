@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from conformance.support.diagnosed import block_program
+from harness.compiler.schedules.cpu import epilogue
 from harness.core.case import Case
 from harness.core.program import Call
 from harness.core.settings import Settings
 from harness.models.model import Model
 from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
-from harness.schedules.cpu import epilogue
 
 NAME = "faulty"
 

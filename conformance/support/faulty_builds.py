@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tvm
 
-from harness.schedules import Schedule
-from harness.schedules.cpu.schedule import Workload
-from harness.schedules.cpu.tile import vector_unit
+from harness.compiler.schedules import Schedule
+from harness.compiler.schedules.cpu.schedule import Workload
+from harness.compiler.schedules.cpu.tile import vector_unit
 from harness.tuning import kernels
 from harness.tuning.search import candidates
 

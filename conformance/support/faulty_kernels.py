@@ -12,18 +12,18 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from harness.compiler.execution.emulation import device
+from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
+from harness.compiler.lowering.route import Route
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import compile_module
 from harness.core.case import Case
 from harness.core.outcome import Verdict
 from harness.core.settings import SEEDED
-from harness.execution.emulation import device
-from harness.execution.emulation.device_module import DeviceModule, read_device_module
-from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 from harness.parity.trace import run_trace
 from harness.parity.verdict import judge
 from harness.runtime.executable import Executable
-from harness.targets import TARGETS
-from harness.targets.compiling import compile_module
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def judged(
         )
         compile_module(lowered.module, target, library, for_emulation=True)
         parameters = list(lowered.parameters().values())
-        (reference, again), exact = workload.reference(), workload.oracle()
+        reference = workload.reference()
         device.install(case.target)
         healthy: list[DeviceModule] = []
 
@@ -84,7 +84,7 @@ def judged(
             try:
                 executable = Executable(own, target.device(), parameters)
                 actual = run_trace(workload.programs, workload.trace, run)
-                results[fault.name] = judge(actual, reference, exact, reference_again=again)
+                results[fault.name] = judge(actual, reference.first, reference.exact, reference_again=reference.again)
             except RuntimeError as error:
                 results[fault.name] = str(error)
     return healthy[0], results

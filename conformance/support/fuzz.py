@@ -21,7 +21,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,13 +32,19 @@ import numpy as np
 from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
 from conformance.support.mutations import mutated, mutated_json
+from harness.app.segment import job as segmenting
+from harness.app.segment.journal import JOURNAL
+from harness.app.track import job as tracking
+from harness.compiler.tuned.database import FILE as RECORDS
+from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.budget import Budget, read_budget
 from harness.core.case import Scale
 from harness.core.errors import HarnessError
 from harness.runtime import Prompt
 from harness.runtime.checking import check_files
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import MANIFEST, VARIANTS, Capacity, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.errors import ModelError
+from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.sam3.description import Capacity, Description, read_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.frames import Frames, open_frames
@@ -52,11 +58,6 @@ from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from harness.runtime.sam3.video.saving import SessionFile, save_session
 from harness.runtime.variants import Variants, read_variants
 from harness.runtime.weights import MappedWeights, write_weights
-from harness.segment import job as segmenting
-from harness.segment.journal import JOURNAL
-from harness.track import job as tracking
-from harness.tuned.database import FILE as RECORDS
-from harness.tuned.database import TUNED, open_database
 
 ENOUGH = 50
 """Frames of a damaged video that are read: one may state that it has billions."""
@@ -199,12 +200,11 @@ def _manifest() -> Manifest:
         strategy="real",
         weights="seed 0",
         trained=False,
-        capacity=Capacity(),
-        vocabulary="",
         entries={"step": entry},
         files=_described(),
         architectures=("sm_80",),
         float32=("a.b",),
+        extra=asdict(Description(Capacity(), "")),
     )
 
 
@@ -215,6 +215,7 @@ def _manifests() -> dict[str, bytes]:
 def _read_manifest(path: Path) -> None:
     manifest = read_manifest(path.parent)
     assert Manifest(**vars(manifest)).to_json()
+    read_description(path.parent, manifest)
     check_files(path.parent, manifest.files, contents=True)
 
 
@@ -349,7 +350,7 @@ def _outcome(kind: Kind, path: Path) -> str:
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", DeprecationWarning)
             kind.read(path)
-    except (HarnessError, Sam3Error) as error:
+    except (HarnessError, ModelError) as error:
         return "refused" if len(str(error).splitlines()) == 1 else f"not one sentence: {error}"
     except Exception:
         return traceback.format_exc()

@@ -12,11 +12,11 @@ import torch
 import tvm
 
 from conformance.support.operators import EPSILON, rms
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import build_library, lower_module, target_for
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.core.processors import Processors
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.processes import WorkerEnd, run_isolated
-from harness.targets import TARGETS
-from harness.targets.compiling import build_library, lower_module, target_for
 
 KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]
 """What a test of both kinds is parametrized with."""

@@ -7,10 +7,10 @@ import tvm
 from torch import nn
 from tvm import relax
 
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.precision import lower_precision, parameters_for
+from harness.compiler.schedules.gpu.legalization import LEGALIZE
 from harness.core.precision import PRECISIONS
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.lowering.precision import lower_precision, parameters_for
-from harness.schedules.gpu.legalization import LEGALIZE
 
 
 def lowered(module: nn.Module, args: tuple, precision: str) -> tuple[tvm.IRModule, list[np.ndarray]]:

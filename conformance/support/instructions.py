@@ -10,9 +10,9 @@ import json
 
 import tvm
 
+from harness.compiler.targets.compiling import platform_of, required_cpu
 from harness.runtime.cpu import MATRIX_UNIT, this_platform
 from harness.runtime.loading import cpu_problem
-from harness.targets.compiling import platform_of, required_cpu
 
 AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu"})
 

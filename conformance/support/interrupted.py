@@ -23,11 +23,11 @@ import av  # noqa: F401  # not in each fork
 import PIL.ImageDraw  # noqa: F401
 
 from conformance.support.known_answers import KnownSegmenter, KnownTracker
+from harness.app.segment import job as segmenting
+from harness.app.track import job as tracking
 from harness.cli.main import exit_code
-from harness.files import replace_folder, temporary_folder
+from harness.core.files import replace_folder, temporary_folder
 from harness.runtime import Prompt
-from harness.segment import job as segmenting
-from harness.track import job as tracking
 
 _EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 FULL_DISK = "full disk"

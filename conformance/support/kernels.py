@@ -12,7 +12,7 @@ from tvm import relax
 
 from conformance.support.operators import EPSILON, rms
 from conformance.support.place import build, cpu_target, functions, virtual_machine
-from harness.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu import cpu_pipeline
 
 RATIO = 1.5
 """How much larger than PyTorch's the rms error against float64 may be."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from harness.files import write_file
+from harness.core.files import write_file
 from harness.runtime import Found, Outputs, Prompt
 from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.frames import open_frames
@@ -38,7 +38,7 @@ def masks_of(pixels: np.ndarray) -> np.ndarray:
 
 
 class KnownSegmenter:
-    """Answers `harness.segment.job.run`, and counts the pictures that it was given."""
+    """Answers `harness.app.segment.job.run`, and counts the pictures that it was given."""
 
     manifest = SimpleNamespace(files={})
 
@@ -100,7 +100,7 @@ class KnownSession:
 
 
 class KnownTracker:
-    """Answers `harness.track.job.run`."""
+    """Answers `harness.app.track.job.run`."""
 
     manifest = SimpleNamespace(to_json=lambda: "{}")
 

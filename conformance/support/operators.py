@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 
 from conformance.support.place import cpu_target, virtual_machine
-from harness.schedules.common.code_generation import generate
-from harness.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.schedules.cpu import cpu_pipeline
 
 EPSILON = float(np.finfo(np.float32).eps)
 

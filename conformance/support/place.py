@@ -8,11 +8,11 @@ import tvm
 from tvm import relax
 
 from conformance.support.instructions import AVX2, emulated, emulates
+from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import platform_of, required_cpu
 from harness.runtime.cpu import this_platform
 from harness.runtime.loading import cpu_problem
-from harness.schedules.common.code_generation import generate
-from harness.targets import TARGETS
-from harness.targets.compiling import platform_of, required_cpu
 
 
 class Place(Protocol):

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
+from harness.compiler.deployment.deployable import Deployable
 from harness.core.case import Case
 from harness.core.program import Call, Output, Program
 from harness.core.settings import Settings
-from harness.deployment.deployable import Deployable
 from harness.models.model import Model
 from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 NAME, FRAMES, TOKENS, CHANNELS = "recurrent", 3, 12, 16
 
@@ -35,7 +34,7 @@ class Step(torch.nn.Module):
         return self.segment(remembered), 0.5 * memory + 0.5 * remembered.tanh()
 
 
-def programs(case: Case, _settings: Settings, _capacity: Capacity = DEFAULT_CAPACITY) -> Iterator[Program]:
+def programs(case: Case, _settings: Settings, _options: object = None) -> Iterator[Program]:
     example = {"frame": torch.zeros(TOKENS, CHANNELS), "memory": torch.zeros(TOKENS, CHANNELS)}
     yield Program("step", Step(case.seed).eval().requires_grad_(False), example, ("logits", "memory"), uses_rope=True)
 

@@ -43,7 +43,7 @@ class _Shallow:
     @cached_property
     def photograph(self) -> Activations:
         """Of the vision transformer, which is most of it, there may be the outputs of an earlier run."""
-        from harness.files import cache_root
+        from harness.core.files import cache_root
         from harness.models.sam3.capture import capture, load_prompts
         from harness.models.sam3.source import shared_trunk
         from harness.parity.cache import ArrayCache

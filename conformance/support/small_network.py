@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.lowering.groups import note_paths
 from harness.core.case import Case
 from harness.core.program import Call, Program
 from harness.core.settings import Settings
-from harness.deployment.deployable import Deployable
-from harness.lowering.groups import note_paths
 from harness.models.model import Model
 from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 NAME, TOKENS, CHANNELS = "small_network", 160, 64
 GROUPS = ("trunk.0", "trunk.2", "head", "scale")
@@ -74,7 +73,7 @@ def open_perceptron(case: Case, _settings: Settings) -> Workload:
     return open_trace(case, {program.name: program}, [Call("only", program.name, (tokens(),))])
 
 
-def programs(case: Case, _settings: Settings, _capacity: Capacity = DEFAULT_CAPACITY) -> Iterator[Program]:
+def programs(case: Case, _settings: Settings, _options: object = None) -> Iterator[Program]:
     yield Program("deployed", Deployed(network(case.seed)), {"tokens": tokens()}, ("features",))
 
 

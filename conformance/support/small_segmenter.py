@@ -12,7 +12,6 @@ from harness.core.settings import Settings
 from harness.models.model import Model
 from harness.models.subject import Subject, Workload
 from harness.models.traced import open_trace
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 NAME, SIDE, WIDTH, CHANNELS, MASKS = "small_segmenter", 40, 120, 16, 4
 OUTPUTS = ("features", "pred_masks", "boxes", "mask")
@@ -40,7 +39,7 @@ def program(seed: int) -> Program:
     return Program("segment", module, {"pixels": pixels}, OUTPUTS)
 
 
-def programs(case: Case, _settings: Settings, _capacity: Capacity = DEFAULT_CAPACITY) -> Iterator[Program]:
+def programs(case: Case, _settings: Settings, _options: object = None) -> Iterator[Program]:
     yield program(case.seed)
 
 

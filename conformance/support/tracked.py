@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.app.segment.objects import Objects
+from harness.app.track import Results, TrackedObjects
+from harness.app.track.results import VideoDescription
 from harness.core.errors import HarnessError
 from harness.models.sam3.tracker.scene import SCENE
-from harness.segment.objects import Objects
-from harness.track import Results, TrackedObjects
-from harness.track.results import VideoDescription
 
 DESCRIPTION = VideoDescription("scene", [part.name for part in SCENE.parts], Fraction(12))
 QUESTION = {"scene": 1}

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.app.track.job import Job, Summary, run
 from harness.runtime import ObjectPrompt, Sam3
-from harness.track.job import Job, Summary, run
 
 
 def track_click(

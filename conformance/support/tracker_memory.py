@@ -25,7 +25,7 @@ import torch
 
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
 from harness.runtime.sam3.video.memory_selection import HOTSTART, MemoryRules, Retention, plan_attention
@@ -390,7 +390,7 @@ def refused(session: Session, frame: int) -> None:
     """Without a conditioning frame neither side tracks."""
     for track, error in (
         (lambda: list(session.tracker.propagate_in_video(session.state, frame, 0, False)), RuntimeError),
-        (lambda: session.bank.plan(frame), Sam3Error),
+        (lambda: session.bank.plan(frame), ModelError),
     ):
         try:
             track()

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tvm import relax
 
-from harness.schedules import Schedule
-from harness.schedules.cpu.schedule import Workload
-from harness.tuned.database import Database, Record, current_conditions
+from harness.compiler.schedules import Schedule
+from harness.compiler.schedules.cpu.schedule import Workload
+from harness.compiler.tuned.database import Database, Record, current_conditions
 from harness.tuning.kernels import arrays_of, module_of
 
 

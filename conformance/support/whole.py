@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.outcome import Status
+from harness.core.processes import Template
 from harness.core.settings import SEEDED, Settings
-from harness.processes import Template
-from harness.report import Result, repro_command
-from harness.targets import HOST
+from harness.verify.report import Result, repro_command
 from harness.verify.runner import verify_case
 
 

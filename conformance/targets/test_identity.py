@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from tvm import te, tirx
 
 from conformance.support.examples import examples
-from harness.targets import TARGETS
-from harness.targets.compiling import build_library
-from harness.targets.objects import kernel_key, with_objects
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import build_library
+from harness.compiler.targets.objects import kernel_key, with_objects
 
 TARGET = TARGETS["llvm"].tvm_target()
 N = 8

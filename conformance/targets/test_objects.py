@@ -22,10 +22,10 @@ from tvm.script import tirx as T
 
 from conformance.support.examples import examples
 from conformance.support.product import product_module
+from harness.compiler.targets import TARGETS, linking
+from harness.compiler.targets.compiling import build_library, lower_module
+from harness.compiler.targets.objects import ObjectCache, with_objects
 from harness.runtime.executable import Executable
-from harness.targets import TARGETS, linking
-from harness.targets.compiling import build_library, lower_module
-from harness.targets.objects import ObjectCache, with_objects
 
 TARGET = TARGETS["llvm"].tvm_target()
 X = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -90,7 +90,7 @@ def test_another_cpu_has_its_own(tmp_path: Path) -> None:
 
 
 def test_what_was_compiled_otherwise_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.targets import objects
+    from harness.compiler.targets import objects
 
     assert made(scaled(2.0), tmp_path) == 1
     monkeypatch.setattr(objects, "_compiler", lambda: ("another build of TVM",))

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.processes.threads import run_on_tvm_threads
+from harness.compiler.schedules.common.kernel import Argument, prim_func
+from harness.compiler.targets import HOST
+from harness.compiler.targets.compiling import build_library
+from harness.compiler.targets.linking import link
+from harness.compiler.targets.parallel import LONG_SECONDS, SOURCE, launch_nanoseconds, parts_of_loop, threads_for
+from harness.core.processes.threads import run_on_tvm_threads
 from harness.runtime.loading import HAND_OUT_PARTS, open_library
 from harness.runtime.threads import BINDING_VARIABLE, affinity, affinity_mask
-from harness.schedules.common.kernel import Argument, prim_func
-from harness.targets import HOST
-from harness.targets.compiling import build_library
-from harness.targets.linking import link
-from harness.targets.parallel import LONG_SECONDS, SOURCE, launch_nanoseconds, parts_of_loop, threads_for
 from perf.launching import LAUNCH, PART, VARIABLE, Loop, launched_by, on_threads
 
 TASKS = 64

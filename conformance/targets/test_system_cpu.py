@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tvm.target import codegen
 
+from harness.compiler.targets.system_cpu import FILE, SystemCpu, system_cpu
 from harness.runtime.system import ROOT
-from harness.targets.system_cpu import FILE, SystemCpu, system_cpu
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "proc/cpuinfo").exists(), reason="this system does not describe its processor"
@@ -51,7 +51,7 @@ def test_the_file_answers(cache: Path) -> None:
 
 
 def test_a_process_that_finds_the_file_needs_no_tvm(cache: Path) -> None:
-    code = "import sys; from harness.targets.llvm import cpu_name; print(cpu_name(), 'tvm' in sys.modules)"
+    code = "import sys; from harness.compiler.targets.llvm import cpu_name; print(cpu_name(), 'tvm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith(" False\n")
 

@@ -22,21 +22,21 @@ from tvm import relax
 from tvm.target import codegen
 
 from conformance.support.machines import file_system
+from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
+from harness.compiler.schedules.gpu.rules import schedule_kernel, schedule_kernels
+from harness.compiler.targets import TARGETS, cuda, linking, llvm
+from harness.compiler.targets.compiling import compile_module, required_cpu
+from harness.compiler.targets.kernels import examine_kernels
+from harness.compiler.targets.metal_constants import exact_constants, survives
+from harness.compiler.targets.metal_source import check_metal, complete_source
 from harness.core.errors import HarnessError
+from harness.core.processes import run_isolated
+from harness.core.processes.threads import configure_threads, tvm_threads
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.lowering.frontends.torch_export import export_program, import_program
-from harness.processes import run_isolated
-from harness.processes.threads import configure_threads, tvm_threads
 from harness.runtime import cpu
 from harness.runtime.executable import Executable
 from harness.runtime.threads import VARIABLE, cgroup_quota, usable_cpus
-from harness.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
-from harness.schedules.gpu.rules import schedule_kernel, schedule_kernels
-from harness.targets import TARGETS, cuda, linking, llvm
-from harness.targets.compiling import compile_module, required_cpu
-from harness.targets.kernels import examine_kernels
-from harness.targets.metal_constants import exact_constants, survives
-from harness.targets.metal_source import check_metal, complete_source
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,9 +111,9 @@ def device_source(executable: relax.VMExecutable, kind: str) -> str:
 
 
 def test_the_registry_is_light():
-    """`harness.targets`, `harness.lowering.rope` and `harness.models.sam3.components` load neither torch nor tvm."""
+    """Names of targets, strategies and components load neither torch nor tvm."""
     code = (
-        "import sys, harness, harness.targets, harness.lowering.rope, harness.models.sam3.components;"
+        "import sys, harness, harness.compiler.targets, harness.compiler.lowering.rope, harness.models.sam3.components;"
         "print([m for m in ('torch', 'tvm', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -603,14 +603,14 @@ def test_raw_dlight_crashes_on_the_scoring_head():
 
 def test_tvm_uses_every_cpu_once_it_is_told():
     for count in {1, usable_cpus()}:
-        assert run_isolated("harness.doctor.probes:probe_threads", count, timeout=300).value == count
+        assert run_isolated("harness.compiler.doctor.probes:probe_threads", count, timeout=300).value == count
 
 
 def test_threads_of_a_new_pool_follow_the_setting(monkeypatch):
     """TVM starts one pool per calling thread, so a new thread sees a new setting."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr("harness.processes.threads._thread_count", None)
+    monkeypatch.setattr("harness.core.processes.threads._thread_count", None)
     before = torch.get_num_threads()
     counts = {1, usable_cpus()}
     seen = {}

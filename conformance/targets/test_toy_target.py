@@ -8,13 +8,13 @@ import pytest
 import tvm
 from tvm import relax
 
+from harness.compiler.schedules import UNTUNED, Schedules
+from harness.compiler.targets import HOST, TARGETS, Target, register
 from harness.core.case import Case
 from harness.core.outcome import Stage, Status
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import Settings
 from harness.models.selection import select
-from harness.schedules import UNTUNED, Schedules
-from harness.targets import HOST, TARGETS, Target, register
 from harness.verify.stages import run_case
 
 

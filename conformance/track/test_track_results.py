@@ -18,15 +18,15 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.tracked import DESCRIPTION, QUESTION, tracked, write_scene
+from harness.app.segment.objects import Objects
+from harness.app.segment.overlay import color_of
+from harness.app.track import Results, TrackedObjects
+from harness.app.track.masks import numbered_pixels, numbered_png
+from harness.app.track.results import VideoDescription
+from harness.app.track.video import VideoWriter, finish_video, frames_in
 from harness.core.errors import HarnessError
 from harness.models.sam3.tracker.scene import SCENE
 from harness.runtime.sam3.video.frames import open_frames
-from harness.segment.objects import Objects
-from harness.segment.overlay import color_of
-from harness.track import Results, TrackedObjects
-from harness.track.masks import numbered_pixels, numbered_png
-from harness.track.results import VideoDescription
-from harness.track.video import VideoWriter, finish_video, frames_in
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_numbers_of_objects_differ_and_fit(ids: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("encoder", ["libx264", "mpeg4"])
 def test_a_video_is_continued(tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.track.video.encoder", lambda: encoder)
+    monkeypatch.setattr("harness.app.track.video.encoder", lambda: encoder)
     path = tmp_path / "video.mp4"
     pictures = [SCENE.picture(frame) for frame in range(9)]
     rate = Fraction(30000, 1001)

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from conformance.support.tracked_clip import track_click
+from harness.app.segment.journal import JOURNAL
+from harness.app.track.saved_session import SavedSession, session_file
 from harness.models.sam3.tracker.scene import SCENE
-from harness.segment.journal import JOURNAL
-from harness.track.saved_session import SavedSession, session_file
 
 FRAMES = 3
 ROOT = Path(__file__).resolve().parents[2]

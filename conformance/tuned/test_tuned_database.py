@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from conformance.support.tuning import database_of, record
-from harness.core.errors import HarnessError
-from harness.tuned import database
-from harness.tuned.database import (
+from harness.compiler.tuned import database
+from harness.compiler.tuned.database import (
     FILE,
     TUNED,
     Conditions,
@@ -21,6 +20,7 @@ from harness.tuned.database import (
     default_database,
     open_database,
 )
+from harness.core.errors import HarnessError
 
 HERE = current_conditions("llvm")
 RECORD = record("product 1x2x3x4 left", {"rows": 6, "vectors": 4})

@@ -18,13 +18,12 @@ from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms
 from conformance.support.place import executes
 from conformance.support.tuning import torch_result
-from harness.core.errors import HarnessError
-from harness.schedules import Schedule
-from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.pipeline import to_loops
-from harness.schedules.cpu.product import Extents
-from harness.schedules.cpu.rewrite import workloads
-from harness.schedules.cpu.schedule import (
+from harness.compiler.schedules import Schedule
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu.pipeline import to_loops
+from harness.compiler.schedules.cpu.product import Extents
+from harness.compiler.schedules.cpu.rewrite import workloads
+from harness.compiler.schedules.cpu.schedule import (
     RESULT_TILE,
     TILE,
     Attention,
@@ -36,10 +35,11 @@ from harness.schedules.cpu.schedule import (
     distance,
     space,
 )
-from harness.schedules.cpu.tile import VectorUnit, vector_unit
-from harness.schedules.cpu.window import Window
-from harness.targets import TARGETS
-from harness.tuned.database import TUNED, open_database
+from harness.compiler.schedules.cpu.tile import VectorUnit, vector_unit
+from harness.compiler.schedules.cpu.window import Window
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import TUNED, open_database
+from harness.core.errors import HarnessError
 from harness.tuning.kernels import arrays_of, build, module_of
 
 TARGET = TARGETS["llvm"].tvm_target()

@@ -23,15 +23,15 @@ from conformance.support import faulty_builds
 from conformance.support.place import executes
 from conformance.support.tuning import database_of, record
 from harness.cli.main import app
+from harness.compiler.schedules.cpu.product import Extents
+from harness.compiler.schedules.cpu.schedule import Product, Workload, distance, space
+from harness.compiler.schedules.cpu.tile import vector_unit
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import FILE, open_database
 from harness.core.errors import HarnessError
-from harness.files import lock_folder
-from harness.report import read_report
-from harness.schedules.cpu.product import Extents
-from harness.schedules.cpu.schedule import Product, Workload, distance, space
-from harness.schedules.cpu.tile import vector_unit
-from harness.targets import TARGETS
-from harness.tuned.database import FILE, open_database
+from harness.core.files import lock_folder
 from harness.tuning.search import candidates, is_faster, search
+from harness.verify.report import read_report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

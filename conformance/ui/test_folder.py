@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from harness.ui import folder as under_test
-from harness.ui.folder import ImageFolder
+from harness.app.ui import folder as under_test
+from harness.app.ui.folder import ImageFolder
 
 
 def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,19 +18,19 @@ from fastapi import FastAPI
 from PIL import Image
 
 from conformance.support.mutations import mutated
+from harness.app.segment.objects import run_lengths
+from harness.app.ui import photographs, sessions
+from harness.app.ui.app import make_app
+from harness.app.ui.encodings import Encodings, Masks
+from harness.app.ui.folder import ImageFolder
+from harness.app.ui.guard import hosts_of
+from harness.app.ui.page import Abilities, Page
+from harness.app.ui.photographs import Photographs
+from harness.app.ui.queue import ModelQueue
+from harness.app.ui.sessions import Session, Sessions
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.coordinates import parse_boxes, parse_numbers
-from harness.segment.objects import run_lengths
-from harness.ui import photographs, sessions
-from harness.ui.app import make_app
-from harness.ui.encodings import Encodings, Masks
-from harness.ui.folder import ImageFolder
-from harness.ui.guard import hosts_of
-from harness.ui.page import Abilities, Page
-from harness.ui.photographs import Photographs
-from harness.ui.queue import ModelQueue
-from harness.ui.sessions import Session, Sessions
 
 ADDRESS, SECRET = "http://127.0.0.1:8363", "0123456789abcdef"
 
@@ -141,7 +141,7 @@ def test_a_question_has_no_more_than_a_megabyte(page: Page) -> None:
 
 
 def test_an_upload_has_no_more_than_its_limit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.ui.bodies.LARGEST_UPLOAD", 2**21)
+    monkeypatch.setattr("harness.app.ui.bodies.LARGEST_UPLOAD", 2**21)
 
     async def questions(client: httpx.AsyncClient, root: str) -> None:
         told = await client.put(f"{root}/photograph", content=bytes(2**21 + 1))

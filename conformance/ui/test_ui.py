@@ -22,12 +22,12 @@ from pycocotools.coco import COCO
 from conformance.cli.test_installation import run_without
 from conformance.support.examples import examples
 from conformance.support.pages import ROOT, Served, chromium, lacking, run, served
+from harness.app.segment.coco import annotation_mask
+from harness.app.segment.objects import run_lengths
+from harness.app.ui.guard import hosts_of, refusal
+from harness.app.ui.photographs import LONGEST_NAME, Photograph, plain_name
+from harness.app.ui.sessions import file_names
 from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
-from harness.segment.coco import annotation_mask
-from harness.segment.objects import run_lengths
-from harness.ui.guard import hosts_of, refusal
-from harness.ui.photographs import LONGEST_NAME, Photograph, plain_name
-from harness.ui.sessions import file_names
 
 FIXTURES = ROOT / "fixtures" / "images"
 CAT, COFFEE = FIXTURES / "cat.png", FIXTURES / "coffee.png"
@@ -610,7 +610,7 @@ def test_who_is_refused(address: str, host: str | None, origin: str | None, is_r
 
 def test_the_page_is_complete_by_itself(client: httpx.Client) -> None:
     """Nothing is loaded from elsewhere, and nobody may put the page into a frame."""
-    static = ROOT / "harness" / "ui" / "static"
+    static = ROOT / "harness" / "app" / "ui" / "static"
     for path in static.iterdir():
         told = client.get(f"/static/{path.name}")
         assert told.content == path.read_bytes()

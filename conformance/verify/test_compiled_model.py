@@ -10,12 +10,12 @@ import pytest
 
 from conformance.support.folders import change_manifest, rewrite
 from harness.cli.main import app, exit_code
+from harness.compiler.deployment.packing import pack_model
 from harness.core.case import Case
+from harness.core.processes import Template
 from harness.core.settings import Settings
-from harness.deployment.packing import pack_model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.processes import Template
-from harness.report import read_report
+from harness.verify.report import read_report
 from harness.verify.runner import verify_case
 
 pytestmark = pytest.mark.model

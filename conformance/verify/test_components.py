@@ -6,9 +6,9 @@ import pytest
 
 from harness.core.case import Case
 from harness.core.outcome import Status
+from harness.core.processes import Template
 from harness.core.settings import Settings
-from harness.processes import Template
-from harness.report import repro_command
+from harness.verify.report import repro_command
 from harness.verify.runner import verify_case
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
@@ -22,13 +22,13 @@ from harness.cli.options import (
     chosen_database,
     chosen_weights,
 )
+from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Scale
+from harness.core.files import check_writable, make_folder, write_json
 from harness.core.precision import PRECISIONS
 from harness.core.processors import Processors
 from harness.core.settings import Settings
-from harness.files import check_writable, make_folder, write_json
 from harness.models.selection import select
-from harness.targets import HOST
 
 FP32_RATE, HALF_RATE = 220.0, 420.0
 """GFLOP/s of a thread of a Zen 5 core with `vdpbf16ps` (docs/PRECISION.md)."""
@@ -71,10 +71,10 @@ def budget_command(
     another limit it reuses the measurements.
     """
     require_compiler()
-    from harness.budget.log import ADVICE
-    from harness.budget.search import Rates, find_budget
-    from harness.budget.table import front_table, groups_table, summary
-    from harness.processes.threads import configure_threads
+    from harness.core.processes.threads import configure_threads
+    from harness.verify.budget.log import ADVICE
+    from harness.verify.budget.search import Rates, find_budget
+    from harness.verify.budget.table import front_table, groups_table, summary
 
     configure_threads(threads)
     distributions = chosen_weights((weights,) if weights else (), checkpoint)
@@ -99,5 +99,5 @@ def budget_command(
     write_json(file, result.to_json(), advice=ADVICE)
     console.print(groups_table(result))
     console.print(front_table(result))
-    console.print(summary(result), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Budget: {file}; measurements: {log}", markup=False, highlight=False, soft_wrap=True)
+    print_sentence(summary(result))
+    print_sentence(f"Budget: {file}; measurements: {log}")

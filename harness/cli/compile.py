@@ -24,24 +24,23 @@ from harness.cli.options import (
     chosen_deployable,
     chosen_weights,
 )
+from harness.compiler.deployment.deployable import ModelOptions
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.schedules import ChosenSchedules
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, read_budgets
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
-from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.settings import Settings
-from harness.lowering.frontends import FRONTENDS
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import DEFAULT_MODEL
-from harness.runtime.manifest import DEFAULT_CAPACITY, DEFAULT_CLICKS, Capacity
-from harness.schedules import ChosenSchedules
-from harness.targets import HOST, TARGETS
-from harness.tuned import database
 
 
 def compile_(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder to write; a compiled model that is there is replaced.")],
     target: Annotated[str, typer.Option(help="Target to compile for.")] = HOST.name,
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
@@ -56,15 +55,6 @@ def compile_(
     allow_partial: PartialOption = False,
     seed: SeedOption = 0,
     weights: WeightsOption = None,
-    points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = DEFAULT_CAPACITY.points,
-    boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = DEFAULT_CAPACITY.boxes,
-    clicks: Annotated[
-        int, typer.Option(min=0, help="Most points in a prompt for one object; 0 leaves such prompts out.")
-    ] = DEFAULT_CLICKS,
-    no_grounding: Annotated[
-        bool, typer.Option("--no-grounding", help="Leave out what finds everything that a text or a box means.")
-    ] = False,
-    video: Annotated[bool, typer.Option("--video", help="Add what tracks objects through videos.")] = False,
     db: DatabaseOption = None,
     untuned: UntunedOption = False,
     cpu: CpusOption = None,
@@ -73,9 +63,9 @@ def compile_(
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     require_compiler()
-    from harness.deployment.compiling import compile_model
-    from harness.deployment.variants import check_variants
-    from harness.processes.threads import configure_threads
+    from harness.compiler.deployment.compiling import compile_model
+    from harness.compiler.deployment.variants import check_variants
+    from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
     for kind, name, known_names in (
@@ -92,34 +82,20 @@ def compile_(
     tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
     deployable = chosen_deployable(model)
     (distribution,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
-    if clicks and not deployable.knows_clicks(checkpoint):
-        if checkpoint is not None:
-            console.print(f"Note: {checkpoint} has no weights for clicks; they are left out.", soft_wrap=True)
-        clicks = 0
-    if no_grounding and not clicks:
-        raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, distribution)
     budgets = read_budgets(budget or ())
     for file, item in budgets.items():
         item.check_fits(case, deployable.model, file)
-    if video and not clicks:
-        raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
-    if video and not takes_symbolic_axes(case):
-        raise HarnessError(
-            f"Tracking attends to any number of memories, which takes {describe_symbolic_support()}; "
-            "leave out --video, or the others."
-        )
     first_cpu, schedules = next(iter(tuned.items()))
     variants = {name: chosen for name, chosen in tuned.items() if name is not None} if len(cpus) > 1 else None
     processors = Processors(first_cpu, cuda_arch)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
+    given: ModelOptions = context.obj
+    options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
     with stages(f"Compiling for {target}") as on_stage:
-        capacity = Capacity(points, boxes, clicks, video)
-        omitted = deployable.grounding if no_grounding else ()
         float32 = NO_GROUPS.union(*(item.float32 for item in budgets.values()))
-        request = (deployable, case, out, settings, capacity, schedules)
-        manifest = compile_model(*request, on_stage, omitted, float32, variants)
-    print_artifact(out, manifest)
+        manifest = compile_model(deployable, case, out, settings, options, schedules, on_stage, float32, variants)
+    print_artifact(out, manifest, options.summary())
 
 
 def _schedules(target: str, processors: Processors, db: Path | None, untuned: bool) -> ChosenSchedules:

@@ -18,20 +18,14 @@ console = Console(markup=False)
 """Prints text without markup, because names of files may have brackets."""
 
 
+def print_sentence(sentence: str) -> None:
+    """Prints a sentence without colours, in lines that only the terminal wraps."""
+    console.print(sentence, highlight=False, soft_wrap=True)
+
+
 def print_error(sentence: str) -> None:
     """Prints a sentence on stderr, without markup."""
     Console(stderr=True).print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-def untrained_warning(manifest: Manifest) -> str:
-    """Returns the warning that the results of a model without trained weights are meaningless."""
-    return f"The weights are untrained ({manifest.weights}): the masks are meaningless."
-
-
-def warn_if_untrained(manifest: Manifest) -> None:
-    """Prints the warning `untrained_warning` if the weights are untrained."""
-    if not manifest.trained:
-        console.print(untrained_warning(manifest), style="yellow", highlight=False, soft_wrap=True)
 
 
 def progress(unit: str) -> Progress:
@@ -82,17 +76,13 @@ def stages(title: str) -> Iterator[Callable[[str], None]]:
         on_stage("")
 
 
-def print_artifact(folder: Path, manifest: Manifest) -> None:
-    """Prints a description of a compiled model."""
+def print_artifact(folder: Path, manifest: Manifest, summary: str) -> None:
+    """Prints a description of a compiled model; `summary` says what the model takes and may be empty."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     cpus = ", ".join(read_variants(folder).names) if is_for_several(folder) else manifest.cpu
-    clicks = f", {manifest.capacity.clicks} clicks on an object" if manifest.capacity.clicks else ""
-    console.print(
+    print_sentence(
         f"{folder}: {manifest.scale} scale, {manifest.target} ({cpus}), {manifest.precision}, "
         f"weights from {manifest.weights}, "
-        f"{size / 1e6:.0f} MB in {len(files)} files; up to {manifest.capacity.points} points "
-        f"and {manifest.capacity.boxes} boxes a prompt{clicks}.",
-        highlight=False,
-        soft_wrap=True,
+        f"{size / 1e6:.0f} MB in {len(files)} files{summary and f'; {summary}'}."
     )

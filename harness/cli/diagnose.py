@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
@@ -25,17 +25,17 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
+from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.files import check_writable
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.core.settings import Settings
-from harness.files import check_writable
 from harness.models.selection import select
-from harness.targets import HOST
 
 if TYPE_CHECKING:
-    from harness.diagnose.diagnosis import Diagnosis
+    from harness.verify.diagnose.diagnosis import Diagnosis
 
 NOT_REPRODUCED = 3
 """Exit code if a kernel diverges, and no smaller program reproduces that."""
@@ -72,8 +72,8 @@ def diagnose(
     early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
     require_compiler()
-    from harness.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
-    from harness.processes.threads import configure_threads
+    from harness.core.processes.threads import configure_threads
+    from harness.verify.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
 
     configure_threads(threads)
     distributions = chosen_weights((weights,) if weights else (), checkpoint)
@@ -90,12 +90,12 @@ def diagnose(
     for case in cases:
         diagnoses.append(_diagnose(case, settings, output, reproduce is not None, float32))
         console.print(render(diagnoses[-1], show_all))
-        console.print(summary(diagnoses[-1]), markup=False, highlight=False, soft_wrap=True)
+        print_sentence(summary(diagnoses[-1]))
     if json_file is not None:
         write_json(diagnoses, json_file)
     if reproduce is not None:
         (diagnosis,) = diagnoses
-        console.print(write_folder(diagnosis, reproduce), markup=False, highlight=False, soft_wrap=True)
+        print_sentence(write_folder(diagnosis, reproduce))
         if diagnosis.reproduction is not None and not diagnosis.reproduction.files:
             raise typer.Exit(NOT_REPRODUCED)
     if any(diagnosis.faulty for diagnosis in diagnoses):
@@ -106,7 +106,7 @@ def _diagnose(
     case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
 ) -> Diagnosis:
     from harness.core.expectations import expectation_for
-    from harness.diagnose.runner import diagnose as diagnose_case
+    from harness.verify.diagnose.runner import diagnose as diagnose_case
     from harness.verify.runner import expectations
 
     settings = replace(settings, expectation=expectation_for(case, expectations()))

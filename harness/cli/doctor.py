@@ -14,13 +14,13 @@ from harness.cli.options import CpuOption, CudaArchOption, ThreadsOption
 from harness.core.processors import Processors
 
 if TYPE_CHECKING:
-    from harness.doctor import Finding
+    from harness.compiler.doctor import Finding
 
 
 def doctor(cpu: CpuOption = None, cuda_arch: CudaArchOption = None, threads: ThreadsOption = None) -> None:
     """Tell what this machine can compile and run, and name known-bad versions with the fix."""
-    from harness.doctor import diagnose
-    from harness.processes.threads import choose_threads
+    from harness.compiler.doctor import diagnose
+    from harness.core.processes.threads import choose_threads
 
     choose_threads(threads)
     findings = diagnose(Processors(cpu, cuda_arch))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
@@ -21,16 +21,16 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
+from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.files import check_writable
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
-from harness.files import check_writable
 from harness.models.selection import select
-from harness.targets import HOST
 
 if TYPE_CHECKING:
-    from harness.explain import Explanation
+    from harness.verify.explain import Explanation
 
 
 def explain(
@@ -58,8 +58,8 @@ def explain(
     The command exports, imports and lowers each component for its main inputs; nothing is run.
     """
     require_compiler()
-    from harness.explain import ADVICE, render, summary, write_json
-    from harness.processes.threads import configure_threads
+    from harness.core.processes.threads import configure_threads
+    from harness.verify.explain import ADVICE, render, summary, write_json
 
     configure_threads(threads)
     distributions = chosen_weights((weights,) if weights else (), None)
@@ -81,13 +81,13 @@ def explain(
     for case in cases:
         explanations.append(_explain(case, database, processors, float32.get(case.component, NO_GROUPS)))
         console.print(render(explanations[-1]))
-        console.print(summary(explanations[-1]), highlight=False, soft_wrap=True)
+        print_sentence(summary(explanations[-1]))
     if json_file is not None:
         write_json(explanations, json_file)
 
 
 def _explain(case: Case, database: Path | None, processors: Processors, float32: Groups) -> Explanation:
-    from harness.explain import explain as explain_case
+    from harness.verify.explain import explain as explain_case
 
     with console.status(case.id) as status:
         return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), database, processors, float32)

@@ -8,14 +8,14 @@ from typing import Any
 from rich.table import Table
 
 from harness.cli.console import console
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.targets import TARGETS
 from harness.core.case import DEFAULT_STRATEGY, Scale
 from harness.core.precision import PRECISIONS
 from harness.core.weights import Weights
-from harness.lowering.frontends import FRONTENDS
-from harness.lowering.rope import STRATEGIES
 from harness.models.registry import subjects
 from harness.models.selection import strategies_of
-from harness.targets import TARGETS
 
 
 def list_() -> None:

@@ -19,6 +19,7 @@ from harness.cli.diagnose import diagnose
 from harness.cli.doctor import doctor
 from harness.cli.explain import explain
 from harness.cli.list import list_
+from harness.cli.model_command import ModelCommand
 from harness.cli.pack import pack
 from harness.cli.report import report
 from harness.cli.segment import segment
@@ -28,8 +29,8 @@ from harness.cli.tune import tune
 from harness.cli.ui import ui
 from harness.cli.verify import verify
 from harness.core.errors import HarnessError
-from harness.files import full_disk
-from harness.runtime.errors import Sam3Error
+from harness.core.files import full_disk
+from harness.runtime.errors import ModelError
 
 app = typer.Typer(
     add_completion=False,
@@ -66,7 +67,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 """Every command by name, in the order of the help."""
 
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=ModelCommand if _command is compile_ else None)(_command)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""
@@ -101,7 +102,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
             signal.signal(number, interrupt)
     try:
         code = command() or 0
-    except (HarnessError, Sam3Error, typer.TyperException) as error:
+    except (HarnessError, ModelError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         print_error(f"error: {message}")
         code = 2

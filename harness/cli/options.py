@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import print_sentence
+from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups, read_budgets
 from harness.core.case import Case
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
+from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
-from harness.deployment.deployable import Deployable
 from harness.models.registry import models, subjects
-from harness.processes.threads import OPTION_VARIABLE
-from harness.targets import TARGETS
-from harness.tuned import database
 
 
 def check_number(value: float | None) -> float | None:
@@ -128,7 +128,7 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
         return None
     chosen = db or database.default_database(tunable[0], processors)
     for notice in () if chosen is None else database.open_database(chosen, tunable[0]).notices(processors):
-        console.print(f"Note: {notice}", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(f"Note: {notice}")
     return chosen
 
 
@@ -154,7 +154,7 @@ def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Gro
     if unused and not groups:
         raise HarnessError(f"{unused[0]}: give another --component or file")
     for sentence in unused:
-        console.print(f"Note: {sentence}.", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(f"Note: {sentence}.")
     return groups
 
 

@@ -32,8 +32,8 @@ def pack(
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
     require_compiler()
-    from harness.deployment.packing import pack_model
-    from harness.processes.threads import configure_threads
+    from harness.compiler.deployment.packing import pack_model
+    from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
     deployable = chosen_deployable(described(into).model)
@@ -41,4 +41,4 @@ def pack(
     with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
         manifest = pack_model(deployable, into, settings, seed, on_stage, distribution)
-    print_artifact(into, manifest)
+    print_artifact(into, manifest, deployable.options.read(into, manifest).summary())

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.core.errors import HarnessError
 
 
@@ -62,7 +62,7 @@ def _report_measurements(results: list[Path], out: Path) -> None:
     from harness.models.registry import subjects
 
     try:
-        from harness.report.performance.writer import write_performance_report
+        from harness.verify.report.performance.writer import write_performance_report
     except ModuleNotFoundError as error:
         raise HarnessError(
             f"this report takes {error.name}, which is not installed: pip install 'sam3-tvm[perf]'"
@@ -74,7 +74,7 @@ def _report_measurements(results: list[Path], out: Path) -> None:
 
 
 def _report_verification(path: Path, out: Path | None, summary: Path | None) -> None:
-    from harness.report.verification.writer import append_summary, write_pages
+    from harness.verify.report.verification.writer import append_summary, write_pages
 
     page = write_pages(path, out or path.parent)
     if summary is not None:
@@ -83,16 +83,16 @@ def _report_verification(path: Path, out: Path | None, summary: Path | None) -> 
 
 
 def _compare(before: Path, after: Path, out: Path | None) -> None:
-    from harness.report.verification.comparison import summary_sentence
-    from harness.report.verification.writer import write_comparison
+    from harness.verify.report.verification.comparison import summary_sentence
+    from harness.verify.report.verification.writer import write_comparison
 
     page, comparison = write_comparison(before, after, out or after.parent)
-    console.print(summary_sentence(comparison), highlight=False, soft_wrap=True)
+    print_sentence(summary_sentence(comparison))
     for case in comparison.outcomes:
         line = f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_sentence(line)
     _print_page(page)
 
 
 def _print_page(page: Path) -> None:
-    console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    print_sentence(f"Report: {page}")

@@ -51,10 +51,10 @@ def segment(
 
     Exit code 0: all images were done. 1: some were not. 2: wrong usage or environment.
     """
+    from harness.app.segment import Job, failures, find_images
     from harness.cli.segment_display import run_job
-    from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import hide_torch
-    from harness.segment import Job, failures, find_images
+    from harness.core.processes.threads import configure_threads
+    from harness.core.processes.torch_free import hide_torch
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
     geometry = (box or (), negative_box or (), point or (), negative_point or ())
@@ -118,7 +118,7 @@ def make_prompts(
     Raises:
         HarnessError: A box or point is not a list of numbers, or is combined with several texts.
     """
-    from harness.segment.prompts import prompts_of_kinds
+    from harness.app.segment.prompts import prompts_of_kinds
 
     return prompts_of_kinds(
         texts,

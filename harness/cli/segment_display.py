@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.console import console, progress, warn_if_untrained
-from harness.cli.loading import load_model
+from harness.app.segment.job import Job, Result, SegmentedImage, run
+from harness.cli.console import console, print_sentence, progress
+from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
-from harness.segment.job import Job, Result, SegmentedImage, run
 
 _MAX_ROWS = 20
 
@@ -30,7 +30,7 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
 
     Raises:
         HarnessError: A file cannot be written, or the device is none of this version.
-        Sam3Error: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
+        ModelError: The model cannot be loaded, there is no device, or the prompt makes no sense for any image.
     """
     model = _load(folder, remote)
     warn_if_untrained(model.manifest)
@@ -52,7 +52,7 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
 def _load(folder: Path, remote: Remote | None) -> Sam3:
     if remote is None:
         return load_model(folder)
-    from harness.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
+    from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteError, describe_remote
 
     read_manifest(folder)
     description = describe_remote(remote)
@@ -61,7 +61,7 @@ def _load(folder: Path, remote: Remote | None) -> Sam3:
             model = Sam3(RemoteArtifact(DeviceSession(remote), folder))
         except RemoteError as error:
             raise HarnessError(f"the device {remote} cannot load {folder}: {error}") from error
-    console.print(f"Runs on {description}, {remote}.", markup=False, highlight=False, soft_wrap=True)
+    print_sentence(f"Runs on {description}, {remote}.")
     return model
 
 
@@ -72,17 +72,15 @@ def _print_results(results: Sequence[Result], seconds: float, out: Path) -> None
     elif segmented:
         console.print(images_table(segmented))
     for note in dict.fromkeys(note for result in segmented for note in result.notes):
-        console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(f"Note: {note}")
     if resumed := sum(result.resumed for result in segmented):
-        console.print(f"{_images(resumed)} had been done by an earlier run.", highlight=False, soft_wrap=True)
+        print_sentence(f"{_images(resumed)} had been done by an earlier run.")
     if segmented and resumed == len(segmented):
-        console.print(f"Done; results in {out}", markup=False, highlight=False, soft_wrap=True)
+        print_sentence(f"Done; results in {out}")
     elif segmented:
         count = len(segmented) - resumed
         speed = f"{count / seconds:.2f} images/s"
-        console.print(
-            f"{_images(count)} in {seconds:.1f} s, {speed}; results in {out}", highlight=False, soft_wrap=True
-        )
+        print_sentence(f"{_images(count)} in {seconds:.1f} s, {speed}; results in {out}")
 
 
 def _images(count: int) -> str:

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import print_sentence
 from harness.cli.options import ThreadsOption
 from harness.core.errors import HarnessError
-from harness.files import cache_root
+from harness.core.files import cache_root
 
 PORT = 9090
 """Default port, as in TVM's own command."""
@@ -33,8 +33,8 @@ def serve_device(
     TVM's RPC server lets every client run any code here as this user. So it listens on loopback alone, and other
     machines reach it through an SSH tunnel, see docs/REMOTE.md.
     """
-    from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import hide_torch
+    from harness.core.processes.threads import configure_threads
+    from harness.core.processes.torch_free import hide_torch
 
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} USER@{platform.node()}"
     if not is_loopback(host):
@@ -44,7 +44,7 @@ def serve_device(
         )
     if any(find_spec(name) is None for name in ("tvm", "cloudpickle")):
         raise HarnessError("TVM's RPC server is not installed: pip install 'sam3-tvm[device]'")
-    from harness.execution.remote.device import serve
+    from harness.compiler.execution.remote.device import serve
 
     configure_threads(threads)
     hide_torch()
@@ -66,8 +66,3 @@ def is_loopback(host: str) -> bool:
     except OSError as error:
         raise HarnessError(f"--host {host} is no address of this machine ({error.strerror}): leave it out") from error
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in infos)
-
-
-def print_sentence(sentence: str) -> None:
-    """Prints a sentence without markup."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)

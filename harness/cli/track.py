@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, progress, warn_if_untrained
+from harness.cli.console import print_sentence, progress
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
 from harness.core.errors import HarnessError
@@ -40,10 +40,10 @@ def track(
         raise HarnessError("Clicks mean one object, and a text or a box means all of a kind; give one of both.")
     if not text and box is None and object_prompt is None:
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
-    from harness.cli.loading import load_model
-    from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import hide_torch
-    from harness.track.job import Job, run
+    from harness.app.track.job import Job, run
+    from harness.cli.loading import load_model, warn_if_untrained
+    from harness.core.processes.threads import configure_threads
+    from harness.core.processes.torch_free import hide_torch
 
     corners = None if box is None else parse_numbers("--box", "x0,y0,x1,y1", box)
     job = Job(video, text or [], corners, object_prompt, frame, out, not no_overlay)
@@ -59,10 +59,7 @@ def track(
     seconds = time.perf_counter() - start
     count = len(summary.objects)
     speed = f"{seconds:.1f} s, {summary.processed / seconds:.2f} frames/s"
-    console.print(
+    print_sentence(
         f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, "
-        f"{speed if summary.processed else 'done by an earlier run'}; results in {out}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{speed if summary.processed else 'done by an earlier run'}; results in {out}"
     )

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console, progress
+from harness.cli.console import console, print_sentence, progress
 from harness.cli.installation import require_compiler
 from harness.cli.options import BudgetOption, CpuOption, ThreadsOption, check_number, chosen_groups
+from harness.compiler.targets import HOST
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.files import make_folder
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
-from harness.files import make_folder
 from harness.models.registry import subjects
 from harness.models.selection import select
-from harness.targets import HOST
-from harness.tuned import database
 
 if TYPE_CHECKING:
-    from harness.schedules.cpu.schedule import Workload
+    from harness.compiler.schedules.cpu.schedule import Workload
 
 _DEFAULT_MINUTES = 10.0
 """Time limit of a search that was given no limit at all."""
@@ -52,7 +52,7 @@ def tune(
     Ctrl-C stops the search; the same command continues it.
     """
     require_compiler()
-    from harness.processes.threads import configure_threads
+    from harness.core.processes.threads import configure_threads
     from harness.tuning.search import search
 
     configure_threads(threads)
@@ -70,7 +70,7 @@ def tune(
     if (folder / database.FILE).exists():
         records = database.open_database(folder, HOST.name)
     for notice in records.notices(processors):
-        _print(f"Note: {notice}")
+        print_sentence(f"Note: {notice}")
     counts: Counter[Workload] = Counter()
     for case in cases:
         counts += _workloads(case, processors, float32.get(case.component, NO_GROUPS))
@@ -81,7 +81,7 @@ def tune(
         )
     keys = {workload.key for workload in counts}
     if tuned_before := records.found(processors).keys() & keys:
-        _print(f"Going on in {folder}, which knows {len(tuned_before)} of {len(keys)} kernels.")
+        print_sentence(f"Going on in {folder}, which knows {len(tuned_before)} of {len(keys)} kernels.")
     deadline = math.inf if minutes is None and trials else time.monotonic() + 60 * (minutes or _DEFAULT_MINUTES)
     count = 0
     with progress("trials") as bar, closing(search(counts, records, processors)) as trials_of_kernels:
@@ -90,15 +90,15 @@ def tune(
             count += trial.record is not None
             bar.update(line, completed=count, description=trial.task)
             if trial.failure:
-                _print(f"Note: {trial.failure}")
+                print_sentence(f"Note: {trial.failure}")
             elif trial.record is not None and trial.is_better:
                 schedule = ", ".join(f"{name} {value}" for name, value in trial.record.schedule.items())
-                _print(f"{trial.task}: {trial.record.gain:.2f} times as fast as the default, with {schedule}")
+                print_sentence(f"{trial.task}: {trial.record.gain:.2f} times as fast as the default, with {schedule}")
             if count == trials or time.monotonic() > deadline:
                 break
     better = database.chosen_schedules(folder, HOST.name, processors).schedules.keys() & keys
     summary = f"{len(better)} of {len(keys)} kernels have a better schedule than the default in {folder}"
-    _print(f"{count} trials; {summary}.")
+    print_sentence(f"{count} trials; {summary}.")
 
 
 def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[Workload]:
@@ -107,7 +107,7 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     Raises:
         HarnessError: The component cannot be imported.
     """
-    from harness.processes import WorkerEnd, run_isolated
+    from harness.core.processes import WorkerEnd, run_isolated
 
     with console.status(case.id) as status:
         result = run_isolated(
@@ -120,7 +120,3 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
         raise HarnessError(f"cannot tune {case.component}: {result.stage or 'start'}: {reason}")
     counts: Counter[Workload] = result.value
     return counts
-
-
-def _print(sentence: str) -> None:
-    console.print(sentence, highlight=False, soft_wrap=True)

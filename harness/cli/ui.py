@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, untrained_warning, warn_if_untrained
+from harness.cli.console import print_sentence
 from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
-from harness.files import temporary_folder
+from harness.core.files import temporary_folder
 
 SERVES = ("fastapi", "uvicorn")
 """Modules that the page needs, from the extra `ui`."""
@@ -37,15 +37,15 @@ def ui(
     Nothing leaves this machine, and no other machine reaches the page unless --host allows it.
     """
     require_server()
-    from harness.cli.loading import load_model
-    from harness.processes.threads import configure_threads
-    from harness.processes.torch_free import hide_torch
+    from harness.app.ui.app import make_app
+    from harness.app.ui.folder import ImageFolder
+    from harness.app.ui.guard import TOKEN, hosts_of
+    from harness.app.ui.page import make_page
+    from harness.app.ui.serving import listen, serve, url_of
+    from harness.cli.loading import load_model, untrained_warning, warn_if_untrained
+    from harness.core.processes.threads import configure_threads
+    from harness.core.processes.torch_free import hide_torch
     from harness.runtime.variants import described
-    from harness.ui.app import make_app
-    from harness.ui.folder import ImageFolder
-    from harness.ui.guard import TOKEN, hosts_of
-    from harness.ui.page import make_page
-    from harness.ui.serving import listen, serve, url_of
 
     folder = choose_model(model)
     manifest = described(folder)
@@ -64,11 +64,6 @@ def ui(
         serve(make_app(page, hosts_of(host), token), listener)
         page.queue.close()
     print_sentence("Stopped; nothing is served any more.")
-
-
-def print_sentence(sentence: str) -> None:
-    """Prints a sentence without markup."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_server() -> None:

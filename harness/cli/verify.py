@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import console
+from harness.cli.console import console, print_sentence
 from harness.cli.installation import require_compiler
 from harness.cli.options import (
     WEIGHTS_HELP,
@@ -27,31 +27,31 @@ from harness.cli.options import (
     chosen_groups,
     chosen_weights,
 )
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
+from harness.core.files import make_folder
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.remote import Remote
-from harness.files import make_folder
-from harness.lowering.frontends import FRONTENDS
-from harness.models.registry import subjects
+from harness.models.registry import models, subjects
 from harness.models.selection import select
 from harness.runtime.manifest import Manifest
 from harness.runtime.variants import described
-from harness.targets import HOST, TARGETS
-from harness.tuned import database
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
-"""Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of `video` takes above an hour on two
-busy cores of a Zen 4."""
+"""Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of the slowest takes above
+an hour on two busy cores of a Zen 4."""
 
 
 def verify(
     component: Annotated[
         list[str] | None,
-        typer.Option(help="Component, or end_to_end for the whole model; repeat for several. Default: all but video."),
+        typer.Option(help="Component or whole model, see list; repeatable. Default: all but those that take hours."),
     ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help=f"Target; repeatable. Default: {HOST.name}.")] = None,
@@ -78,7 +78,9 @@ def verify(
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[
         float | None,
-        typer.Option(min=1, help=f"Time limit of each case, seconds. Default: {TIMEOUT}, with video {LONG_TIMEOUT}."),
+        typer.Option(
+            min=1, help=f"Time limit of each case, seconds. Default: {TIMEOUT}, with slow ones {LONG_TIMEOUT}."
+        ),
     ] = None,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
     threads: ThreadsOption = None,
@@ -109,17 +111,16 @@ def verify(
     expected, a required target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
     require_compiler()
+    from harness.compiler.deployment.describing import seed_of
+    from harness.compiler.execution.remote.client import describe_remote
+    from harness.core.machine import describe_machine, versions
+    from harness.core.processes.memory import keep_freed_memory
+    from harness.core.processes.threads import configure_threads, share_cpus
     from harness.core.settings import Settings
-    from harness.deployment.describing import seed_of
-    from harness.diagnose.runner import add_diagnosis
-    from harness.execution.remote.client import describe_remote
-    from harness.machine import describe_machine, versions
-    from harness.processes.memory import keep_freed_memory
-    from harness.processes.threads import configure_threads, share_cpus
-    from harness.report import ADVICE, Result, write_report
-    from harness.report.verification.writer import PAGE_NAME
-    from harness.runtime.sam3.images import load_image
+    from harness.verify.diagnose.runner import add_diagnosis
     from harness.verify.progress import diagnosis_sentence, show_progress
+    from harness.verify.report import ADVICE, Result, write_report
+    from harness.verify.report.verification.writer import PAGE_NAME
     from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
 
     if model is not None and judge_saved:
@@ -136,7 +137,7 @@ def verify(
         share_cpus()
     manifest = None if model is None else described(model)
     cases = select(
-        component or _default_subjects(manifest),
+        component or _default_subjects(model, manifest),
         strategy or (() if manifest is None else (manifest.strategy,)),
         target or (HOST.name if manifest is None else manifest.target,),
         scale or (Scale.SHALLOW if manifest is None else manifest.scale,),
@@ -154,8 +155,6 @@ def verify(
     float32 = chosen_groups(budget or (), cases)
     required = _required_targets(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
-    if image is not None:
-        load_image(image)
     seconds = time_limit(timeout, cases)
     device = None if remote is None else Remote(remote, seconds)
     processors = Processors(cpu, cuda_arch)
@@ -181,6 +180,8 @@ def verify(
         processors=processors,
         model=model,
     )
+    for name in dict.fromkeys(subjects()[case.component].model for case in cases):
+        models()[name].check(settings)
     limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
         database.chosen_schedules(database_folder, HOST.name, processors).origin
@@ -217,7 +218,7 @@ def verify(
     )
     for result in results:
         if sentence := diagnosis_sentence(result):
-            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            print_sentence(sentence)
     console.print(f"Report: {report / PAGE_NAME}, and VERIFICATION_REPORT.md beside it", soft_wrap=True)
     if compiled_count := sum(result.compiled_only for result in results):
         console.print(
@@ -227,25 +228,23 @@ def verify(
         raise typer.Exit(code)
 
 
-def _default_subjects(manifest: Manifest | None) -> tuple[str, ...]:
+def _default_subjects(folder: Path | None, manifest: Manifest | None) -> tuple[str, ...]:
     """Returns the default subjects: all that are not slow, or those that a compiled model can answer.
 
     Raises:
         HarnessError: The model answers none of them.
     """
     quick = {name: subject for name, subject in subjects().items() if not subject.long}
-    if manifest is None:
+    if folder is None or manifest is None:
         return tuple(quick)
-    answerable = tuple(
-        name
-        for name, subject in quick.items()
-        if subject.whole and subject.model == manifest.model and manifest.capacity.includes(subject.capacity)
-    )
-    if not answerable:
-        raise HarnessError(
-            f"No question of a whole model can be asked of this one, {manifest.model}: {manifest.capacity}."
-        )
-    return answerable
+    model, found = models().get(manifest.model), ""
+    if model is not None and model.deployable is not None:
+        options = model.deployable.options.read(folder, manifest)
+        whole = {name: subject for name, subject in quick.items() if subject.whole and subject.model == model.name}
+        if answerable := tuple(name for name, subject in whole.items() if options.includes(subject.options)):
+            return answerable
+        found = f": {options}" if whole else ""
+    raise HarnessError(f"No question of a whole model can be asked of this one, {manifest.model}{found}.")
 
 
 def time_limit(timeout: float | None, cases: Collection[Case]) -> float:

@@ -149,7 +149,7 @@ def check_groups(
         program_groups: For each program, the names of those groups that it has.
         subject: Name of the compiled thing, used in the error.
         partial: Whether one known group is enough. A whole model does not compute every group of each component: it
-            leaves out what no output reads, and the tracker's part if it is compiled without clicks.
+            leaves out what no output reads, and what its options leave out.
 
     Raises:
         HarnessError: A group is unknown.

@@ -37,7 +37,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -245,6 +245,8 @@ def _description(outcome: Outcome) -> str:
 
 
 def _overlap(a: Expectation, b: Expectation) -> bool:
+    """Returns whether two entries name a common case."""
+
     def intersect(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
         return ANY in first or ANY in second or bool(set(first) & set(second))
 
@@ -252,6 +254,7 @@ def _overlap(a: Expectation, b: Expectation) -> bool:
 
 
 def _parse(entry: Mapping[str, Any], where: str, registered_names: Mapping[str, Collection[str]]) -> Expectation:
+    """Reads one entry, which allows the oracle to judge or names a failure; `where` is its file and line."""
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise HarnessError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
@@ -271,7 +274,7 @@ def _parse(entry: Mapping[str, Any], where: str, registered_names: Mapping[str, 
 
 
 def _parse_oracle(
-    entry: Mapping[str, Any], where: str, names: dict[str, tuple[str, ...]], outputs: tuple[str, ...], why: str
+    entry: Mapping[str, Any], where: str, names: Mapping[str, Any], outputs: tuple[str, ...], why: str
 ) -> Expectation:
     if entry["judge"] != "oracle":
         raise HarnessError(f'{where}: `judge` is {entry["judge"]!r}; the only choice is "oracle"')
@@ -281,11 +284,11 @@ def _parse_oracle(
     varies = entry.get("varies", False)
     if not isinstance(varies, bool):
         raise HarnessError(f"{where}: `varies` must be true or false, and is {varies!r}")
-    return replace(_cases(names), why=why, outputs=outputs, varies=varies, where=where)
+    return Expectation(**names, why=why, outputs=outputs, varies=varies, where=where)
 
 
 def _parse_failure(
-    entry: Mapping[str, Any], where: str, names: dict[str, tuple[str, ...]], outputs: tuple[str, ...], why: str
+    entry: Mapping[str, Any], where: str, names: Mapping[str, Any], outputs: tuple[str, ...], why: str
 ) -> Expectation:
     if "varies" in entry:
         raise HarnessError(f'{where}: `varies` needs judge = "oracle"; remove it')
@@ -308,8 +311,8 @@ def _parse_failure(
             raise HarnessError(
                 f"{where}: `message` is not a regular expression ({parse_error}); correct it"
             ) from parse_error
-    return replace(
-        _cases(names),
+    return Expectation(
+        **names,
         why=why,
         status=Status(status),
         stage=Stage(stage),
@@ -317,14 +320,6 @@ def _parse_failure(
         message=message,
         outputs=outputs,
         where=where,
-    )
-
-
-def _cases(names: Mapping[str, tuple[str, ...]]) -> Expectation:
-    component, strategy, target, scale, *optional = (names[field] for field in _FIELDS)
-    precision, frontend, weights = optional
-    return Expectation(
-        component, strategy, target, scale, why="", precision=precision, frontend=frontend, weights=weights
     )
 
 

@@ -32,12 +32,17 @@ class Status(StrEnum):
 
 
 class VerdictKind(StrEnum):
-    """The kind of a verdict on one output; only `strict` and `oracle` are passes."""
+    """The kind of a verdict on one output."""
 
     STRICT = "strict"
     ORACLE = "oracle"
     FAILED = "failed"
     NOT_JUDGEABLE = "not_judgeable"
+
+    @property
+    def passes(self) -> bool:
+        """Returns whether the output is right: strictly, or by the oracle."""
+        return self in (VerdictKind.STRICT, VerdictKind.ORACLE)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class Device:
     """The machine that ran a case, if another machine compiled and judged it.
 
     Attributes:
-        name, cpu, system, architecture, threads: The machine, as in `harness.execution.remote.device.Description`.
+        name, cpu, system, architecture, threads: The machine, as in `compiler.execution.remote.device.Description`.
         target: The compilation target.
         hardware: Name of the processor or GPU that runs the target.
         address: Address at which the machine was reached.

@@ -4,7 +4,8 @@
 - `fp16`, `bf16`: On a GPU, the operands of its matrix units are half precision: those of matrix products, convolutions
   and attention, weights included, and values that are only moved between such operations. Sums are float32. On a CPU,
   the operands of linear layers are half precision and, with an instruction for it, those of attention.
-  `harness.lowering.precision` says what stays float32 and why. `harness.parity.autocast` defines the reference.
+  `harness.compiler.lowering.precision` says what stays float32 and why. `harness.parity.autocast` defines the
+  reference.
 
 Inputs and outputs of a component keep their types. This module needs neither torch nor tvm.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from harness.compiler.lowering.route import Route
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.outcome import Stage
 from harness.core.settings import SEEDED
-from harness.lowering.route import Route
 from harness.models.registry import models, subjects
 
 if TYPE_CHECKING:

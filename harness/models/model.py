@@ -7,12 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import Deployable
+from harness.core.settings import Settings
 from harness.models.subject import Subject
-
-
-def _prepare_nothing() -> None:
-    """Prepares nothing, for a model whose libraries need no preparation."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +23,13 @@ class Model:
         context: Returns the context in which the model is built, run and exported.
         expectations: File that lists the cases that are not expected to be strict, see `harness.core.expectations`.
         prepare: Imports the libraries whose import takes seconds.
+        check: Checks the settings of a verification, before the first case; raises an error that is a sentence.
     """
 
     name: str
     subjects: Mapping[str, Subject]
     deployable: Deployable | None = None
     context: Callable[[], AbstractContextManager[None]] = nullcontext
-    prepare: Callable[[], None] = _prepare_nothing
+    prepare: Callable[[], None] = lambda: None
+    check: Callable[[Settings], None] = lambda settings: None
     expectations: Path | None = None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
+from harness.compiler.targets import TARGETS, check_precisions
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import WEIGHTS, Weights
-from harness.lowering.frontends import FRONTENDS
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.models.registry import subjects
-from harness.targets import TARGETS, check_precisions
 
 
 def strategies_of(component: str, frontend: str = DEFAULT_FRONTEND) -> tuple[str, ...]:
@@ -21,7 +21,9 @@ def strategies_of(component: str, frontend: str = DEFAULT_FRONTEND) -> tuple[str
 
     A subject without rotary position encoding takes only the default strategy.
     """
-    return FRONTENDS[frontend].strategies if subjects()[component].uses_rope else (DEFAULT_STRATEGY,)
+    if not subjects()[component].uses_rope:
+        return (DEFAULT_STRATEGY,)
+    return tuple(name for name, strategy in STRATEGIES.items() if FRONTENDS[frontend].takes(strategy))
 
 
 def select(

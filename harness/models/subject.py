@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from harness.compiler.deployment.deployable import ModelOptions
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
@@ -13,10 +14,9 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.runtime.manifest import DEFAULT_CAPACITY, Capacity
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 
 class Workload(Protocol):
@@ -50,7 +50,7 @@ class Subject:
         symbolic: Whether inputs have symbolic axes, which some targets, frontends and strategies do not take.
         precisions: Names of the precisions in which the subject can be judged.
         weights: Names of the distributions that its weights can be drawn from.
-        capacity: The capacity that a compiled whole model must have to be judged.
+        options: The options that a whole model is compiled with; a folder is judged whose own include them.
         emulated: Names of the precisions in which the GPU kernels are cheap enough to be emulated without `--emulate`.
     """
 
@@ -66,5 +66,5 @@ class Subject:
     symbolic: bool = False
     precisions: tuple[str, ...] = tuple(PRECISIONS)
     weights: tuple[str, ...] = (Weights.SEEDED.value,)
-    capacity: Capacity = DEFAULT_CAPACITY
+    options: ModelOptions = field(default_factory=ModelOptions)
     emulated: tuple[str, ...] = ()

@@ -24,25 +24,25 @@ from harness.parity.monte_carlo import (
     judge_by_typical_errors,
     small_outputs,
 )
+from harness.parity.references import Reference, add_prefix, select
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
-    from harness.execution.run import Compiled, Run
+    from harness.compiler.execution.run import Compiled, Run
 
-_PYTORCH_ERRORS, _COMPILED_ERRORS = "errors of PyTorch: ", "errors of compiled code: "
+_PYTORCH_ERRORS, _COMPILED_ERRORS = "errors/PyTorch", "errors/compiled code"
 """Prefixes of the names of errors of further runs, among the saved outputs."""
 
 
 @dataclass
 class TracedWorkload:
-    """A trace of calls with its reference and its oracle.
+    """A trace of calls with its reference.
 
     Attributes:
         programs: Entry points by name.
         trace: The calls.
-        reference: Returns PyTorch's outputs of two runs.
-        oracle: Returns the float64 outputs.
+        reference: Returns PyTorch's outputs of two runs and in float64.
         case: Determines by its precision and weights how outputs are judged, and where the outputs of compiled code are
             saved.
         draws: Returns further errors of PyTorch in the named outputs (`harness.parity.monte_carlo`).
@@ -50,8 +50,7 @@ class TracedWorkload:
 
     programs: Mapping[str, Program]
     trace: Trace
-    reference: Callable[[], tuple[Arrays, Arrays]]
-    oracle: Callable[[], Arrays]
+    reference: Callable[[], Reference]
     case: Case
     draws: Callable[[Sequence[str]], Arrays] = lambda names: {}
     _actual: Arrays | None = None
@@ -78,13 +77,13 @@ class TracedWorkload:
 
     def _verdicts(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
         actual, pytorch_errors, compiled_errors = self._outputs()
-        reference, reference_again = self.reference()
-        oracle = self.oracle()
+        outputs = self.reference()
+        reference, oracle = outputs.first, outputs.exact
         verdicts = judge(
             actual,
             reference,
             oracle,
-            reference_again=reference_again,
+            reference_again=outputs.again,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
             ill_conditioned=self._is_ill_conditioned,
@@ -104,8 +103,8 @@ class TracedWorkload:
                 save_outputs(
                     saved_folder(self.case),
                     self._actual
-                    | _with_prefix(_PYTORCH_ERRORS, pytorch_errors)
-                    | _with_prefix(_COMPILED_ERRORS, compiled_errors),
+                    | add_prefix(_PYTORCH_ERRORS, pytorch_errors)
+                    | add_prefix(_COMPILED_ERRORS, compiled_errors),
                 )
             verdicts = judge_by_typical_errors(
                 verdicts, actual, reference, oracle, draws, pytorch_errors, compiled_errors
@@ -122,19 +121,16 @@ class TracedWorkload:
         if self._actual is not None:
             return self._actual, {}, {}
         saved = load_outputs(saved_folder(self.case))
-        pytorch_errors, compiled_errors = (
-            {name.removeprefix(prefix): saved.pop(name) for name in list(saved) if name.startswith(prefix)}
-            for prefix in (_PYTORCH_ERRORS, _COMPILED_ERRORS)
-        )
-        return saved, pytorch_errors, compiled_errors
+        outputs = {name: array for name, array in saved.items() if not name.startswith("errors/")}
+        return outputs, select(saved, _PYTORCH_ERRORS), select(saved, _COMPILED_ERRORS)
 
     def _errors_of_further_runs(self, names: Sequence[str], compiled: Compiled) -> tuple[Arrays, Arrays]:
         """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
-        from harness.parity.references import reference_of
+        from harness.parity.references import runner_of
         from harness.parity.trace import run_trace
 
         precision = PRECISIONS[self.case.precision]
-        pytorch = partial(run_trace, self.programs, run=reference_of(precision).run)
+        pytorch = partial(run_trace, self.programs, run=runner_of(precision).run)
         code = partial(compiled.outputs, progress=Progress(lambda stage: None))
         pytorch_errors, compiled_errors = draw_errors(
             self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, scale=PERTURBATION_SCALE
@@ -147,12 +143,8 @@ class TracedWorkload:
         return self.draws(names) if names else {}
 
 
-def _with_prefix(prefix: str, arrays: Arrays) -> Arrays:
-    return {f"{prefix}{name}": array for name, array in arrays.items()}
-
-
 def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> TracedWorkload:
-    """Returns a workload that computes reference and oracle when it is judged, and does not cache them.
+    """Returns a workload that computes its reference when it is judged, and does not cache it.
 
     Args:
         case: Determines by its precision what the outputs are held to, and by its weights how strictly.
@@ -160,14 +152,12 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
         trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
-    from harness.parity.references import reference_of, run_twice, split_runs
+    from harness.parity.references import runner_of
     from harness.parity.trace import run_trace
 
-    run = reference_of(PRECISIONS[case.precision]).run
-    return TracedWorkload(
-        programs,
-        trace,
-        reference=lambda: split_runs(run_twice(lambda: run_trace(programs, trace, run))),
-        oracle=lambda: run_trace(programs, trace, oracle),
-        case=case,
-    )
+    def reference() -> Reference:
+        first, again, exact = (run_trace(programs, trace, run) for run in (run, run, oracle))
+        return Reference(first, again, exact)
+
+    run = runner_of(PRECISIONS[case.precision]).run
+    return TracedWorkload(programs, trace, reference, case)

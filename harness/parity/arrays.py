@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.files import explain_write_errors, write_file
+from harness.core.files import explain_write_errors, write_file
 
 Array = npt.NDArray[Any]
 
-_FORMAT = "sam3-tvm-arrays-1"
+_FORMAT = "sam3-tvm-arrays-2"
 _COMPLEX: dict[str, str] = {"complex64": "<f4", "complex128": "<f8"}
 
 
@@ -26,8 +27,8 @@ class CorruptFile(Exception):
 def write_arrays(path: Path, arrays: Mapping[str, Array], tag: str = "") -> None:
     """Writes the arrays first under a temporary name, so that a reader never sees half a file.
 
-    Complex arrays are stored as pairs of floats. The metadata contain names, order, dtypes, shapes, the tag and a
-    SHA-256 of all this and the values.
+    Complex arrays are stored as pairs of floats, booleans as bits. The metadata contain names, order, dtypes, shapes,
+    the tag and a SHA-256 of all this and the values.
 
     Args:
         path: The file; its folder is created.
@@ -109,11 +110,15 @@ def _normalize(name: str, array: Array) -> Array:
 def _encode(array: Array) -> Array:
     if array.dtype.name in _COMPLEX:
         return array.reshape(-1).view(np.dtype(_COMPLEX[array.dtype.name]))
-    return array
+    return np.packbits(array) if array.dtype == np.bool_ else array
 
 
 def _decode(stored: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    array = stored.view(np.dtype(dtype)).reshape(shape) if dtype in _COMPLEX else stored
+    array = stored
+    if dtype in _COMPLEX:
+        array = stored.view(np.dtype(dtype)).reshape(shape)
+    elif dtype == "bool":
+        array = np.unpackbits(stored, count=math.prod(shape)).view(np.bool_).reshape(shape)
     if array.dtype.name != dtype or array.shape != shape:
         raise ValueError(f"{array.dtype.name} {array.shape} instead of {dtype} {shape}")
     return array

@@ -20,7 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.files import prune_files, remove_temporary_files
+from harness.core.files import prune_files, remove_temporary_files
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
 
 __all__ = ["ArrayCache", "arrays_digest", "versions"]

@@ -121,6 +121,7 @@ def _comparable(actual: Array | None, reference: Array | None) -> bool:
 
 
 def _planes(array: Array) -> Array:
+    """Returns an array [..., h, w] as planes [n, h, w]."""
     return array.reshape(-1, *array.shape[-2:])
 
 
@@ -135,6 +136,7 @@ def _differing_pixels(a: Array, r: Array) -> Array:
 
 
 def _picture(index: tuple[Any, ...], differing: int, a: Array, r: Array) -> MaskPicture:
+    """Draws the compiled model's mask `a` and PyTorch's `r`, [h, w], in levels of PyTorch's largest value."""
     finite = np.abs(r[np.isfinite(r)])
     scale = float(finite.max(initial=0)) or 1.0
     torch, tvm = (_png(_grey(_sample(mask), scale)) for mask in (r, a))
@@ -170,6 +172,7 @@ def _lengths(plane: Array, limit: int) -> list[tuple[int, int]]:
 
 
 def _grey(plane: Array, scale: float) -> Array:
+    """Returns a mask as pixels uint8: black and white for a boolean mask, otherwise 16 levels from -scale to scale."""
     if plane.dtype == bool:
         return plane.astype(np.uint8) * 255
     with np.errstate(all="ignore"):
@@ -187,6 +190,7 @@ def _png(grey: Array) -> bytes:
 
 
 def _marks(differing: Array) -> bytes:
+    """Draws a PNG file that is transparent except where pixels differ, bool [h, w]."""
     from PIL import Image
 
     picture = Image.fromarray(differing.astype(np.uint8)).convert("P")

@@ -9,7 +9,7 @@ module needs no second copy of its weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from harness.parity.initial_tables import initial_tables
+
 Array = npt.NDArray[Any]
 
 _WIDE = {
@@ -28,13 +30,6 @@ _WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
-}
-
-# Tables that upstream fills on the first forward, by class and attribute, with their initial values. They are results,
-# not weights, so the oracle fills its own tables, even if the module has already run.
-_INITIAL_TABLES: dict[str, dict[str, Any]] = {
-    "PositionEmbeddingSine": {"cache": {}},
-    "TransformerDecoder": {"compilable_cord_cache": None, "compilable_stored_size": None, "coord_cache": {}},
 }
 
 
@@ -115,23 +110,14 @@ def _copy_widened(module: torch.nn.Module) -> torch.nn.Module:
     """Copies a module: parameters are shared, buffers widened, tables of earlier forwards dropped."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     # Tables may hold traced tensors, which cannot be copied, so deepcopy must skip them.
-    tables = [getattr(submodule, name) for submodule in module.modules() for name in _initial_tables(submodule)]
+    tables = [getattr(submodule, name) for submodule in module.modules() for name in initial_tables(submodule)]
     shared.update({id(table): None for table in tables if _holds_tensors(table)})
     shared.update({id(buffer): _widen(buffer) for buffer in module.buffers() if buffer.dtype in _WIDE})
     copied = copy.deepcopy(module, shared)
     for submodule in copied.modules():
-        for name, initial in _initial_tables(submodule).items():
+        for name, initial in initial_tables(submodule).items():
             setattr(submodule, name, copy.copy(initial))
     return copied
-
-
-def _initial_tables(module: torch.nn.Module) -> Mapping[str, Any]:
-    tables = {}
-    for cls in type(module).__mro__:
-        for name, initial in _INITIAL_TABLES.get(cls.__name__, {}).items():
-            if hasattr(module, name):
-                tables[name] = initial
-    return tables
 
 
 def _holds_tensors(table: Any) -> bool:

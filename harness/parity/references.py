@@ -1,9 +1,9 @@
-"""Chooses the reference of each precision: PyTorch eager fp32, or upstream under autocast."""
+"""Defines references, PyTorch's outputs of two runs and in float64, and how PyTorch runs in each precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,52 +13,91 @@ from harness.core.program import Arrays
 if TYPE_CHECKING:
     import torch
 
-SECOND_RUN = "again:"
-"""Prefix of the names of outputs of a reference's second run, for outputs in which it differs from the first."""
+RunModule = Callable[["torch.nn.Module", "Sequence[torch.Tensor]", Sequence[str]], Mapping[str, Any]]
+"""Runs a module on its inputs; returns arrays by output name, as `harness.parity.oracle.reference` does."""
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A way to run PyTorch that produces the reference of a case.
+class Runner:
+    """A way to run PyTorch that produces the reference of a precision.
 
     Attributes:
         kind: Name of its cached arrays.
         code: Module that contains the code, for keys of cached arrays.
-        run: Runs a module on its inputs; returns arrays by output name.
+        run: Runs a module.
     """
 
     kind: str
     code: str
-    run: Callable[[torch.nn.Module, Sequence[torch.Tensor], Sequence[str]], Mapping[str, Any]]
+    run: RunModule
 
 
-def reference_of(precision: Precision) -> Reference:
-    """Returns the reference of a precision: eager fp32, or autocast if the precision is half."""
+def runner_of(precision: Precision) -> Runner:
+    """Returns the runner of a precision: PyTorch eager fp32, or upstream under autocast if the precision is half."""
     if precision.is_half:
         from harness.parity.autocast import half_reference
 
-        return Reference(
+        return Runner(
             f"autocast {precision.name}", "harness.parity.autocast", partial(half_reference, precision=precision)
         )
     from harness.parity.oracle import reference
 
     kind = "reference" if precision.name == DEFAULT_PRECISION else f"reference {precision.name}"
-    return Reference(kind, "harness.parity.oracle", reference)
+    return Runner(kind, "harness.parity.oracle", reference)
 
 
-def run_twice(run: Callable[[], Arrays]) -> Arrays:
-    """Runs twice; returns the first run's arrays and, under `SECOND_RUN`, those of the second that differ bitwise."""
-    from harness.parity.metrics import bitwise_different
+@dataclass(frozen=True)
+class Reference:
+    """PyTorch's outputs by name, to which those of compiled code are held.
 
-    first, second = run(), run()
-    return first | {
-        f"{SECOND_RUN}{name}": second[name]
-        for name, array in first.items()
-        if array.shape != second[name].shape or bitwise_different(array, second[name])
-    }
+    Attributes:
+        first: Outputs of the first run.
+        again: Outputs of the second run.
+        exact: Outputs in float64; empty where they are not computed.
+    """
+
+    first: Arrays
+    again: Arrays
+    exact: Arrays = field(default_factory=dict)
+
+    @classmethod
+    def run_twice(cls, run: Callable[[], Arrays]) -> Reference:
+        """Runs twice, without float64."""
+        return cls(run(), run())
+
+    def part(self, name: str) -> Reference:
+        """Returns the outputs whose names begin with `name/`, without that."""
+        return self.map(lambda arrays: select(arrays, name))
+
+    def map(self, function: Callable[[Arrays], Arrays]) -> Reference:
+        """Returns what a function makes of the outputs of each run."""
+        return Reference(function(self.first), function(self.again), function(self.exact))
+
+    def to_arrays(self) -> Arrays:
+        """Returns the arrays that a cache keeps; of the second run, those that differ from the first run's bitwise."""
+        from harness.parity.metrics import bitwise_different
+
+        different = {
+            name: array
+            for name, array in self.again.items()
+            if array is not self.first[name]
+            and (array.shape != self.first[name].shape or bitwise_different(self.first[name], array))
+        }
+        return add_prefix("first", self.first) | add_prefix("again", different) | add_prefix("exact", self.exact)
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Reference:
+        """Returns the reference of which a cache kept these arrays."""
+        first, again, exact = (select(arrays, kind) for kind in ("first", "again", "exact"))
+        return cls(first, first | again, exact)
 
 
-def split_runs(arrays: Arrays) -> tuple[Arrays, Arrays]:
-    """Splits the arrays of `run_twice` into those of the first and of the second run."""
-    first = {name: array for name, array in arrays.items() if not name.startswith(SECOND_RUN)}
-    return first, {name: arrays.get(f"{SECOND_RUN}{name}", array) for name, array in first.items()}
+def select(arrays: Arrays, prefix: str) -> Arrays:
+    """Returns the arrays whose names begin with a prefix and a slash, under the rest of their names."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+
+
+def add_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Returns the arrays under names that begin with a prefix and a slash."""
+    return {f"{prefix}/{name}": array for name, array in arrays.items()}

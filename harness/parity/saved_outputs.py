@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.files import cache_root, prune_files
+from harness.core.files import cache_root, prune_files
 from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
 from harness.parity.cache import DEFAULT_LIMIT_BYTES
 

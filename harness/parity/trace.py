@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.core.program import Arrays, Call, Output, Program, Trace
+from harness.parity.references import RunModule
 
 if TYPE_CHECKING:
     import torch
-
-RunModule = Callable[["torch.nn.Module", "Sequence[torch.Tensor]", Sequence[str]], Mapping[str, Any]]
-"""Runs a module on its inputs; returns arrays by output name, as `harness.parity.oracle.reference` does."""
 
 
 def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> Arrays:

@@ -77,7 +77,8 @@ def judge(
         verdicts.append(
             _judge_output(name, actual[name], expected, oracle.get(name), second, allowed, ill_conditioned, max_r_rms)
         )
-    verdicts += [_extra_verdict(name, array) for name, array in actual.items() if name not in reference]
+    extra = "the compiled model returned an output that the reference does not have"
+    verdicts += [unmeasured_verdict(name, array, extra) for name, array in actual.items() if name not in reference]
     return tuple(verdicts)
 
 
@@ -219,10 +220,6 @@ def unmeasured_verdict(name: str, a: Array, reason: str) -> Verdict:
 def _missing_verdict(name: str, r: Array) -> Verdict:
     reason = f"missing: the reference has this output, {r.dtype.name} {list(r.shape)}, the compiled model does not"
     return _failed_verdict(name, (), "", 0, r.size, reason)
-
-
-def _extra_verdict(name: str, a: Array) -> Verdict:
-    return unmeasured_verdict(name, a, "the compiled model returned an output that the reference does not have")
 
 
 def _failed_verdict(name: str, shape: tuple[int, ...], dtype: str, elements: int, outside: int, reason: str) -> Verdict:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from harness.runtime.checking import check_files
 from harness.runtime.devices import DEVICES, architecture_problem, compute_version, open_device, to_device, to_numpy
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.loading import LoadError, VirtualMachine, check_header, load_library
 from harness.runtime.manifest import (
     LIBRARY,
@@ -146,7 +146,7 @@ class Artifact:
             Tensors by name, as the manifest names them; each owns its memory.
 
         Raises:
-            Sam3Error: An input is missing or has another shape or dtype than the manifest says, an index is out of
+            ModelError: An input is missing or has another shape or dtype than the manifest says, an index is out of
                 range, or the weights file was modified since it was loaded.
         """
         signature = self.manifest.entries[entry]
@@ -218,17 +218,17 @@ def check_inputs(
         fetch: Returns the values of a tensor; called for indices alone.
 
     Raises:
-        Sam3Error: An input is missing, has another shape or dtype, or an index is out of range.
+        ModelError: An input is missing, has another shape or dtype, or an index is out of range.
     """
     names = [spec.name for spec in signature.inputs]
     if sorted(inputs) != sorted(names):
-        raise Sam3Error(f"{entry} takes {', '.join(names)}; given were {', '.join(inputs) or 'no inputs'}")
+        raise ModelError(f"{entry} takes {', '.join(names)}; given were {', '.join(inputs) or 'no inputs'}")
     free: dict[str, int] = {}
     for spec in signature.inputs:
         shape, dtype = tuple(inputs[spec.name].shape), str(inputs[spec.name].dtype)
         if dtype != spec.dtype or not _fits(shape, spec, free):
             expected = f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
-            raise Sam3Error(f"{entry} takes {spec.name} as {expected}, not {dtype} {list(shape)}")
+            raise ModelError(f"{entry} takes {spec.name} as {expected}, not {dtype} {list(shape)}")
     for spec in signature.inputs:
         if spec.below is not None:
             below = free[spec.below] if isinstance(spec.below, str) else spec.below
@@ -236,7 +236,7 @@ def check_inputs(
             values = value if isinstance(value, np.ndarray) else fetch(value)
             wrong = values[(values < 0) | (values >= below)]
             if wrong.size:
-                raise Sam3Error(f"{entry} takes {spec.name} from 0 to {below - 1}, not {wrong[0]}")
+                raise ModelError(f"{entry} takes {spec.name} from 0 to {below - 1}, not {wrong[0]}")
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec, free: dict[str, int]) -> bool:

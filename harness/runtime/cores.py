@@ -154,6 +154,7 @@ def _add_cpus(cpus: list[Cpu], values: Mapping[str, str], prefix: str, performan
 
 
 def _describe(cpus: list[Cpu], noun: str) -> str:
+    """Returns the number of cores of CPUs in words, and of their hardware threads if there are more."""
     count = core_count(cpus)
     description = f"{count} {noun}{'' if count == 1 else 's'}"
     if count == len(cpus):

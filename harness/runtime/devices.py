@@ -93,6 +93,7 @@ def architecture_problem(compiled_for: Iterable[str], capability: tuple[int, int
 
 
 def _runs(name: str, capability: tuple[int, int]) -> bool:
+    """Returns whether code for an architecture runs on a GPU; see `architecture_problem`."""
     form, _, number = name.partition("_")
     digits = number.rstrip("af")
     compiled = int(digits[:-1]), int(digits[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Sam3Error(Exception):
+class ModelError(Exception):
     """An error in the input of the runtime, described in one sentence: what is wrong, where, and what to do.
 
     The command prints it as `error: …` and exits with 2, like a `HarnessError`, which the runtime does not import.

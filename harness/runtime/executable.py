@@ -34,7 +34,7 @@ class Executable:
         """Loads the library, moves the parameters to the device, and packs them as the compiled code takes them.
 
         Args:
-            library: A library that `harness.targets.compiling.compile_module` wrote.
+            library: A library that `harness.compiler.targets.compiling.compile_module` wrote.
             device: The device to run on.
             parameters: Values of the parameters that follow the inputs of `main`, in order.
             instrument: Called before and after each kernel, with the arguments of TVM's instruments.

@@ -2,8 +2,8 @@
 
 A processor that meets an unknown instruction kills the process with SIGILL. The dynamic loader reports a library of
 another architecture as a missing file, and dies of SIGBUS where a file is truncated. Therefore the file's header is
-read before the file is loaded. The library also states the CPU that its code needs: `harness.targets.compiling` adds a
-function to it that only returns text.
+read before the file is loaded. The library also states the CPU that its code needs:
+`harness.compiler.targets.compiling` adds a function to it that only returns text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, this_platform
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, read_manifest
 from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
@@ -35,7 +35,7 @@ compiled code.
 """
 
 HAND_OUT_PARTS = "hand_out_parts"
-"""The function of a library that lets threads fetch its parallel loops part by part; see `harness.targets.parallel`."""
+"""The function of a library by which threads fetch its parallel loops part by part."""
 
 _ELF_MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 """`e_machine` of the ELF header (System V ABI)."""
@@ -49,7 +49,7 @@ _PACKAGE = "apache-tvm"
 """The distribution that installs TVM's libraries."""
 
 
-class LoadError(Sam3Error):
+class LoadError(ModelError):
     """A library that this machine cannot run; the sentence says which, why, and what to do."""
 
 
@@ -169,7 +169,7 @@ def load_library(library: Path, device: tvm_ffi.Device) -> VirtualMachine:
     """Loads a library into TVM's virtual machine after checking that this machine can run it.
 
     Args:
-        library: A library that `harness.targets.compiling.compile_module` wrote.
+        library: A library that `harness.compiler.targets.compiling.compile_module` wrote.
         device: The device to run on.
 
     Raises:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 FORMAT = 1
 """Version of the folder's layout; a runtime reads this version alone."""
@@ -38,36 +38,8 @@ def weights_file(entry: str) -> str:
     return f"{entry}.safetensors"
 
 
-class ArtifactError(Sam3Error):
+class ArtifactError(ModelError):
     """A folder that is no artifact, is damaged, or was made for another machine or version."""
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """The maximum length of one prompt.
-
-    Attributes:
-        points, boxes: Maximum numbers in a prompt that says what to look for. With the 32 tokens of the text and the
-            CLS token, the defaults make a prompt of 128 tokens.
-        clicks: Maximum number of points in a prompt for one object; 0 where the model answers no such prompts.
-        video: Whether objects are tracked through videos; only a model that answers clicks does.
-    """
-
-    points: int = 47
-    boxes: int = 48
-    clicks: int = 0
-    video: bool = False
-
-    def includes(self, capacity: Capacity) -> bool:
-        """Returns whether a model of this capacity answers every prompt that a model of the other capacity answers."""
-        pairs = zip(astuple(self), astuple(capacity), strict=True)
-        return all(count >= other_count for count, other_count in pairs)
-
-
-DEFAULT_CAPACITY = Capacity()
-"""The capacity of a model without prompts for one object."""
-DEFAULT_CLICKS = 16
-"""The number of points that upstream's tracker reads (`max_point_num_in_prompt_enc` of `Sam3TrackerPredictor`)."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +100,9 @@ class Manifest:
         frontend: Name of the frontend that exported and imported the model.
         weights: Origin of the weights: `seed 0`, or name and digest of a checkpoint.
         trained: Whether the weights are from a checkpoint.
-        capacity: The maximum length of a prompt.
-        point_prompts: Whether the weights support points; weights in Transformers' layout do not.
-        vocabulary: Name of the tokenizer's vocabulary file.
         entries: The entry points, by name.
         files: All other files of the folder, by name.
+        extra: The model's own part, which its runtime reads; beside the other keys in the file.
     """
 
     made: Mapping[str, str]
@@ -145,21 +115,20 @@ class Manifest:
     strategy: str
     weights: str
     trained: bool
-    capacity: Capacity
-    vocabulary: str
     entries: Mapping[str, Entry]
     files: Mapping[str, File]
-    point_prompts: bool = True
     architectures: tuple[str, ...] = ()
     precision: str = "fp32"
     float32: tuple[str, ...] = ()
     model: str = "sam3"
     frontend: str = "torch"
     format: int = FORMAT
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Returns the text of `manifest.json`."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        facts = asdict(self)
+        return json.dumps({**facts.pop("extra"), **facts}, indent=1, sort_keys=True) + "\n"
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
@@ -202,25 +171,27 @@ def read_description(path: Path, parse: Callable[[dict[str, Any]], Description])
         )
     try:
         description = parse(data)
-        if not _has_type(description, type(description)):
+        if not has_type(description, type(description)):
             raise TypeError("a value has the wrong type")
         return description
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} is damaged ({error!r}): compile the model again") from error
 
 
-def _has_type(value: Any, kind: Any) -> bool:
+def has_type(value: Any, kind: Any) -> bool:
     """Returns whether a value, and what is in it, has the types of an annotation."""
     inner = get_args(kind)
+    if kind is Any:
+        return True
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return isinstance(value, kind) and all(_has_type(getattr(value, name), hint) for name, hint in hints.items())  # type: ignore[arg-type]
+        return isinstance(value, kind) and all(has_type(getattr(value, name), hint) for name, hint in hints.items())  # type: ignore[arg-type]
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_has_type(part, inner[0]) for part in value)
+        return isinstance(value, tuple) and all(has_type(part, inner[0]) for part in value)
     if get_origin(kind) is Mapping:
         parts = value.items() if isinstance(value, dict) else [(None, None)]
-        return all(_has_type(key, inner[0]) and _has_type(part, inner[1]) for key, part in parts)
-    return any(_has_type(value, one) for one in inner) if inner else type(value) is kind
+        return all(has_type(key, inner[0]) and has_type(part, inner[1]) for key, part in parts)
+    return any(has_type(value, one) for one in inner) if inner else type(value) is kind
 
 
 def _absent(path: Path) -> str:
@@ -234,15 +205,16 @@ def _absent(path: Path) -> str:
 
 
 def _manifest(data: dict[str, Any]) -> Manifest:
+    names = {one.name for one in fields(Manifest)} - {"extra"}
     return Manifest(
         **{
-            **data,
+            **{name: value for name, value in data.items() if name in names},
             "cpu_features": tuple(data["cpu_features"]),
             "architectures": tuple(data.get("architectures", ())),
             "float32": tuple(data.get("float32", ())),
-            "capacity": Capacity(**data["capacity"]),
             "entries": {name: _entry(entry) for name, entry in data["entries"].items()},
             "files": {name: File(**file) for name, file in data["files"].items()},
+            "extra": {name: value for name, value in data.items() if name not in names},
         }
     )
 

@@ -1,4 +1,4 @@
-"""Folders for several CPUs: the variant for this CPU is chosen, and its weights are packed, once."""
+"""Chooses the variant for this CPU in a folder for several CPUs, and packs its weights when it is first loaded."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from harness.runtime.weights import MappedWeights
 _FILLING, _LOCK = ".packing", ".packing.lock"
 
 Announce = Callable[[str], None]
+"""Shows a sentence to the user."""
 
 
 def prepared(folder: Path, announce: Announce = lambda sentence: None) -> Path:
-    """Returns the folder to load: an ordinary one as it is, of one for several CPUs the variant for this CPU.
+    """Returns the folder to load: an ordinary folder itself, or the variant for this CPU in a folder for several CPUs.
 
-    The weights of a variant are packed when it is asked for first, in its folder, which then is an ordinary one. It
-    takes as much memory as the largest file of weights twice.
+    The weights of a variant are packed when it is first loaded, into its folder, which is an ordinary one from then on.
+    Packing takes twice the memory of the largest file of weights.
 
     Args:
         folder: An ordinary folder, one for several CPUs, or a variant of one.
@@ -46,14 +47,18 @@ def prepared(folder: Path, announce: Announce = lambda sentence: None) -> Path:
         LoadError: No variant runs on this machine.
     """
     if is_for_several(folder):
-        folder = folder / _chosen(folder)
+        folder = folder / _choose_variant(folder)
     if (folder / VARIANT).is_file() and not (folder / MANIFEST).is_file():
         _pack(folder, announce)
     return folder
 
 
-def _chosen(folder: Path) -> str:
-    """Returns the variant that uses most of what this CPU has, of several such the one that was named first."""
+def _choose_variant(folder: Path) -> str:
+    """Returns the variant that uses most features of this CPU, of several such the one that was named first.
+
+    Raises:
+        LoadError: No variant runs on this machine.
+    """
     manifests = {name: read_manifest(folder / name, VARIANT) for name in read_variants(folder).names}
     problems = {name: _problem(manifest) for name, manifest in manifests.items()}
     running = [name for name, problem in problems.items() if problem is None]
@@ -76,7 +81,7 @@ def _problem(manifest: Manifest) -> str | None:
 
 
 def _pack(folder: Path, announce: Announce) -> None:
-    """Packs the weights of a variant."""
+    """Packs the weights of a variant into its folder, unless another process does it meanwhile."""
     from filelock import FileLock
 
     filling = folder / _FILLING

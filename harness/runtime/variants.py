@@ -1,8 +1,8 @@
-"""Folders for several CPUs: what is in them.
+"""Defines and reads the contents of folders for several CPUs.
 
-Packed weights differ from CPU to CPU, because each packs operands into panels as wide as its registers. So such a
-folder has the weights as they were imported, and a folder in it, a variant, for each CPU. A variant becomes an ordinary
-folder, which runs alone, when it is loaded for the first time (`harness.runtime.preparing`).
+Packed weights differ from CPU to CPU, because operands are packed into panels as wide as the CPU's registers. Such a
+folder therefore has the weights as they were imported, and in it a folder for each CPU, its variant. A variant becomes
+an ordinary folder, which runs alone, when it is loaded for the first time (`harness.runtime.preparing`).
 
     sam3-any/variants.json              names of the variants, and of the weights in order
     sam3-any/<entry>.safetensors        the weights as imported
@@ -43,7 +43,7 @@ class Variants:
 
 
 def read_variants(folder: Path) -> Variants:
-    """Reads what is in a folder for several CPUs.
+    """Reads the contents of a folder for several CPUs.
 
     Raises:
         ArtifactError: It is no such folder, or it is of another version or damaged.
@@ -68,6 +68,11 @@ def described(folder: Path) -> Manifest:
 
 
 def _variants(data: dict[str, Any]) -> Variants:
+    """Returns the contents of `variants.json`.
+
+    Raises:
+        ValueError: There is no variant.
+    """
     names = tuple(map(str, data["names"]))
     if not names:
         raise ValueError("no variant")

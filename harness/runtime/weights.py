@@ -139,6 +139,7 @@ class MappedWeights:
 
 
 def _tensors(mapped: mmap.mmap) -> tuple[dict[str, Array], dict[str, str]]:
+    """Returns the tensors of a mapped safetensors file, and the names of their dtypes; see `MappedWeights`."""
     (length,) = struct.unpack_from("<Q", mapped, 0)
     start = 8 + length
     header = json.loads(mapped[8:start])

@@ -18,19 +18,19 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
+from harness.compiler.schedules import Schedule
+from harness.compiler.schedules.cpu.bf16 import BF16, with_half_products
+from harness.compiler.schedules.cpu.rewrite import workloads
+from harness.compiler.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
+from harness.compiler.schedules.cpu.widening import widen
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.core.budget import Groups
 from harness.core.case import Case
+from harness.core.files import temporary_folder
 from harness.core.processors import Processors
-from harness.files import temporary_folder
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
-from harness.schedules import Schedule
-from harness.schedules.cpu.bf16 import BF16, with_half_products
-from harness.schedules.cpu.rewrite import workloads
-from harness.schedules.cpu.schedule import Attention, Convolution, Product, TransposedConvolution, Workload
-from harness.schedules.cpu.widening import widen
-from harness.targets import HOST, TARGETS
-from harness.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 
 Array = npt.NDArray[Any]
 Run = Callable[[], Any]
@@ -40,7 +40,7 @@ Run = Callable[[], Any]
 def workloads_of_component(
     request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]
 ) -> Counter[Workload]:
-    """Returns how often each workload occurs in a component; `harness.processes` calls this function.
+    """Returns how often each workload occurs in a component; `harness.core.processes` calls this function.
 
     In a half precision, products that stay float32 are workloads of that type, and the others of the half type where a
     kernel has an instruction for it.

@@ -17,18 +17,18 @@ from functools import partial
 
 import numpy as np
 
+from harness.compiler.schedules import Schedule
+from harness.compiler.schedules.cpu.schedule import Workload, distance, space
+from harness.compiler.schedules.cpu.tile import VectorUnit, vector_unit
+from harness.compiler.targets import TARGETS
+from harness.compiler.tuned.database import Database, Record, current_conditions
 from harness.core.errors import HarnessError
+from harness.core.files import lock_folder
+from harness.core.machine import describe_machine
 from harness.core.outcome import VerdictKind
+from harness.core.processes.timed_calls import CallError, TimedCalls
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.files import lock_folder
-from harness.machine import describe_machine
 from harness.parity.verdict import judge, judge_by_gate
-from harness.processes.timed_calls import CallError, TimedCalls
-from harness.schedules import Schedule
-from harness.schedules.cpu.schedule import Workload, distance, space
-from harness.schedules.cpu.tile import VectorUnit, vector_unit
-from harness.targets import TARGETS
-from harness.tuned.database import Database, Record, current_conditions
 from harness.tuning.kernels import Run, build
 
 BATCH = 8

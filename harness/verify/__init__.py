@@ -1,1 +1,1 @@
-"""Runs cases through their stages, each in a separate process."""
+"""Verifies a model: runs cases in processes of their own, reports, diagnoses what differs, finds a precision budget."""

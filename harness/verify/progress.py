@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from harness.core.case import Case
 from harness.core.outcome import Stage, Status
 from harness.core.precision import PRECISIONS
-from harness.report import Result
+from harness.verify.report import Result
 
 STAGES = " → ".join(Stage)
 

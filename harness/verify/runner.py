@@ -11,21 +11,21 @@ from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
+from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.targets import TARGETS
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import ANY, Expectation, expectation_for, load_expectations
 from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
+from harness.core.processes import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.core.settings import SEEDED, Settings
 from harness.core.weights import WEIGHTS
-from harness.lowering.frontends import FRONTENDS
-from harness.lowering.rope import STRATEGIES
 from harness.models.model import Model
 from harness.models.registry import models, subjects
-from harness.processes import Template, WorkerEnd, WorkerResult, run_isolated
-from harness.report import Result
-from harness.targets import TARGETS
+from harness.verify.report import Result
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def verify_case(
 
     Raises:
         HarnessError: The input or the environment is wrong.
-        harness.processes.Stopped: `stop` was set.
+        harness.core.processes.Stopped: `stop` was set.
     """
     expectation = expectation_for(case, expectations())
     result = run_isolated(
@@ -121,7 +121,7 @@ def verify_cases(
         settings: As for `verify_case`.
         limits: Limits of each case.
         on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
-        jobs: Number of cases that run at a time. `harness.processes.threads.share_cpus` makes them share CPUs well.
+        jobs: Number of cases that run at a time. `core.processes.threads.share_cpus` makes them share CPUs well.
         float32: By the name of a subject, groups of products that stay float32 in half precision.
 
     Raises:

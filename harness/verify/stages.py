@@ -1,6 +1,6 @@
 """Runs the stages of a case: build → export → import → compile → load → run → judge.
 
-All stages run in one process, which `harness.processes` isolates; the result is plain data.
+All stages run in one process, which `harness.core.processes` isolates; the result is plain data.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
+from harness.compiler.execution.emulated import emulates, emulating_executor
+from harness.compiler.execution.executors import executor_for
+from harness.compiler.execution.remote.client import DeviceLostError
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
 from harness.core.progress import Progress
 from harness.core.settings import Settings
-from harness.execution.emulated import emulates, emulating_executor
-from harness.execution.executors import executor_for
-from harness.execution.remote.client import DeviceLostError
 from harness.models.registry import models, subjects
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.loading import LoadError
-from harness.targets import HOST, TARGETS
 
 
 def run_request(request: tuple[Case, Settings, Groups], on_stage: Callable[[str], None]) -> Outcome:
-    """Calls `run_case` with the signature that `harness.processes` needs."""
+    """Calls `run_case` with the signature that `harness.core.processes` needs."""
     case, settings, float32 = request
     return run_case(case, settings, on_stage, float32)
 
@@ -39,9 +39,9 @@ def load_libraries() -> None:
     """
     import torch
 
-    from harness.execution.run import Run  # noqa: F401
-    from harness.lowering.route import lower
-    from harness.targets.compiling import lower_module
+    from harness.compiler.execution.run import Run  # noqa: F401
+    from harness.compiler.lowering.route import lower
+    from harness.compiler.targets.compiling import lower_module
 
     for model in models().values():
         model.prepare()
@@ -64,7 +64,7 @@ def run_case(
         float32: Groups of products that stay float32 in half precision.
 
     Raises:
-        HarnessError, Sam3Error: The input or the environment is wrong, not the case.
+        HarnessError, ModelError: The input or the environment is wrong, not the case.
     """
     target = TARGETS[case.target]
     progress = Progress(on_stage)
@@ -78,7 +78,7 @@ def run_case(
         return progress.outcome(Status.FAILED, _case_error(error))
     except DeviceLostError as error:
         return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
-    except (HarnessError, Sam3Error):
+    except (HarnessError, ModelError):
         raise
     except MemoryError as error:
         return progress.outcome(Status.OUT_OF_MEMORY, _case_error(error))
@@ -87,8 +87,8 @@ def run_case(
 
 
 def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
-    from harness.execution.run import Run
-    from harness.tuned.database import chosen_schedules
+    from harness.compiler.execution.run import Run
+    from harness.compiler.tuned.database import chosen_schedules
 
     subject = subjects()[case.component]
     emulated = settings.remote is None and emulates(case, subject.emulated, settings.emulate, settings.processors)

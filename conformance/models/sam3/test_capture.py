@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from conformance.support.shallow import captured, interactive_model, photograph, shallow_model
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.operators import load_calls, operators_of
+from harness.compiler.lowering.rope import STRATEGIES
 from harness.core.errors import HarnessError
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.operators import load_calls, operators_of
-from harness.lowering.rope import STRATEGIES
 from harness.models.sam3.build import build_architecture, give_weights
 from harness.models.sam3.capture import load_prompts
 from harness.models.sam3.captures import flatten

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,17 +13,17 @@ import pytest
 from conformance.support.whole import verified
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.outcome import Status, VerdictKind
+from harness.core.outcome import Status, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
+from harness.core.processes import Template
 from harness.core.settings import Settings
+from harness.models.sam3.detections import SCORE, UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
-from harness.models.sam3.end_to_end.source import Answer, EndToEndSource, decide_detections
-from harness.models.sam3.end_to_end.workload import judge_answer, prompts
-from harness.models.sam3.source import Arrays
+from harness.models.sam3.end_to_end.script import UPSTREAM, judge_answer, load, prompts
+from harness.models.sam3.source import Arrays, UpstreamModel
 from harness.models.sam3.upstream import upstream
-from harness.parity.detections import SCORE, UNDECIDED
-from harness.processes import Template
+from harness.parity.references import Reference
 from harness.runtime.sam3.images import load_image
 
 SUBJECT = "end_to_end"
@@ -41,26 +41,44 @@ def test_end_to_end(
         assert names == [f"{answer}/{name}" for answer in answers for name in (*RAW, *FINAL)]
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Upstream's answer to one text or prompt about a photograph."""
+
+    name: str
+    size: tuple[int, int]
+    reference: Reference
+
+    @property
+    def first(self) -> Arrays:
+        return self.reference.first
+
+    def judge(self, actual: Arrays, *, by_oracle: bool = False) -> tuple[Verdict, ...]:
+        return judge_answer(self.name, actual, self.reference, self.size, by_oracle=by_oracle)
+
+
 def upstreams(case: Case) -> Iterator[Answer]:
     """What upstream answers, one question after the other."""
     with upstream():
-        source = EndToEndSource(case, Settings())
-        for question in source.questions:
-            yield from source.answers(question)
+        model = UpstreamModel(case, Settings())
+        for question in load(case, Settings()):
+            reference, size = model.answer(UPSTREAM, question), load_image(question.image).size
+            for name in question.answers:
+                yield Answer(name, size, reference.part(name))
 
 
 def test_the_threshold_decides_something_in_every_answer(whole_fp32_case: Case) -> None:
     for answer in upstreams(whole_fp32_case):
-        kept = answer.truth.first.queries
+        kept = answer.first["found/queries"]
         assert 0 < kept.sum() < kept.size, answer.name
-        raw = {name: array.astype(np.float64) for name, array in (answer.oracle or answer.reference).items()}
+        raw = {name: array.astype(np.float64) for name, array in (answer.reference.exact or answer.first).items()}
         scores = sigmoid(raw["logits"][0, :, 0]) * sigmoid(raw["presence"][0])
         assert np.array_equal(scores > 0.5, kept), answer.name
         # Twice what a score may be off: no correct model decides otherwise.
         assert np.abs(scores - 0.5).min() > 2 * SCORE, answer.name
-        masks = answer.truth.first.masks
+        masks = answer.first["found/masks"]
         assert 0.1 < masks.mean() < 0.9, answer.name
-        assert answer.truth.undecided.mean() < 0.001, answer.name
+        assert answer.first["undecided"].mean() < 0.001, answer.name
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -76,17 +94,11 @@ def first(case: Case) -> Answer:
 
 def as_compiled(answer: Answer) -> Arrays:
     """Upstream's own answer, in the form of the compiled model's."""
-    found = answer.truth.first
-    return {name: answer.reference[name].copy() for name in RAW} | {
-        "found/queries": found.queries.copy(),
-        "found/masks": found.masks.copy(),
-        "found/boxes": found.boxes.copy(),
-        "found/scores": found.scores.copy(),
-    }
+    return {name: answer.first[name].copy() for name in (*RAW, *FINAL)}
 
 
 def flip_a_pixel(actual: Arrays, answer: Answer) -> None:
-    decided = np.argwhere(~answer.truth.undecided)
+    decided = np.argwhere(~answer.first["undecided"])
     at = tuple(decided[len(decided) // 2])
     actual["found/masks"][at] ^= True
 
@@ -132,7 +144,7 @@ def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Fault | No
     actual = as_compiled(answer)
     if fault is not None:
         fault(actual, answer)
-    verdicts = judge_answer(actual, answer)
+    verdicts = answer.judge(actual)
     assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in (*RAW, *FINAL)]
     failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
@@ -140,9 +152,9 @@ def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Fault | No
 
 def test_undecided_pixels_may_differ_and_are_counted(whole_fp32_case: Case) -> None:
     answer = first(whole_fp32_case)
-    actual, undecided = as_compiled(answer), answer.truth.undecided
+    actual, undecided = as_compiled(answer), answer.first["undecided"]
     actual["found/masks"] ^= undecided
-    verdict = judge_answer(actual, answer)[-3]
+    verdict = answer.judge(actual)[-3]
     assert verdict.kind is VerdictKind.STRICT
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
     assert f"within {UNDECIDED:g} of zero" in verdict.reason
@@ -164,9 +176,11 @@ def in_half(precision: str) -> tuple[Answer, Arrays]:
         for _ in range(2)
     )
     with upstream():
-        truth, found = decide_detections(reference, SIZE), decide_detections(actual, SIZE).first
-    answer = Answer("text", reference, reference, exact, truth)
-    return answer, actual | {f"found/{name}": array for name, array in vars(found).items()}
+        from harness.models.sam3.end_to_end.upstream import decide_detections
+
+        found, decided = decide_detections(actual, SIZE), decide_detections(reference, SIZE)
+    answer = Answer("text", SIZE, Reference(decided, decided, exact))
+    return answer, {name: found[name] for name in (*RAW, *FINAL)}
 
 
 def flip_every_pixel(actual: Arrays, answer: Answer) -> None:
@@ -205,8 +219,7 @@ def test_a_half_answer_is_held_to_float64_and_to_upstreams_decisions_on_it(preci
     if fault is not None:
         fault(actual, answer)
     with upstream():
-        verdicts = judge_answer(actual, answer, precision=PRECISIONS[precision])
-        strict = judge_answer(actual, answer)
+        verdicts, strict = answer.judge(actual, by_oracle=True), answer.judge(actual)
     assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in (*RAW, *FINAL)]
     good = (VerdictKind.STRICT, VerdictKind.ORACLE)
     failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind not in good}
@@ -218,7 +231,7 @@ def test_a_half_answer_of_another_shape_fails() -> None:
     answer, right = in_half("fp16")
     actual = {**right, "semantic": right["semantic"][0]}
     with upstream():
-        verdicts = judge_answer(actual, answer, precision=PRECISIONS["fp16"])
+        verdicts = answer.judge(actual, by_oracle=True)
     failed = {verdict.name.partition("/")[2] for verdict in verdicts if verdict.kind is VerdictKind.FAILED}
     assert "semantic" in failed
 
@@ -227,10 +240,9 @@ def test_a_half_answer_of_another_shape_fails() -> None:
 def test_upstream_under_autocast_is_a_half_answer() -> None:
     """What a half-precision case is measured by: further from float64 than fp32 is, as half types are."""
     case = Case("end_to_end", "real", "cuda", precision="bf16")
+    answer, accurate = next(upstreams(case)), next(upstreams(replace(case, precision="fp32")))
     with upstream():
-        source = EndToEndSource(case, Settings())
-        answer, accurate = next(source.answers(source.questions[0])), next(upstreams(replace(case, precision="fp32")))
-        verdicts = judge_answer(as_compiled(accurate), answer, precision=PRECISIONS["bf16"])
+        verdicts = answer.judge(as_compiled(accurate), by_oracle=True)
     assert {verdict.kind for verdict in verdicts[: len(RAW)]} == {VerdictKind.ORACLE}
     assert {verdict.kind for verdict in verdicts[len(RAW) :]} == {VerdictKind.STRICT}
     assert max(verdict.r_rms for verdict in verdicts[: len(RAW)]) < 0.01

@@ -15,7 +15,7 @@ from harness.models.sam3.deployed.interactive import InteractiveFeatures, MaskPr
 from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.upstream import upstream
 from harness.runtime import ObjectPrompt
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.interactive import encode_object_prompt, select_masks
 
 SIZE = (451, 300)

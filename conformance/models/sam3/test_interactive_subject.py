@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -10,16 +11,17 @@ import pytest
 
 from conformance.support.whole import verified
 from harness.core.case import Case
-from harness.core.outcome import Status, VerdictKind
+from harness.core.outcome import Status, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
+from harness.core.processes import Template
 from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions
-from harness.models.sam3.interactive.source import Answer, InteractiveSource
-from harness.models.sam3.interactive.workload import judge_round, judge_rounds_by_oracle
-from harness.models.sam3.source import Arrays
+from harness.models.sam3.interactive.script import UPSTREAM, judge_ious, judge_round, load
+from harness.models.sam3.source import Arrays, UpstreamModel
 from harness.models.sam3.upstream import upstream
-from harness.processes import Template
+from harness.parity.references import Reference
+from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 SUBJECT = "interactive"
@@ -38,12 +40,33 @@ def test_interactive(
         assert names == [f"{answer}/{name}" for answer in answers for name in outputs] + (["iou"] if half else [])
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Upstream's answer in one round about a photograph."""
+
+    name: str
+    size: tuple[int, int]
+    reference: Reference
+
+    @property
+    def first(self) -> Arrays:
+        return self.reference.first
+
+    def judge(self, actual: Arrays, *, by_oracle: bool = False) -> tuple[Verdict, ...]:
+        return judge_round(self.name, actual, self.reference, self.size, by_oracle=by_oracle)
+
+
 @cache
 def answers(case: Case) -> tuple[Answer, ...]:
     """What upstream answers; whoever changes an array changes a copy."""
     with upstream():
-        source = InteractiveSource(case, Settings())
-        return tuple(answer for question in source.questions for answer in source.answers(question))
+        model = UpstreamModel(case, Settings())
+        asked = [(question, model.answer(UPSTREAM, question)) for question in load(case, Settings())]
+    return tuple(
+        Answer(name, load_image(question.image).size, reference.part(name))
+        for question, reference in asked
+        for name in question.answers
+    )
 
 
 def test_what_upstream_answers_is_no_accident(whole_fp32_case: Case) -> None:
@@ -53,20 +76,20 @@ def test_what_upstream_answers_is_no_accident(whole_fp32_case: Case) -> None:
     """
     full = []
     for answer in answers(whole_fp32_case):
-        masks, iou = answer.reference["masks"], answer.reference["iou"]
+        masks, iou = answer.first["masks"], answer.first["iou"]
         if masks.all():
             full.append(answer.name)
-            assert np.ptp(answer.reference["logits"]) > 0.1, answer.name
+            assert np.ptp(answer.first["logits"]) > 0.1, answer.name
         else:
             assert all(0.01 < mask.mean() < 0.99 for mask in masks), answer.name
-        assert answer.reference["undecided"].mean() < 0.001, answer.name
+        assert answer.first["undecided"].mean() < 0.001, answer.name
         ordered = np.sort(iou)
         assert len(iou) == 1 or ordered[-1] - ordered[-2] > 1e-3, answer.name
     assert full == ["clicks"]
 
 
 def flip_a_pixel(actual: Arrays, answer: Answer) -> None:
-    decided = np.argwhere(~answer.reference["undecided"])
+    decided = np.argwhere(~answer.first["undecided"])
     actual["masks"][tuple(decided[len(decided) // 2])] ^= True
 
 
@@ -95,22 +118,22 @@ FAULTS: dict[Callable[[Arrays, Answer], None], set[str]] = {
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
 def test_faults_are_seen_where_they_are(whole_fp32_case: Case, fault: Callable[[Arrays, Answer], None] | None) -> None:
     answer = answers(whole_fp32_case)[0]
-    actual = {name: answer.reference[name].copy() for name in OUTPUTS}
+    actual = {name: answer.first[name].copy() for name in OUTPUTS}
     if fault is not None:
         fault(actual, answer)
-    verdicts = judge_round(actual, answer)
+    verdicts = answer.judge(actual)
     assert [verdict.name for verdict in verdicts] == [f"{answer.name}/{name}" for name in OUTPUTS]
     failed = {verdict.name.rpartition("/")[2] for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
 
 
 def test_undecided_pixels_may_differ(whole_fp32_case: Case) -> None:
-    answer = max(answers(whole_fp32_case), key=lambda answer: int(answer.reference["undecided"].sum()))
-    actual = {name: answer.reference[name].copy() for name in OUTPUTS}
-    undecided = answer.reference["undecided"]
+    answer = max(answers(whole_fp32_case), key=lambda answer: int(answer.first["undecided"].sum()))
+    actual = {name: answer.first[name].copy() for name in OUTPUTS}
+    undecided = answer.first["undecided"]
     assert undecided.any()
     actual["masks"] ^= undecided
-    verdict = judge_round(actual, answer)[-1]
+    verdict = answer.judge(actual)[-1]
     assert verdict.kind is VerdictKind.STRICT
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
 
@@ -124,7 +147,8 @@ SIZE = (80, 60)
 @cache
 def rounds() -> tuple[tuple[Answer, ...], tuple[Arrays, ...]]:
     """Eight rounds as upstream answers them under autocast, and as code that is as accurate does."""
-    from harness.models.sam3.interactive.refining import decide_masks
+    with upstream():
+        from harness.models.sam3.interactive.upstream import decide_masks
 
     generator = np.random.default_rng(0)
     y, x = np.mgrid[-1:1:288j, -1:1:288j]
@@ -143,7 +167,7 @@ def rounds() -> tuple[tuple[Answer, ...], tuple[Arrays, ...]]:
             }
 
         reference, ours = inexact(), inexact()
-        answers.append(Answer(f"question {number}", SIZE, reference, reference, exact))
+        answers.append(Answer(f"question {number}", SIZE, Reference(reference, reference, exact)))
         with upstream():
             actual.append(ours | {"masks": decide_masks(ours["logits"], SIZE)[0]})
     return tuple(answers), tuple(actual)
@@ -187,7 +211,9 @@ def test_faults_are_seen_in_half_precision(fault: Callable[[Arrays], None] | Non
     if fault is not None:
         fault(actual[2])
     with upstream():
-        verdicts = judge_rounds_by_oracle(actual, answers)
+        asked = list(zip(answers, actual, strict=True))
+        verdicts = [verdict for answer, arrays in asked for verdict in answer.judge(arrays, by_oracle=True)]
+        verdicts += judge_ious([(arrays, answer.reference) for answer, arrays in asked])
     assert [verdict.name for verdict in verdicts] == [
         *(f"{answer.name}/{name}" for answer in answers for name in ("logits", "masks")),
         "iou",
@@ -199,7 +225,8 @@ def test_faults_are_seen_in_half_precision(fault: Callable[[Arrays], None] | Non
 
 
 def test_masks_are_decided_as_the_runtime_decides_and_pixels_of_cut_logits_are_not() -> None:
-    from harness.models.sam3.interactive.refining import decide_masks
+    with upstream():
+        from harness.models.sam3.interactive.upstream import decide_masks
 
     _, actual = rounds()
     logits = np.clip(actual[0]["logits"] * np.float32(20), -LARGEST_LOGIT, LARGEST_LOGIT)

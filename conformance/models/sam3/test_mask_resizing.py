@@ -16,10 +16,10 @@ from sam3.model.data_misc import interpolate
 from tvm import relax
 
 from conformance.support.examples import examples
+from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.targets import TARGETS
 from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, resize_masks_module
-from harness.schedules.common.vm import lower_to_vm
-from harness.targets import TARGETS
 
 QUERIES = 200
 """Masks that the detector gives; the entry point takes any number of them."""

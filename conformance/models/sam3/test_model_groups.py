@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from harness.budget.measurement import Bench
+from harness.compiler.deployment.imported import Contents
+from harness.compiler.lowering.groups import always_float32
+from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.lowering.route import lower as lowered
 from harness.core.case import Case, Scale
 from harness.core.program import Program
 from harness.core.settings import SEEDED
-from harness.deployment.imported import Contents
-from harness.lowering.groups import always_float32
-from harness.lowering.route import Lowered, Route
-from harness.lowering.route import lower as lowered
 from harness.models.registry import models, subjects
 from harness.models.sam3.build import build_architecture
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.groups import FLOAT32, note_groups
 from harness.models.sam3.upstream import upstream
-from harness.runtime.manifest import DEFAULT_CAPACITY
+from harness.verify.budget.measurement import Bench
 
 PRESENCE = {f"transformer.decoder.presence_token_head.layers.{layer}" for layer in range(3)}
 SCORING = {"dot_prod_scoring", "dot_prod_scoring.prompt_proj"}
@@ -60,7 +60,7 @@ def test_of_a_component_only_that_is(component: str, groups: set[str]) -> None:
 @pytest.mark.wide
 def test_an_entry_point_keeps_what_its_components_keep() -> None:
     case = Case("sam3", "real", "llvm", precision="bf16")
-    contents = Contents(DEPLOYABLE, case, SEEDED, DEFAULT_CAPACITY, ("ground", "encode_text"))
+    contents = Contents(DEPLOYABLE, case, SEEDED, GROUNDING_ALONE, ("ground", "encode_text"))
     kept = {item.name: item.float32 for item in contents.imported(lambda stage: None)}
     assert kept == {"encode_text": {RESIZER}, "ground": SCORING | PRESENCE | {BOXES}}
 
@@ -70,7 +70,7 @@ def test_what_makes_masks_has_the_groups_of_the_segmentation_head() -> None:
     case = Case("segmentation_head", "real", "llvm")
     with models()["sam3"].context():
         (component,) = subjects()["segmentation_head"].open(case, SEEDED).programs.values()
-        made = (each for each in programs(case, SEEDED, DEFAULT_CAPACITY) if each.name in MAKE_MASKS)
+        made = (each for each in programs(case, SEEDED, GROUNDING_ALONE) if each.name in MAKE_MASKS)
         assert set().union(*map(groups_of, made)) == groups_of(component)
 
 

@@ -22,6 +22,7 @@ from harness.core.weights import Weights
 from harness.models.sam3.build import build_architecture, build_model
 from harness.models.sam3.capture import capture, load_prompts
 from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.outliers import (
     GAIN_SIGMA,
     LARGE_GAIN,
@@ -33,7 +34,6 @@ from harness.models.sam3.outliers import (
 )
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import INVARIANT_PARAMETERS, UNREAD_PARAMETERS, is_norm, seed_weights
-from harness.runtime.manifest import DEFAULT_CAPACITY
 
 TRUNK = "backbone.vision_backbone.trunk"
 FC1 = f"{TRUNK}.blocks.0.mlp.fc1.weight"
@@ -227,7 +227,7 @@ def test_every_parameter_matters(part: str) -> None:
 def test_a_compiled_model_has_the_weights_of_its_case() -> None:
     case = Case("", "real", "llvm", "shallow", weights=Weights.OUTLIERS.value)
     with upstream():
-        encoding = next(programs(case, SEEDED, DEFAULT_CAPACITY))
+        encoding = next(programs(case, SEEDED, GROUNDING_ALONE))
     (found,) = [tensor for name, tensor in encoding.module.state_dict().items() if FC1.endswith(name)]
     np.testing.assert_array_equal(found, named(FC1))
 

@@ -17,11 +17,11 @@ from torchvision.transforms import v2
 from tvm import relax
 
 from conformance.support.examples import examples
+from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.targets import TARGETS
 from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.preprocessing import RESOLUTION, preprocess_module
 from harness.models.sam3.images import preprocess
-from harness.schedules.common.vm import lower_to_vm
-from harness.targets import TARGETS
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -185,7 +185,7 @@ def asked_upstream(question: Question) -> dict[str, np.ndarray]:
     size = load_image(question.image).size
     with upstream():
         return oracle(
-            InteractivePrediction(interactive_model(), question, size),
+            InteractivePrediction(interactive_model(), size, question.rounds, question.multimask),
             encoded(),
             ("logits", "iou", "masks", "undecided"),
         )

@@ -20,17 +20,17 @@ from torch.nn import functional as F
 
 from conformance.support.video_model import video_model
 from harness.core.outcome import VerdictKind
+from harness.core.program import Arrays
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video import VISIBLE_OUTPUTS
-from harness.models.sam3.video.sessions import compiled_session
-from harness.models.sam3.video.sessions.answers import number_frames
-from harness.models.sam3.video.sessions.judging import judge_session
-from harness.models.sam3.video.sessions.upstream import FrameAnswer, UpstreamSession, arrays_of
+from harness.models.sam3.video import VISIBLE_OUTPUTS, compiled
+from harness.models.sam3.video.judging import judge_session
+from harness.models.sam3.video.questions import number_frames
 from harness.models.sam3.video.upstream import vectorized_component_areas
+from harness.models.sam3.video.upstream_session import UpstreamSession
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.session import Session, TrackedFrame
@@ -70,7 +70,7 @@ def model(shallow_artifact: Path) -> Sam3:
     return Sam3(EncodesOnce.load(shallow_artifact))
 
 
-Step = tuple[list[TrackedFrame], list[FrameAnswer]]
+Step = tuple[list[TrackedFrame], list[Arrays]]
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +148,14 @@ def test_every_step_is_upstreams(session: str, name: str, request: pytest.Fixtur
     """
     ours, theirs = request.getfixturevalue(session)[name]
     assert ours
-    answers = number_frames((0, compiled_session.arrays_of(each)) for each in ours)
-    verdicts = judge_session(name, answers, number_frames((0, arrays_of(each)) for each in theirs))
+    answers = number_frames((0, compiled.frame_arrays(each)) for each in ours)
+    verdicts = judge_session(name, answers, number_frames((0, each) for each in theirs))
     assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *VISIBLE_OUTPUTS)]
     assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
     for mine, yours in zip(ours, theirs, strict=True):
-        assert (mine.masks.any(axis=0) != yours.masks.any(axis=0)).mean() < 1e-3
+        assert (mine.masks.any(axis=0) != yours["masks"].any(axis=0)).mean() < 1e-3
         height, width = frames()[0].shape[:2]
-        corner, extent = yours.boxes[:, :2], yours.boxes[:, 2:]
+        corner, extent = yours["boxes"][:, :2], yours["boxes"][:, 2:]
         corners = np.concatenate([corner, corner + extent], axis=1) * np.array([width, height, width, height])
         np.testing.assert_allclose(mine.boxes, corners, atol=1.01)
 
@@ -270,24 +270,24 @@ def test_a_resumed_session_is_clicked_on_bit_for_bit(model: Sam3, folder: Path, 
 def test_files_that_are_no_session_of_this(model: Sam3, folder: Path, found: dict[str, Step], tmp_path: Path) -> None:
     path = folder / "before_clicks.safetensors"
     content = path.read_bytes()
-    with pytest.raises(Sam3Error, match="was saved with another video"):
+    with pytest.raises(ModelError, match="was saved with another video"):
         model.resume_session(path, [frame[:, ::-1] for frame in frames()])
-    with pytest.raises(Sam3Error, match="was saved with another video"):
+    with pytest.raises(ModelError, match="was saved with another video"):
         model.resume_session(path, frames()[:1])
     other = Artifact.load(model._artifact.folder, check=False)
     other.manifest = replace(other.manifest, weights="seed 1")
-    with pytest.raises(Sam3Error, match="was saved with another model"):
+    with pytest.raises(ModelError, match="was saved with another model"):
         Sam3(other).resume_session(path, list(frames()))
     broken = tmp_path / "broken.safetensors"
     for bad in (b"", content[: len(content) // 2], content[:-1] + bytes([content[-1] ^ 1]), b"no session" * 100):
         broken.write_bytes(bad)
-        with pytest.raises(Sam3Error, match=r"broken\.safetensors (cannot be read|is damaged)") as raised:
+        with pytest.raises(ModelError, match=r"broken\.safetensors (cannot be read|is damaged)") as raised:
             model.resume_session(broken, list(frames()))
         assert "\n" not in str(raised.value)
-    with pytest.raises(Sam3Error, match="cannot be read as a saved session"):
+    with pytest.raises(ModelError, match="cannot be read as a saved session"):
         model.resume_session(tmp_path / "nowhere", list(frames()))
     session = model.start_session(list(frames()))
-    with pytest.raises(Sam3Error, match="cannot be written"):
+    with pytest.raises(ModelError, match="cannot be written"):
         session.save(tmp_path / "nowhere" / "file")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["broken.safetensors"]
 
@@ -355,69 +355,69 @@ def test_a_box_without_a_text_is_an_example_in_one_frame(model: Sam3) -> None:
 
 def test_what_is_asked_wrongly(model: Sam3) -> None:
     session = model.start_session(list(frames()[:1]))
-    with pytest.raises(Sam3Error, match="Nothing is asked of this video"):
+    with pytest.raises(ModelError, match="Nothing is asked of this video"):
         next(session.propagate())
-    with pytest.raises(Sam3Error, match="ends before frame 3"):
+    with pytest.raises(ModelError, match="ends before frame 3"):
         session.add_prompt(3, TEXT)
-    with pytest.raises(Sam3Error, match="give 0 or a larger number"):
+    with pytest.raises(ModelError, match="give 0 or a larger number"):
         session.add_prompt(-1, TEXT)
-    with pytest.raises(Sam3Error, match="Nothing is asked"):
+    with pytest.raises(ModelError, match="Nothing is asked"):
         session.add_prompt(0)
-    with pytest.raises(Sam3Error, match="Object 7 is not tracked"):
+    with pytest.raises(ModelError, match="Object 7 is not tracked"):
         session.remove_object(7)
-    with pytest.raises(Sam3Error, match="not all different"):
+    with pytest.raises(ModelError, match="not all different"):
         session.add_prompt(0, ["a", "a"])
-    with pytest.raises(Sam3Error, match="The text is 5; give a string"):
+    with pytest.raises(ModelError, match="The text is 5; give a string"):
         session.add_prompt(0, ["a", 5])
     for text in ({"a"}, [["a"]]):
-        with pytest.raises(Sam3Error, match=r"The text is .*; give a string"):
+        with pytest.raises(ModelError, match=r"The text is .*; give a string"):
             session.add_prompt(0, text)
     for wrong in ("a", 1.5, None):
-        with pytest.raises(Sam3Error, match=r"The frame is .*; give a whole number"):
+        with pytest.raises(ModelError, match=r"The frame is .*; give a whole number"):
             session.add_prompt(wrong, TEXT)
-        with pytest.raises(Sam3Error, match=r"The object id is .*; give a whole number"):
+        with pytest.raises(ModelError, match=r"The object id is .*; give a whole number"):
             session.remove_object(wrong)
-    with pytest.raises(Sam3Error, match="The frame to start from is 'a'; give a whole number"):
+    with pytest.raises(ModelError, match="The frame to start from is 'a'; give a whole number"):
         next(session.propagate(start="a"))
-    with pytest.raises(Sam3Error, match=r"The number of frames to process is 1\.5; give a whole number"):
+    with pytest.raises(ModelError, match=r"The number of frames to process is 1\.5; give a whole number"):
         next(session.propagate(limit=1.5))
-    with pytest.raises(Sam3Error, match="is not the name of a file"):
+    with pytest.raises(ModelError, match="is not the name of a file"):
         session.save("")
-    with pytest.raises(Sam3Error, match="give its object_id, or 0 for a new object"):
+    with pytest.raises(ModelError, match="give its object_id, or 0 for a new object"):
         session.add_prompt(0, points=[(1, 2)])
-    with pytest.raises(Sam3Error, match="leave out the text, or the object_id"):
+    with pytest.raises(ModelError, match="leave out the text, or the object_id"):
         session.add_prompt(0, TEXT, object_id=0)
-    with pytest.raises(Sam3Error, match="leave out the mask, or the points"):
+    with pytest.raises(ModelError, match="leave out the mask, or the points"):
         session.add_prompt(0, object_id=0, points=[(1, 2)], mask=np.ones((2, 2), bool))
-    with pytest.raises(Sam3Error, match=r"The mask is uint8 \[2, 2\]; give bool"):
+    with pytest.raises(ModelError, match=r"The mask is uint8 \[2, 2\]; give bool"):
         session.add_prompt(0, object_id=0, mask=np.ones((2, 2), np.uint8))
-    with pytest.raises(Sam3Error, match="The mask has no pixels"):
+    with pytest.raises(ModelError, match="The mask has no pixels"):
         session.add_prompt(0, object_id=0, mask=np.zeros(frames()[0].shape[:2], bool))
-    with pytest.raises(Sam3Error, match="give a point, a box or a mask"):
+    with pytest.raises(ModelError, match="give a point, a box or a mask"):
         session.add_prompt(0, object_id=0)
-    with pytest.raises(Sam3Error, match="The object id is -1"):
+    with pytest.raises(ModelError, match="The object id is -1"):
         session.add_prompt(0, object_id=-1, points=[(1, 2)])
     assert session.objects == ()
 
 
 def test_what_a_session_cannot_do_that_keeps_only_what_it_needs(model: Sam3) -> None:
-    with pytest.raises(Sam3Error, match=r"The stream is read only once.*leave out keep=True"):
+    with pytest.raises(ModelError, match=r"The stream is read only once.*leave out keep=True"):
         model.start_session(iter(frames()), keep=True)
     for source, advice in ((list(frames()), "start it with keep=True"), (iter(frames()), "is read only once")):
         session = model.start_session(source)
         first = session.add_prompt(0, object_id=4, points=[(60, 120)])
         assert first.ids.tolist() == [4]
-        with pytest.raises(Sam3Error, match=f"Object 4 cannot be prompted on frame 1.*{advice}"):
+        with pytest.raises(ModelError, match=f"Object 4 cannot be prompted on frame 1.*{advice}"):
             session.add_prompt(1, object_id=4, points=[(60, 120)])
-        with pytest.raises(Sam3Error, match=f"cannot be tracked backwards.*{advice}"):
+        with pytest.raises(ModelError, match=f"cannot be tracked backwards.*{advice}"):
             next(session.propagate(reverse=True))
     tracked = list(session.propagate(limit=1))
     assert [(each.index, each.ids.tolist()) for each in tracked] == [(0, [4]), (1, [4])], (
         "a click is tracked on a stream"
     )
-    with pytest.raises(Sam3Error, match="cannot be tracked again"):
+    with pytest.raises(ModelError, match="cannot be tracked again"):
         next(session.propagate(start=1))
-    with pytest.raises(Sam3Error, match="Object 5 cannot be prompted"):
+    with pytest.raises(ModelError, match="Object 5 cannot be prompted"):
         session.add_prompt(0, object_id=5, points=[(60, 120)])
 
 
@@ -425,7 +425,7 @@ def test_a_model_that_was_compiled_without_tracking_says_so(shallow_artifact: Pa
     artifact = Artifact.load(shallow_artifact)
     entries = {name: entry for name, entry in artifact.manifest.entries.items() if name != "memory_attention"}
     artifact.manifest = replace(artifact.manifest, entries=entries)
-    with pytest.raises(Sam3Error, match="compile it again with `sam3-tvm compile --video`"):
+    with pytest.raises(ModelError, match="compile it again with `sam3-tvm compile --video`"):
         Sam3(artifact).start_session(list(frames()))
 
 
@@ -440,7 +440,7 @@ def test_a_broken_frame_is_told_after_those_before_it(model: Sam3) -> None:
     with pytest.raises(OSError, match="the camera is gone"):
         seen.extend(each.index for each in session.propagate())
     assert seen == [0, 1]
-    with pytest.raises(Sam3Error, match="Reading the stream stopped at frame 2"):
+    with pytest.raises(ModelError, match="Reading the stream stopped at frame 2"):
         next(session.propagate())
 
 

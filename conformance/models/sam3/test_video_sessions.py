@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,16 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
-from harness.models.sam3.video.questions import frames_of
-from harness.models.sam3.video.sessions.answers import number_frames
-from harness.models.sam3.video.sessions.judging import judge_session
-from harness.models.sam3.video.sessions.scripts import Request, load_scripts, mask_of, pixels_of
+from harness.models.sam3.video.judging import judge_session
+from harness.models.sam3.video.questions import (
+    Request,
+    VideoQuestion,
+    frames_of,
+    load_sessions,
+    mask_of,
+    number_frames,
+    pixels_of,
+)
 from harness.models.sam3.video.visible_objects import PROMPT_SCORE
 from harness.runtime.sam3.resizing import resize
 
@@ -143,7 +148,7 @@ def test_objects_of_nearly_one_score_are_in_any_order(
 
 
 def test_scripts_have_prompts_of_every_kind() -> None:
-    scripts = load_scripts()
+    scripts = load_sessions()
     requests = [request for script in scripts for request in script.requests]
     prompts = [request for request in requests if request.type == "add_prompt"]
     assert {bool(request.points) for request in prompts} == {True, False}
@@ -151,9 +156,9 @@ def test_scripts_have_prompts_of_every_kind() -> None:
     assert any(0 in request.labels for request in prompts)
     assert {request.reverse for request in requests if request.type == "propagate_in_video"} == {True, False}
     assert any(request.type == "remove_object" for request in requests)
-    assert [script.name for script in load_scripts("full")] == ["few_frames"]
+    assert [script.name for script in load_sessions("full")] == ["few_frames"]
     for script in scripts:
-        (frame,) = frames_of(replace(script, length=1))
+        (frame,) = frames_of(VideoQuestion(script.name, script.video, 1))
         for request in script.requests:
             if request.mask is not None:
                 assert mask_of(request.mask, frame.shape[:2]).any()
@@ -184,13 +189,13 @@ def test_scripts_that_make_no_sense(tmp_path: Path, request_: str, message: str)
     path = tmp_path / "scripts.toml"
     path.write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\nrequests = [{{ {request_} }}]\n')
     with pytest.raises(HarnessError, match=message):
-        load_scripts(path=path)
+        load_sessions(path=path)
 
 
 def test_a_script_is_data(tmp_path: Path) -> None:
     path = tmp_path / "scripts.toml"
     request = '{ type = "add_prompt", frame = 1, object = 2, points = [[0.5, 0.25]], labels = [0] }'
     path.write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\nrequests = [{request}]\n')
-    (script,) = load_scripts(path=path)
+    (script,) = load_sessions(path=path)
     assert script.requests == (Request("add_prompt", 1, object=2, points=((0.5, 0.25),), labels=(0,)),)
     assert hash(script)

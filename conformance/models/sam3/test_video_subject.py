@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -20,17 +19,21 @@ from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.drift import drift
 from harness.models.sam3.video.judging import judge_step, judge_video
-from harness.models.sam3.video.questions import Question, frames_of, load_questions
+from harness.models.sam3.video.questions import VideoQuestion, frames_of, load_questions
 from harness.models.sam3.video.rounding import undecided_shares
-from harness.models.sam3.video.source import Answer, RecordedStep, rounding_decides_first
-from harness.models.sam3.video.upstream import _Frame, _Recorder, round_to_bfloat16, vectorized_mask_iou
+from harness.models.sam3.video.upstream import (
+    _Frame,
+    _Recorder,
+    round_to_bfloat16,
+    rounding_decides_first,
+    vectorized_mask_iou,
+)
 from harness.models.selection import select
+from harness.parity.references import Reference
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
-from harness.runtime.sam3.video.memory_bank import MemoryBank
 
 HEIGHT, WIDTH = 96, 144
-QUESTION = Question("walk", Path("scene"), length=3, text="dog")
 
 
 def blob(column: float, radius: float = 40) -> np.ndarray:
@@ -49,7 +52,7 @@ def boxes(masks: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def answer() -> Answer:
+def answer() -> Reference:
     """Two objects are born on the first frame; one of them is removed on the second, the other one stays."""
     generator = np.random.default_rng(0)
     rows = {0: [0, 1], 1: [0, 1], 2: [0, 1], 3: [0]}
@@ -80,13 +83,13 @@ def answer() -> Answer:
                 f"{number}/remembered": np.ones(count, bool),
                 f"{number}/undecided": np.zeros(count, bool),
             }
-    return Answer(QUESTION, reference, exact, ())
+    return Reference(reference, reference, exact)
 
 
-def faultless(answer: Answer) -> Arrays:
+def faultless(answer: Reference) -> Arrays:
     births = {1: 2, 2: 0, 3: 0}
     return (
-        {name: array.copy() for name, array in answer.reference.items()}
+        {name: array.copy() for name, array in answer.first.items()}
         | {f"{number}/births": np.array([count]) for number, count in births.items()}
         | {"left": np.array([1])}
     )
@@ -139,11 +142,11 @@ FAULTS: dict[Callable[[Arrays], None], set[str]] = {
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: fault.__name__ if fault else "none")
-def test_faults_are_seen_where_they_are(answer: Answer, fault: Callable[[Arrays], None] | None) -> None:
+def test_faults_are_seen_where_they_are(answer: Reference, fault: Callable[[Arrays], None] | None) -> None:
     actual = faultless(answer)
     if fault is not None:
         fault(actual)
-    verdicts = judge_video(actual, answer)
+    verdicts = judge_video("walk", actual, answer)
     failed = {verdict.name.removeprefix("walk/") for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
     if fault is None:
@@ -161,26 +164,26 @@ def test_faults_are_seen_where_they_are(answer: Answer, fault: Callable[[Arrays]
         assert [verdict.name for verdict in verdicts] == [f"walk/{name}" for name in names]
 
 
-def test_a_pixel_near_zero_is_undecided_and_counted(answer: Answer) -> None:
-    answer.reference["2/unfilled"][0, 6:12, 6:12] = 1e-3
+def test_a_pixel_near_zero_is_undecided_and_counted(answer: Reference) -> None:
+    answer.first["2/unfilled"][0, 6:12, 6:12] = 1e-3
     actual = faultless(answer)
     actual["2/masks"][0, 2, 3] ^= True
-    masks = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
+    masks = next(verdict for verdict in judge_video("walk", actual, answer) if verdict.name == "walk/masks")
     assert masks.kind is VerdictKind.STRICT
     assert masks.reason.startswith("1 pixels differ, all of which are undecided")
 
 
 @pytest.mark.parametrize(("outside", "kind"), [(-5.0, VerdictKind.STRICT), (-5.1, VerdictKind.FAILED)])
-def test_a_pixel_is_undecided_by_its_own_logit(answer: Answer, outside: float, kind: VerdictKind) -> None:
+def test_a_pixel_is_undecided_by_its_own_logit(answer: Reference, outside: float, kind: VerdictKind) -> None:
     """A pixel of the video is the mean of two logits, which are far from zero."""
-    logits = answer.reference["2/unfilled"]
+    logits = answer.first["2/unfilled"]
     logits[0, :20, :5] = 5
     logits[0, 7, 5] = outside
     masks = shown(list(logits))
-    answer.reference["2/masks"], answer.reference["2/boxes"] = masks, boxes(masks)
+    answer.first["2/masks"], answer.first["2/boxes"] = masks, boxes(masks)
     actual = faultless(answer)
     actual["2/masks"][0, 2, 2] ^= True
-    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video("walk", actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is kind
 
 
@@ -193,13 +196,13 @@ def test_a_pixel_is_undecided_by_its_own_logit(answer: Answer, outside: float, k
     ],
 )
 def test_objects_of_one_score_are_in_one_order_or_the_other(
-    answer: Answer, score: float, taken: str, kind: VerdictKind
+    answer: Reference, score: float, taken: str, kind: VerdictKind
 ) -> None:
     logits = [blob(120), blob(150)]
     first, second = shown(logits)
     both = first & second
     masks = np.array([first & ~both, second])
-    answer.reference.update(
+    answer.first.update(
         {
             "2/unfilled": np.array(logits),
             "2/tracker_scores": np.array([0.99, score], np.float32),
@@ -211,17 +214,17 @@ def test_objects_of_one_score_are_in_one_order_or_the_other(
     where = both if taken == "all" else both & (np.arange(WIDTH) < WIDTH * 135 / 288)
     assert where.any()
     actual["2/masks"] ^= where
-    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video("walk", actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is kind
     assert ("on 1 frames" in verdict.reason) is (kind is VerdictKind.STRICT)
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_three_objects_of_one_score_may_be_in_any_order(answer: Answer, order: tuple[int, ...]) -> None:
+def test_three_objects_of_one_score_may_be_in_any_order(answer: Reference, order: tuple[int, ...]) -> None:
     """The third one is not shown, and has what the other two lack."""
     logits = [blob(120), blob(135), blob(150)]
     claims = shown(logits)
-    answer.reference.update(
+    answer.first.update(
         {
             "2/candidates": np.array([0, 1, 5]),
             "2/unfilled": np.array(logits),
@@ -232,11 +235,11 @@ def test_three_objects_of_one_score_may_be_in_any_order(answer: Answer, order: t
     )
     actual = faultless(answer)
     actual["2/masks"] = shared_out(claims, order)[:2]
-    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video("walk", actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is VerdictKind.STRICT, verdict
     first, second = claims[:2]
     actual["2/masks"][:, first & second & (np.arange(WIDTH) < WIDTH * 135 / 288)] ^= True
-    verdict = next(verdict for verdict in judge_video(actual, answer) if verdict.name == "walk/masks")
+    verdict = next(verdict for verdict in judge_video("walk", actual, answer) if verdict.name == "walk/masks")
     assert verdict.kind is VerdictKind.FAILED, verdict
 
 
@@ -287,32 +290,31 @@ def test_upstream_follows_what_rounding_decided_and_nothing_else(margin: float, 
     ("undecided", "asked_again"), [([True, True], True), ([True, False], False), ([False, False], False)]
 )
 def test_upstream_is_asked_again_only_where_rounding_exchanges_two_objects(
-    answer: Answer, undecided: list[bool], asked_again: bool
+    answer: Reference, undecided: list[bool], asked_again: bool
 ) -> None:
     """Two objects are exchanged; with a clear margin that is a fault, which the judge sees."""
-    answer.reference.update({"2/remembered": np.array([True, False]), "2/undecided": np.array(undecided)})
+    answer.first.update({"2/remembered": np.array([True, False]), "2/undecided": np.array(undecided)})
     actual = faultless(answer)
-    assert not rounding_decides_first(actual, answer.reference)
+    assert not rounding_decides_first(actual, answer.first)
     actual["2/remembered"] = np.array([False, True])
-    assert rounding_decides_first(actual, answer.reference) is asked_again
-    verdicts = {verdict.name: verdict.kind for verdict in judge_video(actual, answer)}
+    assert rounding_decides_first(actual, answer.first) is asked_again
+    verdicts = {verdict.name: verdict.kind for verdict in judge_video("walk", actual, answer)}
     assert verdicts["walk/remembered"] is VerdictKind.FAILED
 
 
-def test_drift_is_measured_against_float64(answer: Answer) -> None:
-    assert answer.exact is not None
-    found = drift(answer.reference, answer.reference, answer.exact, "logits")
+def test_drift_is_measured_against_float64(answer: Reference) -> None:
+    found = drift(answer.first, answer.first, answer.exact, "logits")
     assert found.frames.tolist() == [1, 2]
     assert found.ratio == 1
     np.testing.assert_allclose(found.torch, 1e-5, rtol=0.02)
     with pytest.raises(ValueError, match="nothing is tracked in float64"):
-        drift(answer.reference, answer.reference, {"1/logits": np.zeros((0, 288, 288))}, "logits")
+        drift(answer.first, answer.first, {"1/logits": np.zeros((0, 288, 288))}, "logits")
 
 
-def step_of(values: np.ndarray) -> RecordedStep:
+def step_of(values: np.ndarray) -> Reference:
     reference = {name: np.ones(3, np.float32) for name in STEP} | {"memory": values}
     oracle = {name: array.astype(np.float64) for name, array in reference.items()}
-    return RecordedStep(1, {}, MemoryBank((0,)), None, None, reference, oracle)
+    return Reference(reference, reference, oracle)
 
 
 @pytest.mark.parametrize(("steps", "distance", "kind"), [(1, 0, "strict"), (1, 1e-3, "failed"), (2, 0, "failed")])
@@ -321,7 +323,7 @@ def test_rounded_memories_may_differ_at_a_boundary_alone(steps: int, distance: f
     values = np.full(8, 1 + 2**-8 - distance, np.float32)
     bits = to_bfloat16(values)
     bits[3] += steps
-    actual = step_of(values).reference | {"rounded": bits}
+    actual = step_of(values).first | {"rounded": bits}
     verdict = judge_step("step", actual, step_of(values))[-1]
     assert verdict.name == "step/rounded"
     assert verdict.kind == kind
@@ -333,7 +335,7 @@ def test_near_zero_a_rounded_memory_may_be_as_far_as_the_gate(ours: float, kind:
     values = np.full(8, 1e-6, np.float32)
     bits = to_bfloat16(values)
     bits[3] = to_bfloat16(np.array([ours], np.float32))[0]
-    verdict = judge_step("step", step_of(values).reference | {"rounded": bits}, step_of(values))[-1]
+    verdict = judge_step("step", step_of(values).first | {"rounded": bits}, step_of(values))[-1]
     assert verdict.kind == kind
     assert verdict.outside == (kind == "failed")
 
@@ -344,7 +346,7 @@ def test_questions_and_their_frames() -> None:
     assert any(question.float64 and question.length >= 34 for question in questions.values())
     assert [question.full for question in load_questions("full")] == [True]
     for question in questions.values():
-        (frame,) = frames_of(replace(question, length=1))
+        (frame,) = frames_of(VideoQuestion(question.name, question.video, 1))
         assert frame.ndim == 3
         assert frame.dtype == np.uint8
 

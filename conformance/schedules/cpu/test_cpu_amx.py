@@ -34,25 +34,25 @@ from conformance.support.convolutions import (
 from conformance.support.examples import examples
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
+from harness.compiler.deployment.lowering import reachable
+from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
+from harness.compiler.lowering.route import Route, lower
+from harness.compiler.schedules.common.kernel_info import infos_of
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu.amx import matrix_unit, with_tiles
+from harness.compiler.schedules.cpu.bf16 import arithmetic, with_half_products
+from harness.compiler.schedules.cpu.product import Extents
+from harness.compiler.schedules.cpu.schedule import blocking_in_tiles
+from harness.compiler.targets.compiling import build_library
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.settings import SEEDED
-from harness.deployment.lowering import reachable
-from harness.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
-from harness.lowering.route import Route, lower
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.verdict import judge
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.matrix_unit import matrix_unit_problem
-from harness.schedules.common.kernel_info import infos_of
-from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.amx import matrix_unit, with_tiles
-from harness.schedules.cpu.bf16 import arithmetic, with_half_products
-from harness.schedules.cpu.product import Extents
-from harness.schedules.cpu.schedule import blocking_in_tiles
-from harness.targets.compiling import build_library
 
 few = examples(6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")
@@ -298,8 +298,8 @@ def verdicts_in_tiles(component: str) -> Sequence[Verdict]:
         arrays = [output.numpy() for output in ([outputs] if isinstance(outputs, tvm.runtime.Tensor) else outputs)]
         prefix = workload.trace[0].prefix
         actual = {f"{prefix}{name}": array for name, array in zip(program.outputs, arrays, strict=True)}
-        reference, exact = workload.reference()[0], workload.oracle()
-        sides = ({name: values[name] for name in actual} for values in (reference, exact))
+        reference = workload.reference()
+        sides = ({name: values[name] for name in actual} for values in (reference.first, reference.exact))
         return judge(actual, *sides, by_oracle=True)
 
 

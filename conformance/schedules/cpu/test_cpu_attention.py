@@ -17,7 +17,7 @@ from conformance.support.attention import attention, kernels, mask_of, operands,
 from conformance.support.examples import examples
 from conformance.support.kernels import call_function, functions_of, hold, lowered, run
 from conformance.support.operators import normal
-from harness.schedules.common.kernel import Argument, fp32, prim_func, registers
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 
 op = relax.op
 LENGTHS = st.sampled_from([1, 2, 12, 16, 17, 32, 36, 39, 64, 201])
@@ -201,7 +201,7 @@ def test_parts_of_the_keys_are_put_together_exactly(
 
     Two queries are few for vectors of every width.
     """
-    monkeypatch.setattr("harness.schedules.cpu.schedule._TASKS", 2 * parts)
+    monkeypatch.setattr("harness.compiler.schedules.cpu.schedule._TASKS", 2 * parts)
     arrays = operands(1, len(sizes), 5184, 2, 32)
     for query, size in enumerate(sizes):
         arrays[1][0, 2000 * (query + 1), :, query] = size

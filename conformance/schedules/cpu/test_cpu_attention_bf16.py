@@ -33,11 +33,11 @@ from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal, rms
 from conformance.support.place import build, computes, virtual_machine
+from harness.compiler.lowering.precision import lower_precision
+from harness.compiler.lowering.route import Route, lower
+from harness.compiler.schedules.common.graph import is_call
+from harness.compiler.schedules.cpu import cpu_pipeline
 from harness.core.precision import PRECISIONS
-from harness.lowering.precision import lower_precision
-from harness.lowering.route import Route, lower
-from harness.schedules.common.graph import is_call
-from harness.schedules.cpu import cpu_pipeline
 
 HALF_STEP = 2.0**-8
 """How far, in relation to itself, a number is from the nearest bfloat16 at most."""

@@ -23,7 +23,7 @@ from conformance.support.attention import attention, hold_beyond_the_last_key, k
 from conformance.support.examples import examples
 from conformance.support.kernels import hold, hold_result, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal
-from harness.schedules.common.kernel_info import describe
+from harness.compiler.schedules.common.kernel_info import describe
 
 op = relax.op
 MEGABYTE = 1 << 20
@@ -314,7 +314,7 @@ from pathlib import Path
 import numpy as np, tvm
 from conformance.support.attention import attention, operands
 from conformance.support.kernels import lowered, machine_of
-from harness.processes.memory import give_back_freed_memory
+from harness.core.processes.memory import give_back_freed_memory
 def status(name):
     return int(re.search(name + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 arrays = operands(1, 5184, 36352 // 4 + 64, 1, 256, 64)

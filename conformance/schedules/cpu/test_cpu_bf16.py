@@ -21,11 +21,11 @@ from conformance.support.instructions import AVX2, emulated, emulates
 from conformance.support.kernels import functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal
 from conformance.support.place import computes, cpu_target, executes
+from harness.compiler.lowering.route import Route, lower
+from harness.compiler.schedules.common.kernel_info import infos_of
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu.bf16 import arithmetic, with_half_products
 from harness.core.precision import ROUNDED_OPERANDS
-from harness.lowering.route import Route, lower
-from harness.schedules.common.kernel_info import infos_of
-from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.bf16 import arithmetic, with_half_products
 
 few = examples(4)
 EXTENTS = st.sampled_from([1, 2, 7, 13, 32, 33, 65])

@@ -44,16 +44,16 @@ from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
 from conformance.support.place import build, computes, virtual_machine
-from harness.lowering.route import Route, lower
-from harness.schedules.common.kernel_info import infos_of
-from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.bf16 import with_half_products
+from harness.compiler.lowering.route import Route, lower
+from harness.compiler.schedules.common.kernel_info import infos_of
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu.bf16 import with_half_products
 
 few = examples(15)
 
 
 def rounding(geometry: Geometry = PLAIN) -> Callable[[relax.Expr, relax.Expr], relax.Expr]:
-    """The operator where `harness.lowering.precision` rounds what is multiplied to bfloat16."""
+    """The operator where `harness.compiler.lowering.precision` rounds what is multiplied to bfloat16."""
     return lambda x, weight: with_half_products(geometry.conv2d(x, weight))
 
 

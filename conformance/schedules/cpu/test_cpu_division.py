@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.schedules.cpu.division import efficiency
-from harness.schedules.cpu.product import Extents, choose_partition
-from harness.schedules.cpu.schedule import Attention, Product, decided
-from harness.schedules.cpu.tile import Tile, VectorUnit
-from harness.schedules.cpu.window import Window
-from harness.schedules.cpu.winograd_plan import Blocking, Plan, choose_blocking
+from harness.compiler.schedules.cpu.division import efficiency
+from harness.compiler.schedules.cpu.product import Extents, choose_partition
+from harness.compiler.schedules.cpu.schedule import Attention, Product, decided
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
+from harness.compiler.schedules.cpu.window import Window
+from harness.compiler.schedules.cpu.winograd_plan import Blocking, Plan, choose_blocking
 
 UNITS = {
     "AVX-512": VectorUnit(lanes=16, registers=32),

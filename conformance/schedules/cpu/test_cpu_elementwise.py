@@ -20,8 +20,8 @@ from conformance.support.examples import examples
 from conformance.support.kernels import lowered
 from conformance.support.operators import EPSILON, compiled, error_ratio, module_of, normal, rms
 from conformance.support.place import cpu_target, functions, virtual_machine
-from harness.schedules.common.kernel_info import info_of
-from harness.schedules.cpu.elementwise import schedule_function, schedule_remaining
+from harness.compiler.schedules.common.kernel_info import info_of
+from harness.compiler.schedules.cpu.elementwise import schedule_function, schedule_remaining
 
 extents = st.sampled_from([1, 2, 3, 7, 16, 33, 96, 257])
 

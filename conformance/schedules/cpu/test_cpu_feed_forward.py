@@ -14,7 +14,7 @@ from tvm import relax
 from conformance.support.cpus import narrower
 from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, run
 from conformance.support.operators import normal
-from harness.schedules.common.kernel_info import FEED_FORWARD, infos_of
+from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, infos_of
 
 op = relax.op
 MEGABYTE = 1024 * 1024

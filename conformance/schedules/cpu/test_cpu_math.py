@@ -17,8 +17,8 @@ from tvm import relax, te
 
 from conformance.support.operators import compiled, module_of, normal, rms
 from conformance.support.place import any_cpu_target
-from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu import math as elementary
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu import math as elementary
 
 FUNCTIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     "exp": relax.op.exp,
@@ -52,7 +52,7 @@ BOUNDS = [
     ("gelu", -1.0, math.inf, 4.0),
     ("gelu", -12.5, math.inf, 8.0),
 ]
-"""Function, range, bound in ULP: what the docstrings of `harness.schedules.cpu.math` promise."""
+"""Function, range, bound in ULP: what the docstrings of `harness.compiler.schedules.cpu.math` promise."""
 STRIDE = 499
 """Every 499th bit pattern of fp32: 8.6 million values of both signs and every exponent."""
 

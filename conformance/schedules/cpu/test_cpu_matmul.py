@@ -17,8 +17,8 @@ from conformance.support.bf16 import rounded
 from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, lowered, run
 from conformance.support.operators import normal
-from harness.schedules.common.kernel_info import infos_of
-from harness.schedules.cpu.emit import spread
+from harness.compiler.schedules.common.kernel_info import infos_of
+from harness.compiler.schedules.cpu.emit import spread
 
 op = relax.op
 few = examples(12)

@@ -14,15 +14,15 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 from tvm.script.ir_builder import tirx as T
 
+from harness.compiler.schedules.common.kernel import Argument, prim_func
+from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.schedules.cpu.arena import ALIGNMENT, Result, Value, lay_out
+from harness.compiler.schedules.cpu.emit import prefetch
+from harness.compiler.schedules.cpu.memory import plan_memory
+from harness.compiler.schedules.cpu.pipeline import to_loops
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import compile_module
 from harness.runtime.executable import Executable
-from harness.schedules.common.kernel import Argument, prim_func
-from harness.schedules.common.vm import lower_to_vm
-from harness.schedules.cpu.arena import ALIGNMENT, Result, Value, lay_out
-from harness.schedules.cpu.emit import prefetch
-from harness.schedules.cpu.memory import plan_memory
-from harness.schedules.cpu.pipeline import to_loops
-from harness.targets import TARGETS
-from harness.targets.compiling import compile_module
 
 SIDE = 96
 """Of square matrices: 36 KiB each."""

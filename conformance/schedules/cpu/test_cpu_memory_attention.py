@@ -14,13 +14,13 @@ from torch.nn import functional
 from conformance.support.attention import kernels
 from conformance.support.kernels import functions_of, hold_result, machine_of
 from conformance.support.place import cpu_target
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.route import Route
+from harness.compiler.schedules.cpu import cpu_pipeline
 from harness.core.program import Axis
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.frontend import TORCH
-from harness.lowering.rope import STRATEGIES
-from harness.lowering.route import Route
 from harness.models.sam3.upstream import upstream
-from harness.schedules.cpu import cpu_pipeline
 
 SIDE, MEMORIES, POINTERS = 36, 3, 8
 """Tokens of an image's side, memories of such images, and keys that are not rotated."""

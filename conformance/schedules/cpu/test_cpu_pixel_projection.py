@@ -13,8 +13,8 @@ from tvm import ir, relax
 from conformance.support.examples import examples
 from conformance.support.operators import compiled, error_ratio, module_of, normal
 from conformance.support.place import cpu_target
-from harness.schedules.common.origins import bindings_of, callee
-from harness.schedules.cpu.pipeline import to_loops
+from harness.compiler.schedules.common.origins import bindings_of, callee
+from harness.compiler.schedules.cpu.pipeline import to_loops
 
 op = relax.op
 Operator = Callable[..., relax.Expr]

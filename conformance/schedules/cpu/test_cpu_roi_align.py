@@ -11,8 +11,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from conformance.support.kernels import call_function
-from harness.schedules.common.kernel import Argument, prim_func
-from harness.schedules.cpu.reduction import scalar
+from harness.compiler.schedules.common.kernel import Argument, prim_func
+from harness.compiler.schedules.cpu.reduction import scalar
 
 
 def on_a_line(kept: Callable[[Any], Any]) -> np.ndarray:

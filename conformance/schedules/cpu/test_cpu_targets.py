@@ -19,10 +19,10 @@ from conformance.support.assembly import Instruction, ProductLoop, assembly, ful
 from conformance.support.kernels import hold, lowered, lowered_for
 from conformance.support.operators import normal
 from conformance.support.place import executes
+from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
+from harness.compiler.targets.compiling import required_cpu
 from harness.runtime.loading import cpu_problem
-from harness.schedules.common.code_generation import generate
-from harness.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
-from harness.targets.compiling import required_cpu
 
 op = relax.op
 
@@ -301,7 +301,7 @@ def test_a_tile_that_is_too_large_is_noticed(
 ) -> None:
     target = target_for(cpu)
     tile = Tile(rows, columns, vector_unit(target).lanes)
-    monkeypatch.setattr("harness.schedules.cpu.schedule.choose_tile", lambda *_: tile)
+    monkeypatch.setattr("harness.compiler.schedules.cpu.schedule.choose_tile", lambda *_: tile)
     module = lowered(lambda x, w: op.matmul(x, w), [normal((96, 512))], [filters(512, 384)], target)
     with pytest.raises(AssertionError):
         assert_in_registers(assembly(module, target), cpu, {tile.size // tile.lanes})

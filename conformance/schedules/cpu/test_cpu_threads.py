@@ -17,10 +17,10 @@ import tvm
 from torch import nn
 from tvm.script.ir_builder import tirx as T
 
+from harness.compiler.schedules.common.kernel import Argument, each_thread_keeps, fp32, prim_func
+from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.runtime.executable import Executable
-from harness.schedules.common.kernel import Argument, each_thread_keeps, fp32, prim_func
-from harness.targets import HOST
 from perf.compiling import compiled
 from perf.components import prepare
 from perf.launching import launched_by, on_threads, one_by_one

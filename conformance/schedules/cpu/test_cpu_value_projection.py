@@ -18,10 +18,10 @@ from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target
-from harness.schedules.common.kernel_info import infos_of
-from harness.schedules.common.provenance import How, Operator, trace
-from harness.schedules.cpu import cpu_pipeline
-from harness.schedules.cpu.rewrite import workloads
+from harness.compiler.schedules.common.kernel_info import infos_of
+from harness.compiler.schedules.common.provenance import How, Operator, trace
+from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu.rewrite import workloads
 
 op = relax.op
 

@@ -15,7 +15,7 @@ from conformance.support.assembly import assembly, innermost_loops
 from conformance.support.bf16 import Processor, linear, product, rounded
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal, rms
-from harness.schedules.cpu.vpmaddwd import LONGEST, largest_integer
+from harness.compiler.schedules.cpu.vpmaddwd import LONGEST, largest_integer
 
 AVX2 = "x86-64-v3"
 PROCESSOR = Processor(integers=True)

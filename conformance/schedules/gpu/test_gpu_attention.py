@@ -28,20 +28,21 @@ from conformance.support.gpu_programs import (
     target_of,
 )
 from conformance.support.operators import rms
+from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.rope import STRATEGIES
+from harness.compiler.lowering.rope.operators import rotate_pairs
+from harness.compiler.lowering.rope.real import rotate
+from harness.compiler.schedules.common.attention import Attention
+from harness.compiler.schedules.common.kernel_info import TENSOR_CORES, infos_of
+from harness.compiler.schedules.gpu.attention import choose_attention_tile, shared_layout
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import build_library, lower_module
+from harness.compiler.targets.cuda import chosen_architectures
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.lowering.frontends.torch_export import export_program
-from harness.lowering.frontends.torch_export.frontend import TORCH
-from harness.lowering.rope import STRATEGIES, rotate_pairs
-from harness.lowering.rope.real import rotate
 from harness.models.sam3.upstream import upstream
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
-from harness.processes import WorkerEnd, run_isolated
-from harness.schedules.common.attention import Attention
-from harness.schedules.common.kernel_info import TENSOR_CORES, infos_of
-from harness.schedules.gpu.attention import choose_attention_tile, shared_layout
-from harness.targets import TARGETS
-from harness.targets.compiling import build_library, lower_module
-from harness.targets.cuda import chosen_architectures
 
 emulation = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tvm import relax
 
 from conformance.support.gpu_programs import KINDS, ORDERS, Expression, emulated, hold, lowered, skip_unless_emulated
-from harness.targets import TARGETS
+from harness.compiler.targets import TARGETS
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"
@@ -82,7 +82,7 @@ def test_results_are_as_accurate_as_pytorch(kind: str, tmp_path: Path) -> None:
     reason="TVM's gpu_2d_continuous_cumsum has no barrier between a write and the reads of its neighbours in a warp",
 )
 def test_tvms_own_running_sums(tmp_path: Path) -> None:
-    """The raw defect, which `harness.schedules.gpu.scan` goes around; both orders of threads must be right."""
+    """The raw defect, which `harness.compiler.schedules.gpu.scan` goes around; both orders of threads must be right."""
     skip_unless_emulated("cuda")
     expression = Expression("running sums", lambda x: x.cumsum(-1), (random(5, 72, offset=1.0),))
     orders = ("run", "run_descending")

@@ -21,14 +21,14 @@ from tvm.relax import op
 from conformance.support.examples import examples
 from conformance.support.gpu_programs import target_of
 from conformance.support.operators import EPSILON, rms
+from harness.compiler.schedules.common.kernel_info import PRODUCT, infos_of
+from harness.compiler.schedules.gpu import product
+from harness.compiler.schedules.gpu.tile import Tile, choose_tile
+from harness.compiler.targets import TARGETS
+from harness.compiler.targets.compiling import build_library, lower_module
 from harness.core.outcome import Kernel
+from harness.core.processes import WorkerEnd, run_isolated
 from harness.core.processors import THIS_MACHINE
-from harness.processes import WorkerEnd, run_isolated
-from harness.schedules.common.kernel_info import PRODUCT, infos_of
-from harness.schedules.gpu import product
-from harness.schedules.gpu.tile import Tile, choose_tile
-from harness.targets import TARGETS
-from harness.targets.compiling import build_library, lower_module
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.lowering.groups import keep_float32, note_paths
+from harness.compiler.lowering.groups import keep_float32, note_paths
 
 _SCORING = "dot_prod_scoring"
 _PRESENCE = "transformer.decoder.presence_token_head"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.settings import REPOSITORY
+from harness.core.settings import REPOSITORY, Settings
 from harness.models.model import Model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.subjects import NAME, SUBJECTS
@@ -18,11 +18,20 @@ def _import_libraries() -> None:
     import_sam3()
 
 
+def _check(settings: Settings) -> None:
+    """Checks that the photograph to capture inputs from can be read."""
+    from harness.runtime.sam3.images import load_image
+
+    if settings.image is not None:
+        load_image(settings.image)
+
+
 MODEL = Model(
     name=NAME,
     subjects=SUBJECTS,
     deployable=DEPLOYABLE,
     context=DEPLOYABLE.context,
     prepare=_import_libraries,
+    check=_check,
     expectations=REPOSITORY / "fixtures" / "expectations.toml",
 )

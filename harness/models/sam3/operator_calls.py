@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
-from harness.files import write_text
-from harness.lowering.frontends.torch_export.operators import OPERATORS_FILE, Call, calls_of, dump_calls
+from harness.compiler.lowering.frontends.torch_export.operators import OPERATORS_FILE, Call, calls_of, dump_calls
+from harness.core.files import write_text
 
 
-def collect(scale: str = "shallow") -> set[Call]:
-    """Exports every component for each of its samples at a scale, and returns the operator calls of all of them."""
-    from harness.core.case import Case
+def collect() -> set[Call]:
+    """Exports every component for each of its samples at shallow scale, and returns all operator calls."""
+    from harness.compiler.lowering.frontends.exporting import export_program
+    from harness.compiler.lowering.rope import STRATEGIES
+    from harness.core.case import Case, Scale
     from harness.core.settings import SEEDED
-    from harness.lowering.frontends.exporting import export_program
-    from harness.lowering.rope import STRATEGIES
     from harness.models.sam3.build import build_model
     from harness.models.sam3.components import COMPONENTS
     from harness.models.sam3.source import captured_activations
@@ -23,14 +22,13 @@ def collect(scale: str = "shallow") -> set[Call]:
     calls: set[Call] = set()
     with upstream():
         for interactive in (False, True):
-            model = build_model(scale, interactive=interactive)
+            model = build_model(Scale.SHALLOW, interactive=interactive)
             for component in COMPONENTS.values():
                 if component.interactive is not interactive:
                     continue
                 module = component.build(model)
-                activations = captured_activations(
-                    component.captured_by, Case(component.name, "real", "llvm", scale), SEEDED
-                )
+                case = Case(component.name, "real", "llvm")
+                activations = captured_activations(component.captured_by, case, SEEDED)
                 strategy = STRATEGIES["real"].apply(module) if component.uses_rope else nullcontext()
                 with strategy:
                     for arguments in component.samples(activations).values():
@@ -39,10 +37,5 @@ def collect(scale: str = "shallow") -> set[Call]:
     return calls
 
 
-def write_calls(calls: set[Call], path: Path = OPERATORS_FILE) -> None:
-    """Writes the list atomically."""
-    write_text(path, dump_calls(calls))
-
-
 if __name__ == "__main__":
-    write_calls(collect())
+    write_text(OPERATORS_FILE, dump_calls(collect()))

@@ -1,20 +1,20 @@
-"""Reads the questions to a subject from `[[question]]` tables in `fixtures/`."""
+"""Defines the questions to whole models, and reads them from `[[question]]` tables in `fixtures/`."""
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from types import UnionType
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from harness.core.errors import HarnessError
 
 
-class ImageQuestion(Protocol):
-    """A question about a photograph or a video; a frozen dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+class AnyQuestion(Protocol):
+    """A question about a photograph or a video; a frozen dataclass that checks itself."""
 
     @property
     def name(self) -> str:
@@ -22,20 +22,38 @@ class ImageQuestion(Protocol):
 
     @property
     def image(self) -> Path:
-        """Returns the path of the photograph."""
+        """Returns the path of the photograph or video."""
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the photograph or video."""
 
 
-AnyQuestion = TypeVar("AnyQuestion", bound=ImageQuestion)
+@dataclass(frozen=True)
+class PhotographQuestion:
+    """A question about a photograph.
+
+    Attributes:
+        name: Name in reports.
+        image: Path of the photograph.
+    """
+
+    name: str
+    image: Path
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the photograph's file."""
+        return hashlib.sha256(self.image.read_bytes()).hexdigest()
 
 
-def read_questions(
-    path: Path, parse: Callable[[dict[str, Any], Path], AnyQuestion], image: Path | None = None
-) -> tuple[AnyQuestion, ...]:
+Question = TypeVar("Question", bound=AnyQuestion)
+
+
+def read_questions(path: Path, kind: type[Question], image: Path | None = None) -> tuple[Question, ...]:
     """Reads the questions of a file; questions about one photograph follow each other.
 
     Args:
         path: A TOML file of `[[question]]` tables; images are relative to it.
-        parse: Makes a question from a table and the file's path; its Python errors say what is wrong with the table.
+        kind: Dataclass of the questions, whose fields are the keys; it raises ValueError if its values are wrong.
         image: Replaces the first photograph; the questions about the other photographs are left out.
 
     Raises:
@@ -43,7 +61,7 @@ def read_questions(
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
-        questions = [parse(table, path) for table in tables]
+        questions: list[Question] = [_convert(kind, table, path.parent) for table in tables]
     except FileNotFoundError as error:
         raise HarnessError(f"{path} is missing: verify in a checkout, which has fixtures/.") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -52,21 +70,34 @@ def read_questions(
         raise HarnessError(f"{path} has no questions, or two of one name; correct it there.")
     first_image = questions[0].image
     if image is not None:
-        return tuple(replace(question, image=image) for question in questions if question.image == first_image)
+        return tuple(
+            replace(question, image=image)  # type: ignore[type-var]  # questions are dataclasses
+            for question in questions
+            if question.image == first_image
+        )
     photographs = list(dict.fromkeys(question.image for question in questions))
     return tuple(sorted(questions, key=lambda question: photographs.index(question.image)))
 
 
-def check_keys(table: Mapping[str, Any], kind: type[Any], table_name: str) -> None:
-    """Checks that the keys of a table are fields of a dataclass.
+def _convert(hint: Any, value: Any, folder: Path) -> Any:
+    """Converts a value of a TOML file to the type of a field; paths are relative to a folder."""
+    origin, args = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        return _convert_table(hint, value, folder)
+    if origin is tuple:
+        types = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return tuple(_convert(part_type, part, folder) for part_type, part in zip(types, value, strict=True))
+    if origin is UnionType:
+        return _convert(args[0], value, folder)
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"{value!r} is none of {', '.join(args)}")
+        return value
+    return folder / value if hint is Path else hint(value)
 
-    Args:
-        table: A part of a TOML file.
-        kind: The dataclass.
-        table_name: Name of the table in the message.
 
-    Raises:
-        ValueError: The table has other keys; the message names them.
-    """
-    if unknown := set(table) - {field.name for field in fields(kind)}:
-        raise ValueError(f"{table_name} has unknown keys {sorted(unknown)}")
+def _convert_table(kind: Any, table: Mapping[str, Any], folder: Path) -> Any:
+    hints = get_type_hints(kind)
+    if unknown := set(table) - set(hints):
+        raise ValueError(f"{kind.__name__.lower()} {table.get('name', '')!r} has unknown keys {sorted(unknown)}")
+    return kind(**{key: _convert(hints[key], value, folder) for key, value in table.items()})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from harness.lowering.rotation import RotaryAttention, Rotation, Tables
+from harness.compiler.lowering.rotation import RotaryAttention, Rotation, Tables
 
 if TYPE_CHECKING:
     import torch

@@ -1,24 +1,26 @@
-"""Computes the PyTorch side of a component: module, captured inputs, reference and oracle; slow results are cached."""
+"""Computes the PyTorch side of a component, and of questions to whole models; slow results are cached."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
-from functools import partial
+from dataclasses import fields, replace
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.compiler.lowering.symbolic import takes_symbolic_axes
 from harness.core.case import Case
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
 from harness.core.weights import Weights
-from harness.lowering.symbolic import takes_symbolic_axes
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.groups import note_groups
-from harness.parity.references import reference_of, run_twice, split_runs
+from harness.models.sam3.questions import AnyQuestion, PhotographQuestion
+from harness.parity.references import Reference, RunModule, runner_of
 from harness.parity.trace import independent_calls, run_trace
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Source:
         Raises:
             HarnessError: The checkpoint, photograph or cache cannot be used.
         """
-        from harness.files import cache_root
+        from harness.core.files import cache_root
         from harness.models.sam3.build import build_architecture, give_weights
         from harness.parity.cache import ArrayCache
 
@@ -59,7 +61,7 @@ class Source:
         self._case = case
         self._settings = settings
         self._cache = ArrayCache(cache_root())
-        self._reference = reference_of(PRECISIONS[case.precision])
+        self._runner = runner_of(PRECISIONS[case.precision])
         capture = component.captured_by
         self._inputs = capture.load_inputs(settings.image)
         model = build_architecture(case.scale, interactive=component.interactive)
@@ -85,21 +87,21 @@ class Source:
         }
         self.trace = independent_calls(self.samples, program_names)
 
-    def reference(self) -> tuple[Arrays, Arrays]:
-        """Returns PyTorch's outputs of two runs on the CPU, in eager fp32 or in the reference of the precision."""
-        cpu_reference = self._reference
-        key = self._key(f"{cpu_reference.kind} {self.component.name}", (*self._output_modules, cpu_reference.code))
+    def reference(self) -> Reference:
+        """Returns PyTorch's outputs of two runs on the CPU, in eager fp32 or under autocast, and in float64."""
+        runner = self._runner
+        key = self._key(f"{runner.kind} {self.component.name}", (*self._output_modules, runner.code))
 
         def make() -> Arrays:
             # The cached trunk results are fp32 or float64; under autocast the trunk returns others for the same input.
             half = PRECISIONS[self._case.precision].is_half
             with nullcontext() if half else self._shared_trunk(self.module):
-                return run_twice(lambda: run_trace(self.programs, self.trace, cpu_reference.run))
+                return Reference.run_twice(lambda: run_trace(self.programs, self.trace, runner.run)).to_arrays()
 
-        return split_runs(self._cache.get_or_make(key, make))
+        return replace(Reference.from_arrays(self._cache.get_or_make(key, make)), exact=self._oracle())
 
-    def oracle(self) -> Arrays:
-        """Returns PyTorch's float64 outputs on the CPU."""
+    def _oracle(self) -> Arrays:
+        """Returns PyTorch's float64 outputs, which every precision shares."""
         from harness.parity.oracle import oracle
 
         def make() -> Arrays:
@@ -114,16 +116,14 @@ class Source:
         """Returns further errors of PyTorch in the named outputs, see `harness.parity.monte_carlo`."""
         from harness.parity.monte_carlo import draw_errors
 
-        cpu_reference = self._reference
-
         def make() -> Arrays:
             precision = PRECISIONS[self._case.precision]
-            run = partial(run_trace, self.programs, run=cpu_reference.run)
+            run = partial(run_trace, self.programs, run=self._runner.run)
             (errors,) = draw_errors(self.programs, self.trace, names, [run], precision, self._case.seed)
             return errors
 
-        code = (*self._output_modules, cpu_reference.code, ORACLE, DRAWS)
-        kind = f"draws {cpu_reference.kind} {self.component.name} {' '.join(sorted(names))}"
+        code = (*self._output_modules, self._runner.code, ORACLE, DRAWS)
+        kind = f"draws {self._runner.kind} {self.component.name} {' '.join(sorted(names))}"
         return self._cache.get_or_make(self._key(kind, code), make)
 
     @property
@@ -137,6 +137,126 @@ class Source:
 
     def _key(self, kind: str, code: Sequence[str]) -> dict[str, Any]:
         return cache_key(kind, self._case, self._settings, self._inputs.images, describe_inputs(self._inputs), code)
+
+
+AskFeatures = Callable[[RunModule, "Sequence[torch.Tensor]", Arrays | None], Arrays]
+"""Answers a question about encoded features in one run, given the first run's answer if the run is in float64."""
+
+
+class UpstreamModel:
+    """Upstream's model with the weights of a case, built when it is first needed, and its cached answers to questions.
+
+    To be used inside `harness.models.sam3.upstream.upstream()`.
+
+    Attributes:
+        half: Whether the case is in half precision, so that the reference runs under autocast.
+    """
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        """Opens the cache.
+
+        Raises:
+            HarnessError: The cache cannot be used.
+        """
+        from harness.core.files import cache_root
+        from harness.parity.cache import ArrayCache
+
+        precision = PRECISIONS[case.precision]
+        self.half = precision.is_half
+        self._runner = runner_of(precision)
+        self._case = case
+        self._settings = settings
+        self._cache = ArrayCache(cache_root())
+        self._encoded: tuple[Path, list[list[torch.Tensor]]] | None = None
+
+    @cached_property
+    def image(self) -> Any:
+        """Builds the image model."""
+        return build(self._case, self._settings)
+
+    @cached_property
+    def interactive(self) -> Any:
+        """Builds the image model with upstream's tracker and interactive predictor."""
+        return build(self._case, self._settings, interactive=True)
+
+    @cached_property
+    def video(self) -> Any:
+        """Builds the video model."""
+        from harness.models.sam3.build import build_video_model
+
+        return build_video_model(self.interactive, self._case.scale)
+
+    def answer(self, module: str, question: AnyQuestion, actual: Arrays | None = None) -> Reference:
+        """Returns upstream's answer to a question.
+
+        Args:
+            module: The module whose function `answer` gives it.
+            question: The question.
+            actual: The compiled model's answer, on which upstream's may depend.
+
+        Raises:
+            HarnessError: Checkpoint, photograph or cache cannot be used.
+        """
+        reference: Reference = import_module(module).answer(self, question, actual or {})
+        return reference
+
+    def cached(self, module: str, question: AnyQuestion, make: Callable[[], Reference], **key: Any) -> Reference:
+        """Returns upstream's answer to a question, which the code of a module makes if it is not in the cache.
+
+        The arguments `key` are what the answer depends on besides.
+        """
+        code = (BUILDER, module, SHARED, ORACLE, self._runner.code)
+        key |= {"question": describe_inputs(question), "digest": question.digest()}
+        key |= _model_key(f"{module} {self._runner.kind}", self._case, self._settings, code)
+        return Reference.from_arrays(self._cache.get_or_make(key, lambda: make().to_arrays()))
+
+    def ask_photograph(
+        self, question: PhotographQuestion, encoding: torch.nn.Module, features: int, ask: AskFeatures, *, float64: bool
+    ) -> Reference:
+        """Returns the answers to a question about a photograph, of two runs and in float64.
+
+        Args:
+            question: The question.
+            encoding: Encodes the photograph, uint8 [3, h, w], as features; those of the last photograph are kept.
+            features: Number of the features.
+            ask: Answers the question about features.
+            float64: Whether the question is also answered in float64.
+        """
+        from harness.parity.oracle import oracle
+
+        if self._encoded is None or self._encoded[0] != question.image or (float64 and len(self._encoded[1]) < 3):
+            self._encoded = None  # the features of two photographs would not fit into memory
+            self._encoded = question.image, self._encode(question.image, encoding, features, float64)
+        first_features, second_features, *exact_features = self._encoded[1]
+        first = ask(self._runner.run, first_features, None)
+        again = ask(self._runner.run, second_features, None)
+        return Reference(first, again, ask(oracle, exact_features[0], first) if float64 else {})
+
+    def _encode(self, image: Path, encoding: torch.nn.Module, count: int, float64: bool) -> list[list[torch.Tensor]]:
+        """Returns the features of a photograph in two runs and, if asked for, in float64."""
+        import numpy as np
+        import torch
+
+        from harness.parity.oracle import oracle
+        from harness.runtime.sam3.images import load_image
+
+        pixels = torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
+
+        def encode(run: RunModule) -> list[torch.Tensor]:
+            arrays = run(encoding, (pixels,), [str(number) for number in range(count)])
+            return [torch.from_numpy(array) for array in arrays.values()]
+
+        # The cached trunk results are fp32 or float64; under autocast the trunk returns others for the same input.
+        with nullcontext() if self.half else self.shared_trunk(encoding):
+            features = [encode(self._runner.run) for _ in range(2)]
+        if float64:
+            with self.shared_trunk(encoding):
+                features.append(encode(oracle))
+        return features
+
+    def shared_trunk(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        """Caches the results of the module's vision transformer for the duration of the context."""
+        return shared_trunk(module, self._cache, self._case, self._settings)
 
 
 def same_shape_samples(samples: Mapping[str, Mapping[str, torch.Tensor]], symbolic: Symbolic) -> dict[str, str]:
@@ -168,7 +288,7 @@ def captured_activations(capture: Capture, case: Case, settings: Settings, model
     """
     import torch
 
-    from harness.files import cache_root
+    from harness.core.files import cache_root
     from harness.parity.cache import ArrayCache
 
     cache, inputs = ArrayCache(cache_root()), capture.load_inputs(settings.image)
@@ -188,7 +308,7 @@ def _capture_key(capture: Capture, inputs: Inputs, case: Case, settings: Setting
     return cache_key(capture.kind, case, settings, inputs.images, describe_inputs(inputs), code)
 
 
-def describe_inputs(inputs: Inputs) -> str:
+def describe_inputs(inputs: Inputs | AnyQuestion) -> str:
     """Returns the inputs as text, with the names of files and without their folders."""
     values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}  # type: ignore[arg-type]
     return repr({name: value.name if isinstance(value, Path) else value for name, value in values.items()})

@@ -44,6 +44,6 @@ def installed_tokenizer() -> Tokenizer:
 
     Raises:
         HarnessError: No installed package brings the file.
-        Sam3Error: The file is damaged.
+        ModelError: The file is damaged.
     """
     return Tokenizer.read(vocabulary_path())

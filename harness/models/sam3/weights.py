@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.processes.threads import thread_count
+from harness.core.processes.threads import thread_count
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 _MAX_LENGTH = 40
 
 
 def parse_boxes(raw: Any) -> npt.NDArray[np.float64]:
-    """Returns boxes as float64 [m, 4]; raises a `Sam3Error` if one has no area."""
+    """Returns boxes as float64 [m, 4]; raises a `ModelError` if one has no area."""
     boxes = parse_numbers(raw, "box", "boxes", "x0, y0, x1, y1")
     for index, box in enumerate(boxes.tolist(), 1):
         x0, y0, x1, y1 = box
         if x1 <= x0 or y1 <= y0:
             fault = "reversed" if x1 < x0 or y1 < y0 else "empty"
-            raise Sam3Error(
+            raise ModelError(
                 f"Box {index} ({join_numbers(box)}) is {fault}; "
                 "give (x0, y0, x1, y1) with x0 < x1 and y0 < y1, in pixels."
             )
@@ -33,13 +33,13 @@ def clip_boxes(
     """Clips boxes [m, 4] to the image; returns them with a note for each box that was larger, or less than a pixel.
 
     Raises:
-        Sam3Error: A box is outside the image.
+        ModelError: A box is outside the image.
     """
     width, height = size
     for index, box in enumerate(boxes.tolist(), 1):
         x0, y0, x1, y1 = box
         if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
-            raise Sam3Error(
+            raise ModelError(
                 f"Box {index} ({join_numbers(box)}) is outside the image of {width} x {height} pixels; "
                 "give one that overlaps it."
             )
@@ -60,12 +60,12 @@ def check_points(points: npt.NDArray[np.float64], size: tuple[int, int]) -> None
     """Checks that points [n, 2] are inside the image or on its edge.
 
     Raises:
-        Sam3Error: A point is outside.
+        ModelError: A point is outside.
     """
     width, height = size
     for index, (x, y) in enumerate(points.tolist(), 1):
         if not (0 <= x <= width and 0 <= y <= height):
-            raise Sam3Error(
+            raise ModelError(
                 f"Point {index} ({x:g}, {y:g}) is outside the image of {width} x {height} pixels; give one inside."
             )
 
@@ -80,7 +80,7 @@ def parse_numbers(raw: Any, singular: str, plural: str, coordinates: str) -> npt
         coordinates: Names of the coordinates, separated by commas.
 
     Raises:
-        Sam3Error: The value is no list of such numbers.
+        ModelError: The value is no list of such numbers.
     """
     length = coordinates.count(",") + 1
     if raw is None:
@@ -88,14 +88,14 @@ def parse_numbers(raw: Any, singular: str, plural: str, coordinates: str) -> npt
     try:
         numbers = np.asarray(raw, np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Sam3Error(f"The {plural} {abbreviate(raw)} are no numbers; give ({coordinates}) for each.") from error
+        raise ModelError(f"The {plural} {abbreviate(raw)} are no numbers; give ({coordinates}) for each.") from error
     if numbers.ndim and not len(numbers):
         return np.empty((0, length))
     if numbers.ndim != 2 or numbers.shape[1] != length:
-        raise Sam3Error(f"The {plural} {abbreviate(raw)} are no list of ({coordinates}); give such a list.")
+        raise ModelError(f"The {plural} {abbreviate(raw)} are no list of ({coordinates}); give such a list.")
     for index in np.flatnonzero(~np.isfinite(numbers).all(axis=1)).tolist():
         row = join_numbers(numbers[index])
-        raise Sam3Error(f"{singular.capitalize()} {index + 1} ({row}) is not finite; give ({coordinates}) in pixels.")
+        raise ModelError(f"{singular.capitalize()} {index + 1} ({row}) is not finite; give ({coordinates}) in pixels.")
     return numbers
 
 
@@ -103,17 +103,17 @@ def parse_labels(raw: Any, count: int, singular: str) -> npt.NDArray[np.int64]:
     """Returns labels as int64 [count]; all are 1 where no labels are given.
 
     Raises:
-        Sam3Error: The value is no list of `count` labels.
+        ModelError: The value is no list of `count` labels.
     """
     if raw is None:
         return np.ones(count, np.int64)
     labels = np.asarray(raw)
     if labels.ndim != 1 or not np.isin(labels, (0, 1)).all():
-        raise Sam3Error(
+        raise ModelError(
             f"The {singular} labels {abbreviate(raw)} are no list of True and False; give one for each {singular}."
         )
     if len(labels) != count:
-        raise Sam3Error(
+        raise ModelError(
             f"The numbers of {singular} labels and of prompts differ, {len(labels)} and {count}; give as many."
         )
     return labels.astype(np.int64)

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.artifact import LoadedModel, Tensors
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, Manifest
+from harness.runtime.sam3.description import read_description
 from harness.runtime.sam3.images import to_pixels
 from harness.runtime.sam3.interactive import (
     LARGEST_LOGIT,
@@ -69,6 +70,7 @@ class ImageModel:
 
     Attributes:
         manifest: The artifact's manifest.
+        description: SAM 3's part of it.
     """
 
     def __init__(self, artifact: LoadedModel) -> None:
@@ -84,7 +86,8 @@ class ImageModel:
             raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
         self.manifest: Manifest = artifact.manifest
         self._artifact = artifact
-        self._tokenizer = Tokenizer.read(artifact.folder / artifact.manifest.vocabulary)
+        self.description = read_description(artifact.folder, artifact.manifest)
+        self._tokenizer = Tokenizer.read(artifact.folder / self.description.vocabulary)
         self._texts: OrderedDict[bytes, Tensors] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -96,7 +99,7 @@ class ImageModel:
                 uint8 [h, w, 3], RGB.
 
         Raises:
-            Sam3Error: The image is none of these, or a file that cannot be read.
+            ModelError: The image is none of these, or a file that cannot be read.
         """
         pixels = to_pixels(image)
         (prepared,) = self._artifact.call("preprocess", image=pixels).values()
@@ -143,36 +146,36 @@ class ImageModel:
         """Checks everything of a prompt that does not depend on the image.
 
         Raises:
-            Sam3Error: The prompt is empty, or invalid for any image.
+            ModelError: The prompt is empty, or invalid for any image.
         """
-        check_prompt(prompt, self.manifest.capacity, self._tokenizer)
+        check_prompt(prompt, self.description.capacity, self._tokenizer)
 
     def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
         """Encodes a prompt for an image of this width and height.
 
         Raises:
-            Sam3Error: The prompt is empty, or invalid for this image, these weights or this folder.
+            ModelError: The prompt is empty, or invalid for this image, these weights or this folder.
         """
         if any(name not in self.manifest.entries for name in GROUNDING):
-            raise Sam3Error("This model was compiled for clicks alone; compile it again without `--no-grounding`.")
-        if prompt.points is not None and len(prompt.points) and not self.manifest.point_prompts:
-            raise Sam3Error(
+            raise ModelError("This model was compiled for clicks alone; compile it again without `--no-grounding`.")
+        if prompt.points is not None and len(prompt.points) and not self.description.point_prompts:
+            raise ModelError(
                 f"The weights ({self.manifest.weights}) are in the layout of Transformers, which has none for points; "
                 "ask with a text or boxes, or compile with the published sam3.pt."
             )
-        return encode_prompt(prompt, size, self.manifest.capacity, self._tokenizer)
+        return encode_prompt(prompt, size, self.description.capacity, self._tokenizer)
 
     def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
         """Encodes a prompt for one object in an image of this width and height.
 
         Raises:
-            Sam3Error: The prompt is empty or invalid for this image, or the model was compiled without clicks.
+            ModelError: The prompt is empty or invalid for this image, or the model was compiled without clicks.
         """
         if any(name not in self.manifest.entries for name in INTERACTIVE):
-            raise Sam3Error(
+            raise ModelError(
                 "This model was compiled without clicks; compile it again with `sam3-tvm compile --clicks 16`."
             )
-        return encode_object_prompt(prompt, size, self.manifest.capacity)
+        return encode_object_prompt(prompt, size, self.description.capacity)
 
     def interactive_features(self, features: Tensors) -> Tensors:
         """Computes the features that `predict_masks` reads from the features of an image."""
@@ -300,7 +303,7 @@ class EncodedImage:
             threshold: Objects score above this.
 
         Raises:
-            Sam3Error: The prompt is empty, or invalid for this image.
+            ModelError: The prompt is empty, or invalid for this image.
         """
         (result,) = self.segment_batch([Prompt(text, boxes, box_labels, points, point_labels)], threshold)
         return result
@@ -322,10 +325,10 @@ class EncodedImage:
             has_masks: Whether masks are predicted at once; otherwise they are predicted at their first use.
 
         Raises:
-            Sam3Error: A prompt is empty or invalid for this image.
+            ModelError: A prompt is empty or invalid for this image.
         """
         if not 0 <= threshold <= 1:
-            raise Sam3Error(f"The threshold {threshold} is no score; give a number from 0 to 1.")
+            raise ModelError(f"The threshold {threshold} is no score; give a number from 0 to 1.")
         encoded = [self._model.encode_prompt(prompt, self.size) for prompt in prompts]
         return self._segment_encoded(encoded, float(threshold), has_masks)
 
@@ -355,7 +358,7 @@ class EncodedImage:
             multimask: Whether to return three masks, which is better for an ambiguous prompt such as one click.
 
         Raises:
-            Sam3Error: The prompt is empty or invalid for this image, or the model was compiled without clicks.
+            ModelError: The prompt is empty or invalid for this image, or the model was compiled without clicks.
         """
         (prediction,) = self.predict_batch([ObjectPrompt(points, labels, box, mask)], multimask)
         return prediction
@@ -368,7 +371,7 @@ class EncodedImage:
             multimask: See `predict`.
 
         Raises:
-            Sam3Error: See `predict`.
+            ModelError: See `predict`.
         """
         encoded = [self._model.encode_object_prompt(prompt, self.size) for prompt in prompts]
         with self._lock:
@@ -377,6 +380,7 @@ class EncodedImage:
         return [self._predict_encoded(prompt, multimask) for prompt in encoded]
 
     def _predict_encoded(self, prompt: EncodedObjectPrompt, multimask: bool) -> Prediction:
+        """Predicts masks for an encoded prompt; holes are filled in the masks, and not in the logits."""
         tensors = self._model.predict_masks(self._interactive or {}, prompt)
         outputs = {name: self._model.fetch(tensor) for name, tensor in tensors.items()}
         logits, iou = select_masks(outputs["masks"][0], outputs["iou"][0], multimask)
@@ -391,6 +395,7 @@ class EncodedImage:
         )
 
     def _ground_prompt(self, prompt: EncodedPrompt, text: Tensors, threshold: float) -> Found:
+        """Finds the objects of an encoded prompt; their masks are predicted at the first use."""
         tensors = self._model.ground(self.features, text, prompt)
         head = self._model.segmentation_head(self.features, tensors)
         outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error, reason
+from harness.runtime.errors import ModelError, reason
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +35,7 @@ def load_image(path: str | Path, name: str | None = None) -> Image.Image:
         name: Name of the file in sentences; the path by default.
 
     Raises:
-        Sam3Error: If the file is missing, not an image of one of `FORMATS`, damaged, empty, or too large.
+        ModelError: If the file is missing, not an image of one of `FORMATS`, damaged, empty, or too large.
     """
     path, name = Path(path), name or str(path)
     with image_errors(f"The image {name}"), open_image(path) as file:
@@ -68,7 +68,7 @@ def image_errors(name: str, advice: str = "save it anew") -> Iterator[None]:
         advice: The end of the sentence, where the data are damaged.
 
     Raises:
-        Sam3Error: The image cannot be read, or has more pixels than Pillow's limit.
+        ModelError: The image cannot be read, or has more pixels than Pillow's limit.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -77,32 +77,32 @@ def image_errors(name: str, advice: str = "save it anew") -> Iterator[None]:
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             yield
-    except (Sam3Error, MemoryError):
+    except (ModelError, MemoryError):
         raise
     except FileNotFoundError as error:
-        raise Sam3Error(f"{name} does not exist; check the path.") from error
+        raise ModelError(f"{name} does not exist; check the path.") from error
     except IsADirectoryError as error:
-        raise Sam3Error(f"{name} is a folder; give one image file.") from error
+        raise ModelError(f"{name} is a folder; give one image file.") from error
     except PermissionError as error:
-        raise Sam3Error(f"{name} may not be read; check its permissions.") from error
+        raise ModelError(f"{name} may not be read; check its permissions.") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise Sam3Error(f"{name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first.") from error
+        raise ModelError(f"{name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first.") from error
     except UnidentifiedImageError as error:
-        raise Sam3Error(f"{name} is of no known format, or has no pixels; use PNG or JPEG.") from error
+        raise ModelError(f"{name} is of no known format, or has no pixels; use PNG or JPEG.") from error
     except Exception as error:
-        raise Sam3Error(f"{name} cannot be read, it is damaged or truncated ({reason(error)}); {advice}.") from error
+        raise ModelError(f"{name} cannot be read, it is damaged or truncated ({reason(error)}); {advice}.") from error
 
 
 def check_size(width: int, height: int, name: str) -> None:
     """Checks Pillow's limit on a picture that Pillow does not read.
 
     Raises:
-        Sam3Error: The picture has more pixels; `name` is the beginning of the sentence.
+        ModelError: The picture has more pixels; `name` is the beginning of the sentence.
     """
     from PIL import Image
 
     if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-        raise Sam3Error(f"{name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first.")
+        raise ModelError(f"{name} is larger than {Image.MAX_IMAGE_PIXELS} pixels; scale it down first.")
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -128,13 +128,13 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise Sam3Error(f"{name} has grey values outside 0…65535; convert it to 8 or 16 bits first.")
+            raise ModelError(f"{name} has grey values outside 0…65535; convert it to 8 or 16 bits first.")
         # 65535 = 255·257, so this rounds to the nearest of the 256 levels.
         return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         floats = np.asarray(image).astype(np.float64)
         if not np.isfinite(floats).all() or floats.min() < 0 or floats.max() > 255:
-            raise Sam3Error(f"{name} has grey values outside 0…255 or not finite; convert it first.")
+            raise ModelError(f"{name} has grey values outside 0…255 or not finite; convert it first.")
         floats = floats * 255 if floats.max() <= 1 else floats
         return Image.fromarray(np.rint(floats).astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
@@ -144,10 +144,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Converts an image in memory to 8-bit RGB as `load_image` does, but ignores the rotation in its EXIF data.
 
     Raises:
-        Sam3Error: If it has no pixels, grey values of no known range, or a file that cannot be read.
+        ModelError: If it has no pixels, grey values of no known range, or a file that cannot be read.
     """
     if min(image.size) < 1:
-        raise Sam3Error(f"The image has no pixels ({image.width}x{image.height}); use another one.")
+        raise ModelError(f"The image has no pixels ({image.width}x{image.height}); use another one.")
     with image_errors("The image"):
         return _to_rgb(image, "The image")
 
@@ -159,7 +159,7 @@ def to_pixels(image: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.ND
         image: A file, read by `load_image`; an image of Pillow, converted by `to_rgb`; or the pixels themselves.
 
     Raises:
-        Sam3Error: If it is none of these, or cannot be used.
+        ModelError: If it is none of these, or cannot be used.
     """
     from PIL import Image
 
@@ -167,10 +167,10 @@ def to_pixels(image: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.ND
         return np.array(to_rgb(image))
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-            raise Sam3Error(
+            raise ModelError(
                 f"The image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3], RGB."
             )
         return np.array(image, order="C")
     if not isinstance(image, str | Path):
-        raise Sam3Error(f"The image is of type {type(image).__name__}; give a path, a Pillow image or a NumPy array.")
+        raise ModelError(f"The image is of type {type(image).__name__}; give a path, a Pillow image or a NumPy array.")
     return np.array(load_image(image))

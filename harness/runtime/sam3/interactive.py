@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.coordinates import (
     abbreviate,
@@ -23,6 +22,7 @@ from harness.runtime.sam3.coordinates import (
     parse_labels,
     parse_numbers,
 )
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.prompts import Coordinates
 
 Floats = npt.NDArray[np.float32]
@@ -109,18 +109,20 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
         capacity: The maximum number of points of the model.
 
     Raises:
-        Sam3Error: The prompt is empty, or invalid for this image.
+        ModelError: The prompt is empty, or invalid for this image.
     """
     points = parse_numbers(prompt.points, "point", "points", "x, y")
     labels = parse_labels(prompt.labels, len(points), "point")
     box = None if prompt.box is None else np.asarray(prompt.box, object).reshape(1, -1).tolist()
     boxes, notes = clip_boxes(parse_boxes(box), size)
     check_points(points, size)
-    mask = _check_mask(prompt.mask)
+    mask = _parse_mask(prompt.mask)
     if len(points) > capacity.clicks:
-        raise Sam3Error(f"The prompt has {len(points)} points, this model takes at most {capacity.clicks}; give fewer.")
+        raise ModelError(
+            f"The prompt has {len(points)} points, this model takes at most {capacity.clicks}; give fewer."
+        )
     if not len(points) and not len(boxes) and mask is None:
-        raise Sam3Error("Nothing is asked; give a point, a box or a mask.")
+        raise ModelError("Nothing is asked; give a point, a box or a mask.")
     corners = boxes.reshape(-1, 2)
     places = capacity.clicks + len(CORNERS) + 1
     used = len(corners) + len(points)
@@ -143,17 +145,22 @@ def encode_object_prompt(prompt: ObjectPrompt, size: tuple[int, int], capacity: 
     )
 
 
-def _check_mask(mask: Any) -> Floats | None:
+def _parse_mask(mask: Any) -> Floats | None:
+    """Returns the user's mask as logits fp32 [288, 288]; None if there is none.
+
+    Raises:
+        Sam3Error: The value is no array of finite logits of this size.
+    """
     if mask is None:
         return None
     shapes = ((MASK_SIZE, MASK_SIZE), (1, MASK_SIZE, MASK_SIZE))
     if not isinstance(mask, np.ndarray) or mask.dtype != np.float32 or mask.shape not in shapes:
         actual = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else abbreviate(mask)
-        raise Sam3Error(
+        raise ModelError(
             f"The mask is {actual}; give logits float32 [{MASK_SIZE}, {MASK_SIZE}], one of an earlier prediction's."
         )
     if not np.isfinite(mask).all():
-        raise Sam3Error("The mask has logits that are not finite; give those of an earlier prediction.")
+        raise ModelError("The mask has logits that are not finite; give those of an earlier prediction.")
     return np.ascontiguousarray(mask.reshape(MASK_SIZE, MASK_SIZE))
 
 

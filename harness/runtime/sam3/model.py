@@ -55,7 +55,7 @@ class Sam3(ImageModel):
                 Otherwise memory does not grow.
 
         Raises:
-            Sam3Error: The video cannot be opened, or this model was compiled without tracking.
+            ModelError: The video cannot be opened, or this model was compiled without tracking.
         """
         # Images need fewer packages than videos.
         from harness.runtime.sam3.video.session import Session
@@ -71,7 +71,7 @@ class Sam3(ImageModel):
             video: The video of the session; a stream must start with its first frame.
 
         Raises:
-            Sam3Error: The file cannot be read, is damaged, or is of another model or another video; or an error of
+            ModelError: The file cannot be read, is damaged, or is of another model or another video; or an error of
                 `start_session`.
         """
         from harness.runtime.sam3.video.saving import SessionFile

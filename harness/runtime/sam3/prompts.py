@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.coordinates import (
     abbreviate,
     check_points,
@@ -23,6 +22,7 @@ from harness.runtime.sam3.coordinates import (
     parse_labels,
     parse_numbers,
 )
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.tokenizer import CONTEXT_LENGTH, Tokenizer
 
 Array = npt.NDArray[Any]
@@ -76,7 +76,7 @@ def check_prompt(prompt: Prompt, capacity: Capacity, tokenizer: Tokenizer) -> No
     """Checks everything of a prompt that does not depend on the image.
 
     Raises:
-        Sam3Error: The prompt is empty, or invalid for any image.
+        ModelError: The prompt is empty, or invalid for any image.
     """
     _parse_geometry(prompt, capacity)
     _tokenize(prompt.text, tokenizer)
@@ -92,7 +92,7 @@ def encode_prompt(prompt: Prompt, size: tuple[int, int], capacity: Capacity, tok
         tokenizer: The model's.
 
     Raises:
-        Sam3Error: The prompt is empty, or invalid for this image.
+        ModelError: The prompt is empty, or invalid for this image.
     """
     parsed = _parse_geometry(prompt, capacity)
     tokens, notes = _tokenize(prompt.text, tokenizer)
@@ -123,24 +123,34 @@ class _Geometry:
 
 
 def _parse_geometry(prompt: Prompt, capacity: Capacity) -> _Geometry:
+    """Returns boxes and points of a prompt as arrays.
+
+    Raises:
+        Sam3Error: They are no numbers, too many, or not as many as their labels, or the prompt is empty.
+    """
     boxes, points = parse_boxes(prompt.boxes), parse_numbers(prompt.points, "point", "points", "x, y")
     box_labels = parse_labels(prompt.box_labels, len(boxes), "box")
     point_labels = parse_labels(prompt.point_labels, len(points), "point")
     for plural, count, limit in (("boxes", len(boxes), capacity.boxes), ("points", len(points), capacity.points)):
         if count > limit:
-            raise Sam3Error(f"The prompt has {count} {plural}, this model takes at most {limit}; give fewer.")
+            raise ModelError(f"The prompt has {count} {plural}, this model takes at most {limit}; give fewer.")
     if prompt.text is None and not len(boxes) and not len(points):
-        raise Sam3Error("Nothing is asked; give a text, a box or a point.")
+        raise ModelError("Nothing is asked; give a text, a box or a point.")
     return _Geometry(boxes, box_labels, points, point_labels)
 
 
 def _tokenize(text: str | None, tokenizer: Tokenizer) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Returns the tokens int64 [1, 32] of a prompt's text, with a note if the text is longer than the model reads.
+
+    Raises:
+        Sam3Error: The text is no string, or has no tokens.
+    """
     if text is None:
         return tokenizer.tokenize([VISUAL]).ids, ()
     if not isinstance(text, str):
-        raise Sam3Error(f"The text is {abbreviate(text)}; give a string.")
+        raise ModelError(f"The text is {abbreviate(text)}; give a string.")
     if not tokenizer.encode(text):
-        raise Sam3Error(f"The text {abbreviate(text)} is empty; name what to look for, or leave the text out.")
+        raise ModelError(f"The text {abbreviate(text)} is empty; name what to look for, or leave the text out.")
     tokens = tokenizer.tokenize([text])
     if not tokens.cut[0]:
         return tokens.ids, ()

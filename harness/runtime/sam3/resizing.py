@@ -15,15 +15,15 @@ def resize(values: Floats, height: int, width: int) -> Floats:
     enlarged = np.empty((len(values), height, width), np.float32)
     # One plane after another, so that intermediate arrays stay in a cache.
     for result, plane in zip(enlarged, values, strict=True):
-        rows = _mixed(plane[:, low_column], low_column_weight, plane[:, high_column], high_column_weight)
-        result[...] = _mixed(rows[low_row], low_row_weight[:, None], rows[high_row], high_row_weight[:, None])
+        rows = _mix(plane[:, low_column], low_column_weight, plane[:, high_column], high_column_weight)
+        result[...] = _mix(rows[low_row], low_row_weight[:, None], rows[high_row], high_row_weight[:, None])
     return enlarged
 
 
 def resize_antialiased(values: Floats, height: int, width: int) -> Floats:
     """Resizes values as `resize` does, with `antialias=True`: an output averages all values that it covers."""
-    widened = _antialiased(np.ascontiguousarray(values), width)
-    return np.ascontiguousarray(_antialiased(widened.swapaxes(1, 2), height).swapaxes(1, 2))
+    widened = _resize_lines(np.ascontiguousarray(values), width)
+    return np.ascontiguousarray(_resize_lines(widened.swapaxes(1, 2), height).swapaxes(1, 2))
 
 
 def _neighbours(count: int, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats, Floats]:
@@ -38,7 +38,7 @@ def _neighbours(count: int, length: int) -> tuple[npt.NDArray[np.int64], npt.NDA
     return low, np.minimum(low + 1, count - 1), np.float32(1) - high_weight, high_weight
 
 
-def _mixed(first: Floats, weight: Floats, second: Floats, other_weight: Floats) -> Floats:
+def _mix(first: Floats, weight: Floats, second: Floats, other_weight: Floats) -> Floats:
     """Mixes two arrays by their weights, in the memory of the first one; both are overwritten."""
     first *= weight
     second *= other_weight
@@ -46,7 +46,7 @@ def _mixed(first: Floats, weight: Floats, second: Floats, other_weight: Floats) 
     return first
 
 
-def _antialiased(values: Floats, length: int) -> Floats:
+def _resize_lines(values: Floats, length: int) -> Floats:
     """Resizes values [n, m, k] to [n, m, length] by `_compute_indices_min_size_weights_aa` of UpSampleKernel.h."""
     first, weights = _antialias_weights(values.shape[-1], length)
     total: Floats = values[..., first] * weights[0]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 START, END = "<start_of_text>", "<end_of_text>"
 _WORD_END = "</w>"
@@ -78,16 +78,16 @@ class Tokenizer:
         """Reads a vocabulary file.
 
         Raises:
-            Sam3Error: If it cannot be read or is not a CLIP vocabulary.
+            ModelError: If it cannot be read or is not a CLIP vocabulary.
         """
         try:
             with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
                 lines = file.read().split("\n")[1 : _MERGES + 1]
         except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise Sam3Error(f"The vocabulary {path} cannot be read: {error}; put CLIP's own in its place.") from error
+            raise ModelError(f"The vocabulary {path} cannot be read: {error}; put CLIP's own in its place.") from error
         pairs = [tuple(line.split()) for line in lines]
         if len(pairs) != _MERGES or any(len(pair) != 2 for pair in pairs):
-            raise Sam3Error(f"The vocabulary {path} is not CLIP's BPE vocabulary; put CLIP's own in its place.")
+            raise ModelError(f"The vocabulary {path} is not CLIP's BPE vocabulary; put CLIP's own in its place.")
         merges = [(first, second) for first, second in pairs]
         symbols = _byte_symbols()
         tokens = [*symbols.values(), *(symbol + _WORD_END for symbol in symbols.values())]
@@ -108,12 +108,12 @@ class Tokenizer:
             context_length: Columns of the ids.
 
         Raises:
-            Sam3Error: If the arguments are invalid.
+            ModelError: If the arguments are invalid.
         """
         if isinstance(texts, str):
-            raise Sam3Error(f"tokenize takes a sequence of texts, not one text; pass [{texts[:40]!r}].")
+            raise ModelError(f"tokenize takes a sequence of texts, not one text; pass [{texts[:40]!r}].")
         if context_length < 2:
-            raise Sam3Error(f"A context length of {context_length} has no room for start and end; use at least 2.")
+            raise ModelError(f"A context length of {context_length} has no room for start and end; use at least 2.")
         ids = np.zeros((len(texts), context_length), dtype=np.int64)
         cut = []
         for row, text in zip(ids, texts, strict=True):

@@ -58,6 +58,11 @@ def clip_indices(indices: Tensor, table: Tensor) -> Tensor:
     return indices.clamp(0, table.shape[0] - 1)
 
 
+def flatten_grid(features: Tensor) -> Tensor:
+    """Returns feature maps [B, C, H, W] as tokens [H·W, B, C]."""
+    return features.flatten(2).permute(2, 0, 1)
+
+
 class GeometryEncoder(nn.Module):
     """The encoder of points and boxes to prompt tokens, the CLS token last."""
 

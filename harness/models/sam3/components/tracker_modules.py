@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.models.sam3.components.modules import clip_indices
+from harness.models.sam3.components.modules import clip_indices, flatten_grid
 
 LEVELS = 3
 """Feature maps that the tracker reads; the fourth and coarsest map is dropped."""
@@ -139,7 +139,7 @@ class MemoryEncoder(nn.Module):
         binarized = torch.where(masks > 0, -ABSENT, ABSENT)
         memory, _ = self.tracker._encode_new_memory(
             image=None,
-            current_vision_feats=[features.flatten(2).permute(2, 0, 1)],
+            current_vision_feats=[flatten_grid(features)],
             feat_sizes=[tuple(features.shape[-2:])],
             pred_masks_high_res=torch.where(from_points[:, None, None, None], binarized, masks),
             object_score_logits=object_logits,
@@ -169,11 +169,11 @@ class MemoryAttention(nn.Module):
         objects, grid = memories.shape[1], tuple(features.shape[-2:])
         spatial = memories.flatten(3).permute(0, 3, 1, 2).flatten(0, 1)
         times = self.maskmem_tpos_enc[clip_indices(ranks, self.maskmem_tpos_enc)]
-        spatial_pos = (_tokens(self.memory_positions(memories[0])) + times).flatten(0, 1)
+        spatial_pos = (flatten_grid(self.memory_positions(memories[0])) + times).flatten(0, 1)
         attended = self.encoder(
-            src=[_tokens(features).expand(-1, objects, -1)],
+            src=[flatten_grid(features).expand(-1, objects, -1)],
             src_key_padding_mask=[None],
-            src_pos=[_tokens(self.frame_positions(features)).expand(-1, objects, -1)],
+            src_pos=[flatten_grid(self.frame_positions(features)).expand(-1, objects, -1)],
             prompt=torch.cat([spatial, pointers]),
             prompt_pos=torch.cat([spatial_pos, pointer_pos]),
             prompt_key_padding_mask=None,
@@ -181,8 +181,3 @@ class MemoryAttention(nn.Module):
             num_obj_ptr_tokens=pointers.shape[0],
         )
         return (attended["memory"].permute(1, 2, 0).unflatten(2, grid),)
-
-
-def _tokens(features: Tensor) -> Tensor:
-    """Maps [B, C, H, W] to [H·W, B, C]."""
-    return features.flatten(2).permute(2, 0, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.deployment.deployable import KernelFunction
+from harness.compiler.deployment.deployable import KernelFunction
 
 if TYPE_CHECKING:
     import tvm

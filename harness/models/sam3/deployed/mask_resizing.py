@@ -15,9 +15,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
+from harness.compiler.schedules.common.variables import array, constant
 from harness.models.sam3.deployed.preprocessing import Fma
-from harness.schedules.common.kernel import Argument, fp32, prim_func
-from harness.schedules.common.variables import array, constant
 
 SIZE = 288
 """Height and width of the model's masks."""
@@ -30,10 +30,11 @@ _BLOCKS = 16
 _LANES = 64
 """Pixels of a line that are decided in one vector: one 64-byte store."""
 _GATHERED = 16
+"""Pixels of a line that are interpolated in one vector, whose operands are gathered."""
 
 
 def resize_masks_module() -> tvm.IRModule:
-    """Builds the function `resize_masks` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+    """Builds the function `resize_masks` and its kernels, ready for `harness.compiler.schedules.common.vm.lower_to_vm`.
 
     The function returns masks bool [k, h, w]. It takes `masks`, logits fp32 [1, q, 288, 288], `kept`, int64 [k], the
     indices of the kept masks, and `like`, uint8 [h, w, 3], of which only the shape is read. k may be zero. An index
@@ -123,7 +124,11 @@ def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIn
 
 
 def _kernel() -> tirx.PrimFunc:
-    """Builds the kernel from logits and the tables of both axes to masks bool [k, h, w]."""
+    """Builds the kernel from logits, kept queries and the tables of both axes to masks bool [k, h, w].
+
+    A task computes up to ⌈h / 16⌉ successive rows of one mask. Each row lies between two neighbouring rows of the small
+    mask, which the task interpolates along x once and keeps as long as they are neighbours of the next row.
+    """
     queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
 
     def body(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.models.sam3.components import modules
-from harness.models.sam3.components.modules import clip_indices
+from harness.models.sam3.components.modules import clip_indices, flatten_grid
 from harness.models.sam3.deployed.segmentation import FilteredLevels
 
 
@@ -42,7 +42,7 @@ class ImageEncoding(nn.Module):
         """Maps [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `ENCODE_IMAGE`."""
         features = self.trunk(pixels)[-1]
         *finer, coarsest = [conv(features) for conv in self.convs]
-        encoded = (*self.filtered(*finer), coarsest, self.attend_to_image(_tokens(coarsest)))
+        encoded = (*self.filtered(*finer), coarsest, self.attend_to_image(flatten_grid(coarsest)))
         return (*encoded, features) if self.with_trunk else encoded
 
     def attend_to_image(self, img_feats: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Grounding(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Grounds a prompt; `harness.models.sam3.deployed.entry_points.grounding.GROUND` has the shapes."""
         encoder: Any = self.geometry.encoder
-        img_feats, labels = _tokens(fpn_2), encoder.label_embed.weight
+        img_feats, labels = flatten_grid(fpn_2), encoder.label_embed.weight
         geometry, geometry_mask = self.geometry(
             points,
             points_mask,
@@ -157,9 +157,4 @@ class Grounding(nn.Module):
 def _img_pos(model: Any) -> Tensor:
     """Returns the position encoding [5184, 1, 256] of the coarsest kept feature map."""
     encoding: Tensor = model.backbone.vision_backbone.position_encoding(torch.zeros(1, 1, *modules.GRID))
-    return _tokens(encoding)
-
-
-def _tokens(features: Tensor) -> Tensor:
-    """Reshapes [B, C, H, W] to [H·W, B, C]."""
-    return features.flatten(2).permute(2, 0, 1)
+    return flatten_grid(encoding)

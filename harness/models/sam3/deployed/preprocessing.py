@@ -20,8 +20,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from harness.schedules.common.kernel import Argument, ceil_div, fp32, prim_func
-from harness.schedules.common.variables import array, constant, variable
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func
+from harness.compiler.schedules.common.variables import array, constant, variable
 
 Fma = Callable[[Any, Any, Any], Any]
 """x · y + z, rounded once."""
@@ -44,7 +44,7 @@ _WINDOW = 4
 
 
 def preprocess_module() -> tvm.IRModule:
-    """Builds the function `preprocess` and its kernels, ready for `harness.schedules.common.vm.lower_to_vm`.
+    """Builds the function `preprocess` and its kernels, ready for `harness.compiler.schedules.common.vm.lower_to_vm`.
 
     The function takes `image`, uint8 [h, w, 3] with any h and w from 1 on, and returns fp32 [1, 3, 1008, 1008].
     """

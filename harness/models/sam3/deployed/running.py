@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.compiler.deployment.describing import check_described
+from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
-from harness.deployment.describing import check_described
-from harness.files import scratch_folder
+from harness.models.sam3.deployed.options import Sam3Options
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.variants import described
 
 if TYPE_CHECKING:
-    from harness.execution.run import Run
+    from harness.compiler.execution.run import Run
 
 
 @contextmanager
-def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Iterator[Sam3 | None]:
+def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
     """Loads the folder that the settings of a case name, or compiles one, and yields the model for the context.
 
     Args:
         run: The case, and the executor that runs it.
         parent: The folder in which the compiled model gets its own folder, which is removed in the end.
-        without: Names of entry points to leave out.
 
     Yields:
         The model, or None if it cannot be run here.
 
     Raises:
         HarnessError: The settings name a folder of another case.
-        Sam3Error: The folder of the settings is damaged.
+        ModelError: The folder of the settings is damaged.
     """
-    from harness.deployment.compiling import compile_into
+    from harness.compiler.deployment.compiling import compile_into
     from harness.models.registry import subjects
     from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
     progress, executor = run.progress, run.executor
-    capacity = subjects()[run.case.component].capacity
+    options = subjects()[run.case.component].options
     if run.settings.model is not None:
-        check_described(described(run.settings.model), run.case, run.settings, capacity)
-        with _loaded(run, run.settings.model) as model:
+        folder = run.settings.model
+        manifest = described(folder)
+        check_described(manifest, run.case, run.settings, Sam3Options.read(folder, manifest), options)
+        with _loaded(run, folder) as model:
             yield model
         return
     with scratch_folder(parent) as folder:
@@ -51,10 +53,9 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
                 run.case,
                 folder,
                 run.settings,
-                capacity,
+                options,
                 run.schedules,
                 on_stage=on_stage,
-                without=without,
                 for_emulation=executor.emulates,
                 float32=run.float32,
             )
@@ -69,11 +70,12 @@ def deployed_model(run: Run, parent: Path, without: Sequence[str] = ()) -> Itera
 
 @contextmanager
 def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
+    """Loads a folder and yields the model within the stage `run`; yields None if its code cannot be run here."""
     if run.executor.run_problem(run.case.target) is not None:
         yield None
         return
     with run.progress.time_stage(Stage.LOAD):
-        model = run.executor.model(folder)
+        model = Sam3(run.executor.model(folder))
     with run.progress.time_stage(Stage.RUN):
         yield model
     run.executor.close()  # other processes may be waiting for the device

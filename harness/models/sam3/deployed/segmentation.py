@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.lowering.groups import copy_notes
+from harness.compiler.lowering.groups import copy_notes
 from harness.models.sam3.components.modules import GRID
 
 DECODED_LEVELS = 2

@@ -1,13 +1,19 @@
-"""Runs upstream's own `Sam3Processor` and model, as modules whose inputs and outputs are tensors.
+"""Answers questions with upstream's own `Sam3Processor` and model, as modules whose inputs and outputs are tensors.
 
-As modules they run in fp32 and, through `harness.parity.oracle`, in float64.
+As modules they run in fp32, under autocast and, through `harness.parity.oracle`, in float64.
+
+In half precision and in float64 only the raw outputs are of interest. A score or a pixel near its threshold may fall on
+either side there, so the detections of two models are not compared: those of the compiled model are held to upstream's
+on the same raw outputs (`decide_detections`). On both sides feature maps are float32 between encoding and the question.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from inspect import unwrap
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sam3.model.data_misc import FindStage
@@ -15,13 +21,51 @@ from sam3.model.geometry_encoders import Prompt
 from sam3.model.sam3_image_processor import Sam3Processor
 from torch import Tensor, nn
 
+from harness.core.program import Arrays
+from harness.models.sam3.detections import UNDECIDED
+from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question
-from harness.parity.detections import UNDECIDED
+from harness.parity.oracle import reference
+from harness.parity.references import Reference, RunModule
+from harness.runtime.sam3.images import load_image
 
+if TYPE_CHECKING:
+    from harness.models.sam3.source import UpstreamModel
+
+PARTS = (*RAW, *FINAL, "undecided")
+"""Names of the outputs of `Grounding` for each answer."""
 THRESHOLD = 0.5
 """Score above which queries are kept: the default of `Sam3Processor`."""
 LEVELS = 3
 """Number of feature maps, and of position encodings, of an encoded image."""
+
+
+def answer(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Reference:
+    """Returns upstream's answers by `answer/part`; in half precision and in float64, the raw outputs alone."""
+
+    def ask(run: RunModule, features: Sequence[Tensor], first: Arrays | None) -> Arrays:
+        raw_only = upstream.half or first is not None
+        threshold = 1.0 if raw_only else THRESHOLD  # no score is above 1
+        grounding = Grounding(upstream.image, question, load_image(question.image).size, threshold)
+        arrays = run(grounding, features, [f"{name}/{part}" for name in question.answers for part in PARTS])
+        parts = RAW if raw_only else PARTS
+        return {f"{name}/{part}": arrays[f"{name}/{part}"] for name in question.answers for part in parts}
+
+    return upstream.cached(
+        __name__,
+        question,
+        lambda: upstream.ask_photograph(question, Encoding(upstream.image), 2 * LEVELS, ask, float64=question.float64),
+    )
+
+
+def decide_detections(raw: Arrays, size: tuple[int, int]) -> Arrays:
+    """Returns the detections of upstream's `Sam3Processor` for raw outputs, with the names in `PARTS`.
+
+    Args:
+        raw: The outputs `RAW` of one answer, fp32.
+        size: Width and height of the photograph.
+    """
+    return reference(Grounding(_FixedAnswer(raw), Question("", Path(), texts=("visual",)), size), (), PARTS)
 
 
 class _Processor(Sam3Processor):  # type: ignore[misc]  # sam3 has no types
@@ -58,12 +102,13 @@ class Grounding(nn.Module):
         self._threshold = threshold
 
     def forward(self, *encoded: Tensor) -> tuple[Tensor, ...]:
-        """Computes raw outputs (B = number of texts) and detections (K queries in all) from the features of `Encoding`.
+        """Computes raw outputs and detections from the features of `Encoding`.
 
         Returns:
-            Logits [B, 200, 1], boxes [B, 200, 4] (cx, cy, w, h), masks [B, 200, 288, 288], presence [B, 1], semantic
-            map [B, 1, 288, 288], kept queries bool [B, 200], masks bool [K, h, w], pixels whose logit is within
-            `UNDECIDED` of zero bool [K, h, w], boxes [K, 4] (x0, y0, x1, y1 in pixels), scores [K].
+            For each text, the tensors of `PARTS`: logits [1, 200, 1], boxes [1, 200, 4] (cx, cy, w, h), masks
+            [1, 200, 288, 288], presence [1, 1], semantic map [1, 1, 288, 288], kept queries bool [200], masks bool
+            [K, h, w], boxes [K, 4] (x0, y0, x1, y1 in pixels), scores [K], and pixels whose logit is within `UNDECIDED`
+            of zero, bool [K, h, w].
         """
         recorder = _RecordingModel(self.model)
         processor = _Processor(recorder, device="cpu", confidence_threshold=self._threshold)
@@ -80,20 +125,18 @@ class Grounding(nn.Module):
         raw = recorder.outputs
         logits, presence = raw["pred_logits"], raw["presence_logit_dec"]
         kept_queries = (logits.sigmoid() * presence.sigmoid().unsqueeze(1)).squeeze(-1) > self._threshold
-        # Sam3Processor's `masks_logits` are probabilities.
+        # Sam3Processor's `masks_logits` are probabilities. Detections come one text after another.
         undecided = _near_half(state["masks_logits"].squeeze(1))
-        return (
-            logits,
-            raw["pred_boxes"],
-            raw["pred_masks"],
-            presence,
-            raw["semantic_seg"],
+        detections = (state["masks"].squeeze(1), state["boxes"], state["scores"], undecided)
+        outputs = (logits, raw["pred_boxes"], raw["pred_masks"], presence, raw["semantic_seg"])
+        counts = kept_queries.sum(dim=1).tolist()
+        texts = zip(
+            *(output.split(1) for output in outputs),
             kept_queries,
-            state["masks"].squeeze(1),
-            undecided,
-            state["boxes"],
-            state["scores"],
+            *(found.split(counts) for found in detections),
+            strict=True,
         )
+        return tuple(tensor for tensors in texts for tensor in tensors)
 
 
 class _RecordingModel:
@@ -109,6 +152,24 @@ class _RecordingModel:
     def forward_grounding(self, **arguments: Any) -> dict[str, Tensor]:
         self.outputs = self._model.forward_grounding(**arguments)
         return self.outputs
+
+
+class _FixedAnswer:
+    """A stand-in for upstream's model that returns known raw outputs."""
+
+    def __init__(self, raw: Arrays) -> None:
+        self._raw = raw
+        self.backbone = self
+
+    def forward_text(self, _texts: list[str], device: str) -> dict[str, Any]:
+        return {}
+
+    def _get_dummy_prompt(self) -> None:
+        return None
+
+    def forward_grounding(self, **_arguments: Any) -> dict[str, Tensor]:
+        names = ("pred_logits", "pred_boxes", "pred_masks", "presence_logit_dec", "semantic_seg")
+        return {name: torch.from_numpy(self._raw[raw]) for name, raw in zip(names, RAW, strict=True)}
 
 
 def _ask(processor: Any, state: dict[str, Any], question: Question) -> None:

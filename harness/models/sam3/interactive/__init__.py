@@ -2,9 +2,5 @@
 
 from __future__ import annotations
 
-from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
-
 OUTPUTS = ("logits", "iou", "masks")
 """Judged outputs of every round: mask logits [n, 288, 288], predicted IoU [n], and masks at the photograph's size."""
-CAPACITY = Capacity(clicks=DEFAULT_CLICKS)
-"""The capacity that a compiled model must have to be judged."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import check_keys, read_questions
+from harness.models.sam3.questions import PhotographQuestion, read_questions
 
 QUESTIONS = REPOSITORY / "fixtures" / "interactive.toml"
 
@@ -28,22 +27,29 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(PhotographQuestion):
     """A photograph and an object in it.
 
     Attributes:
-        name: Name in reports.
-        image: Path of the photograph.
         rounds: The prompts, in order.
         multimask: Whether every round asks for three masks.
         float64: Whether the answers are also held to float64.
     """
 
-    name: str
-    image: Path
     rounds: tuple[Round, ...]
     multimask: bool = True
     float64: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks that the question asks for something, and that every point has a label.
+
+        Raises:
+            ValueError: It does not, or one has none.
+        """
+        if not self.rounds or not (self.rounds[0].points or self.rounds[0].box):
+            raise ValueError(f"question {self.name!r} asks for nothing in its first round")
+        if any(len(prompt.points) != len(prompt.labels) for prompt in self.rounds):
+            raise ValueError(f"a round of question {self.name!r} has another number of labels than of points")
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -54,40 +60,5 @@ class Question:
 
 
 def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; questions about one photograph follow each other.
-
-    Args:
-        path: A TOML file of `[[question]]` tables; images are relative to it.
-        image: Replaces the first photograph; the questions about the other photographs are left out.
-
-    Raises:
-        HarnessError: The file is missing or has no questions, or a question is incomplete or contradicts itself.
-    """
-    return read_questions(path, _question, image)
-
-
-def _question(table: dict[str, Any], path: Path) -> Question:
-    check_keys(table, Question, f"question {table.get('name')!r}")
-    question = Question(
-        name=table["name"],
-        image=path.parent / table["image"],
-        rounds=tuple(_round(round_table, table["name"]) for round_table in table["rounds"]),
-        multimask=bool(table.get("multimask", True)),
-        float64=bool(table.get("float64", True)),
-    )
-    if not question.rounds or not (question.rounds[0].points or question.rounds[0].box):
-        raise ValueError(f"question {question.name!r} asks for nothing in its first round")
-    return question
-
-
-def _round(round_table: dict[str, Any], name: str) -> Round:
-    check_keys(round_table, Round, f"a round of question {name!r}")
-    points = tuple((float(x), float(y)) for x, y in round_table.get("points", ()))
-    labels = tuple(int(label) for label in round_table.get("labels", ()))
-    if len(points) != len(labels):
-        raise ValueError(f"a round of question {name!r} has another number of labels than of points")
-    box = round_table.get("box")
-    if box is None:
-        return Round(points, labels)
-    x0, y0, x1, y1 = map(float, box)
-    return Round(points, labels, (x0, y0, x1, y1))
+    """Reads the questions; arguments and errors are those of `harness.models.sam3.questions.read_questions`."""
+    return read_questions(path, Question, image)

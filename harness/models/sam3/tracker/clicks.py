@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.models.sam3.capture import Prompts, load_inputs
-from harness.models.sam3.tracker.recording import recorded_methods
+from harness.models.sam3.tracker.recording import Call, recorded_methods
 from harness.runtime.sam3.images import load_image
 
 __all__ = ["Activations", "Round", "capture", "load_inputs"]
@@ -124,7 +124,8 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     )
 
 
-def _round(encoded: Any, decoded: Any) -> Round:
+def _round(encoded: Call, decoded: Call) -> Round:
+    """Returns the tensors of one question, from the calls of upstream's prompt encoder and mask decoder."""
     (points, labels), masks = encoded.arguments["points"], encoded.arguments["masks"]
     logits, ious, _, object_logits = decoded.result
     sparse, dense = encoded.result

@@ -165,6 +165,7 @@ def _encode_frames(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, 
 
 
 def _session(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Any:
+    """Returns upstream's inference state of the clip, in which every frame is encoded already."""
     height, width = clip.mask(0).shape
     return tracker.init_state(video_height=height, video_width=width, num_frames=FRAMES, cached_features=dict(features))
 
@@ -234,6 +235,7 @@ def _record_attention(tracker: Any, state: Any, frame: int) -> ConditionedFrame:
 
 
 def _encoded_frame(call: Call) -> EncodedFrame:
+    """Returns the frame, the masks and the memory of a recorded call of `_encode_new_memory`."""
     return EncodedFrame(
         features=_feature_map(call.arguments["current_vision_feats"][-1][:, :1]),
         masks=call.arguments["pred_masks_high_res"].clone(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from harness.runtime.manifest import DEFAULT_CLICKS, Capacity
-
 DECISIONS = ("ids", "births", "removals", "remembered")
 """Outputs that are equal on every frame: the ids of the visible objects, the numbers of births and removals, and the
 objects in the frame's memory."""
@@ -11,6 +9,6 @@ VISIBLE_OUTPUTS = ("scores", "boxes", "masks")
 """Outputs of the visible objects, judged over all frames."""
 STEP = ("logits", "pointers", "object_logits", "iou", "memory")
 """Outputs of a step of the tracker from PyTorch's own state, judged strictly."""
+SESSION_FRAMES = "frames"
+"""Output that only sessions have: the frames returned after each request, which are equal."""
 OUTPUTS = (*DECISIONS, *VISIBLE_OUTPUTS, *STEP, "drift")
-CAPACITY = Capacity(clicks=DEFAULT_CLICKS, video=True)
-"""The capacity that a compiled model must have to be judged."""

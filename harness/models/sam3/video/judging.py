@@ -1,4 +1,4 @@
-"""Judges videos: the same objects on every frame, their masks, and each step of the tracker by itself."""
+"""Judges videos and sessions: the same objects on every frame, their masks, and each step of the tracker by itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
-from harness.models.sam3.video import STEP
+from harness.models.sam3.scripted import judge_numbers
+from harness.models.sam3.video import SESSION_FRAMES, STEP
 from harness.models.sam3.video.drift import judge_drift
-from harness.models.sam3.video.source import Answer, RecordedStep
 from harness.models.sam3.video.visible_objects import (
     FramePixels,
     answers_in,
@@ -21,7 +21,8 @@ from harness.models.sam3.video.visible_objects import (
     judge_visible,
     visible_ids,
 )
-from harness.parity.verdict import judge, unmeasured_verdict
+from harness.parity.references import Reference, add_prefix
+from harness.parity.verdict import unmeasured_verdict
 from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 
 Array = npt.NDArray[Any]
@@ -30,52 +31,72 @@ _GATE = 1e-5
 """The strict gate."""
 
 
-def judge_video(actual: Arrays, answer: Answer) -> tuple[Verdict, ...]:
+def judge_video(name: str, actual: Arrays, reference: Reference) -> tuple[Verdict, ...]:
     """Judges a whole video.
 
     Args:
-        actual: The compiled model's answer, from `harness.models.sam3.video.compiled_model.answer_question`.
-        answer: Upstream's answer.
+        name: Prefix of the names of the verdicts.
+        actual: The compiled model's answer, from `harness.models.sam3.video.compiled.answer_question`.
+        reference: Upstream's frames, from `harness.models.sam3.video.upstream.answer`.
     """
-    name, reference = answer.question.name, answer.reference
-    decisions = _judge_decisions(name, actual, reference)
+    decisions = _judge_decisions(name, actual, reference.first)
     verdicts = [*decisions]
     if all(verdict.kind is VerdictKind.STRICT for verdict in decisions):
-        verdicts += judge_visible(name, actual, reference, _pixels(reference))
-    if answer.exact is not None:
-        verdicts += judge_drift(name, actual, reference, answer.exact)
+        verdicts += judge_visible(name, actual, reference.first, _pixels(reference.first))
+    if reference.exact:
+        verdicts += judge_drift(name, actual, reference.first, reference.exact)
     return tuple(verdicts)
 
 
+def judge_session(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
+    """Judges a session.
+
+    Args:
+        name: Prefix of the names of the verdicts.
+        actual: The compiled model's answers, from `harness.models.sam3.video.compiled.answer_session`.
+        reference: Upstream's answers, from `harness.models.sam3.video.upstream_session.answer`.
+    """
+    frames = judge_by_frame(f"{name}/{SESSION_FRAMES}", _frames(actual), _frames(reference))
+    ids = judge_by_frame(f"{name}/ids", *visible_ids(actual, reference))
+    if not frames.kind is ids.kind is VerdictKind.STRICT:
+        return frames, ids
+    return (frames, ids, *judge_visible(name, actual, reference, _pixels(reference)))
+
+
+def _frames(arrays: Arrays) -> Array:
+    """Returns the request and the frame of every answer, int64 [answers, 2]."""
+    return np.array([[arrays[f"{n}/{key}"][0] for key in ("request", "index")] for n in answers_in(arrays)])
+
+
 def _pixels(reference: Arrays) -> dict[int, FramePixels]:
-    return {
-        number: FramePixels.from_logits(
-            reference[f"{number}/candidates"].tolist(),
-            list(reference[f"{number}/unfilled"]),
-            reference[f"{number}/tracker_scores"],
-            reference[f"{number}/masks"].shape[1:],
-        )
-        for number in answers_in(reference)
-    }
+    """Returns upstream's decisions about pixels by frame; logits of a session's objects may differ in size."""
+    pixels = {}
+    for number in answers_in(reference):
+        ids = reference[f"{number}/candidates"].tolist()
+        unfilled = reference.get(f"{number}/unfilled")
+        logits = [reference[f"{number}/logits/{i}"] for i in ids] if unfilled is None else list(unfilled)
+        size = reference[f"{number}/masks"].shape[1:]
+        pixels[number] = FramePixels.from_logits(ids, logits, reference[f"{number}/tracker_scores"], size)
+    return pixels
 
 
 def judge_step(
-    name: str, actual: Arrays, step: RecordedStep, expectation: Expectation | None = None
+    name: str, actual: Arrays, reference: Reference, expectation: Expectation | None = None
 ) -> tuple[Verdict, ...]:
     """Judges a step of the compiled model from PyTorch's own state.
 
     Args:
         name: Prefix of the names of the verdicts.
-        actual: The result of `harness.models.sam3.video.compiled_model.compute_step`.
-        step: Upstream's step.
+        actual: The result of `harness.models.sam3.video.compiled.compute_step`.
+        reference: Upstream's step, with the names in `harness.models.sam3.video.STEP`.
         expectation: If it allows the oracle verdict, outputs that are not rounded may pass on it.
     """
-    names = {part: f"{name}/{part}" for part in STEP}
-    compiled, reference, oracle = (
-        {names[part]: arrays[part] for part in STEP} for arrays in (actual, step.reference, step.oracle)
-    )
-    verdicts = judge(compiled, reference, oracle, expectation=expectation)
-    return (*verdicts, _judge_rounded(f"{name}/rounded", actual["rounded"], step.reference["memory"]))
+
+    def outputs(arrays: Arrays) -> Arrays:
+        return add_prefix(name, {part: arrays[part] for part in STEP})
+
+    verdicts = judge_numbers(outputs(actual), reference.map(outputs), expectation)
+    return (*verdicts, _judge_rounded(f"{name}/rounded", actual["rounded"], reference.first["memory"]))
 
 
 def _judge_decisions(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:

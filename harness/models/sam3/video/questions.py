@@ -1,36 +1,64 @@
-"""Reads questions about videos, which are clips, footage and prompts, from `fixtures/video.toml`."""
+"""Reads questions about videos and users' sessions: `fixtures/video.toml` and `fixtures/video_sessions.toml`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.core.case import Scale
+from harness.core.program import Arrays
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import check_keys, read_questions
+from harness.models.sam3.questions import read_questions
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
+from harness.parity.references import add_prefix
 from harness.runtime.sam3.video.frames import open_frames
 
 QUESTIONS = REPOSITORY / "fixtures" / "video.toml"
+SESSIONS = REPOSITORY / "fixtures" / "video_sessions.toml"
 _SCENE = "scene"
 
 Pixels = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Question:
-    """A video and a prompt on one of its frames.
+class VideoQuestion:
+    """A question about the first frames of a video.
 
     Attributes:
         name: Name in reports.
         video: Path of a file of frames or of the description of a clip; `scene` for the scene of this project.
         length: Number of frames of the video; a longer file is cut.
+    """
+
+    name: str
+    video: Path
+    length: int
+
+    @property
+    def image(self) -> Path:
+        """Returns the video, under the name that `harness.models.sam3.questions.AnyQuestion` requires."""
+        return self.video
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the frames."""
+        from harness.parity.arrays import arrays_digest
+
+        return arrays_digest({str(number): frame for number, frame in enumerate(frames_of(self))})
+
+
+@dataclass(frozen=True)
+class Question(VideoQuestion):
+    """A video and a prompt on one of its frames.
+
+    Attributes:
         text: A noun phrase, or None.
         box: (x0, y0, x1, y1) around an example, normalized to [0, 1], or None.
         frame: The frame of the prompt.
@@ -39,20 +67,25 @@ class Question:
         full: Whether the question is also asked at full scale.
     """
 
-    name: str
-    video: Path
-    length: int
     text: str | None = None
-    box: tuple[float, float, float, float] | None = None
+    box: Box | None = None
     frame: int = 0
     steps: tuple[int, ...] = ()
     float64: bool = False
     full: bool = False
 
-    @property
-    def image(self) -> Path:
-        """Returns the video, under the name that `harness.models.sam3.questions.ImageQuestion` requires."""
-        return self.video
+    def __post_init__(self) -> None:
+        """Checks that the question asks for something, on frames that the video has.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if self.text is None and self.box is None:
+            raise ValueError(f"question {self.name!r} asks for nothing")
+        if not 0 <= self.frame < self.length:
+            raise ValueError(f"question {self.name!r} asks in frame {self.frame} of {self.length}")
+        if not all(self.frame < step < self.length for step in self.steps):
+            raise ValueError(f"question {self.name!r} has steps outside of the frames that are tracked")
 
     @property
     def finds_once(self) -> bool:
@@ -60,37 +93,92 @@ class Question:
         return self.text is None
 
 
-def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
-    """Reads the questions of a scale; questions about one video follow each other.
+@dataclass(frozen=True)
+class Request:
+    """A request to a session, named as in upstream's `Sam3VideoPredictor`; positions are shares of width and height.
 
-    Args:
-        scale: Scale of the case.
-        path: A TOML file of `[[question]]` tables; videos are relative to it.
-
-    Raises:
-        HarnessError: The file is missing or has no questions, or a question is incomplete or contradicts itself.
+    Attributes:
+        type: Kind of the request.
+        frame: The frame of a prompt, or the first frame of a propagation.
+        reverse: Whether the propagation goes backwards.
+        text: A noun phrase, whose objects are found in every frame.
+        object: The id of the prompted or removed object.
+        points: (x, y) of each point.
+        labels: For each point 1 on the object, 0 outside; all 1 if empty.
+        box: (x0, y0, x1, y1) around the object.
+        mask: (x0, y0, x1, y1), the rectangle whose pixels are the object.
     """
-    questions = read_questions(path, _question)
-    return tuple(question for question in questions if question.full or scale != Scale.FULL)
+
+    type: Literal["add_prompt", "propagate_in_video", "remove_object"]
+    frame: int = 0
+    reverse: bool = False
+    text: str | None = None
+    object: int | None = None
+    points: tuple[tuple[float, float], ...] = ()
+    labels: tuple[int, ...] = ()
+    box: Box | None = None
+    mask: Box | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that the request has what its kind needs.
+
+        Raises:
+            ValueError: It does not.
+        """
+        prompts = [bool(self.points), self.box is not None, self.mask is not None]
+        if self.type != "add_prompt":
+            removes = self.type == "remove_object"
+            valid = self.text is None and not any(prompts) and (self.object is not None) == removes
+        elif self.text is None:
+            valid = self.object is not None and sum(prompts) == 1
+        else:
+            valid = self.object is None and not any(prompts)
+        if not valid:
+            raise ValueError(
+                f"{self.type} needs a text, or an object with points, a box or a mask; or an object to remove"
+            )
+        if self.labels and len(self.labels) != len(self.points):
+            raise ValueError(f"{self.type} has {len(self.labels)} labels of {len(self.points)} points")
 
 
-class VideoQuestion(Protocol):
-    """A question about the first frames of a video; `Question` describes the attributes."""
+@dataclass(frozen=True)
+class SessionQuestion(VideoQuestion):
+    """A video and the requests of one session with it.
 
-    @property
-    def video(self) -> Path:
-        """Returns the path of the video."""
+    Attributes:
+        requests: The requests, in order.
+        full: Whether the session also runs at full scale.
+    """
 
-    @property
-    def length(self) -> int:
-        """Returns the number of frames."""
+    requests: tuple[Request, ...]
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks that the requests are about frames of the video.
+
+        Raises:
+            ValueError: One is not.
+        """
+        for request in self.requests:
+            if not 0 <= request.frame < self.length:
+                raise ValueError(f"{request.type} in {self.name!r} is about frame {request.frame} of {self.length}")
+
+
+def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
+    """Reads the questions of a scale, as `harness.models.sam3.questions.read_questions` does."""
+    return tuple(question for question in read_questions(path, Question) if question.full or scale != Scale.FULL)
+
+
+def load_sessions(scale: str = Scale.SHALLOW.value, path: Path = SESSIONS) -> tuple[SessionQuestion, ...]:
+    """Reads the sessions of a scale, as `harness.models.sam3.questions.read_questions` does."""
+    return tuple(session for session in read_questions(path, SessionQuestion) if session.full or scale != Scale.FULL)
 
 
 def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
     """Returns the frames of a question's video, uint8 [h, w, 3].
 
     Raises:
-        HarnessError, Sam3Error: The video cannot be read.
+        HarnessError, ModelError: The video cannot be read.
     """
     if question.video.name == _SCENE:
         return tuple(SCENE.picture(number) for number in range(question.length))
@@ -100,29 +188,37 @@ def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
     return tuple(islice(open_frames(question.video), question.length))
 
 
-def _question(table: dict[str, Any], path: Path) -> Question:
-    check_keys(table, Question, f"question {table.get('name')!r}")
-    box = table.get("box")
-    question = Question(
-        name=table["name"],
-        video=path.parent / table["video"],
-        length=int(table["length"]),
-        text=table.get("text"),
-        box=None if box is None else _box(box),
-        frame=int(table.get("frame", 0)),
-        steps=tuple(map(int, table.get("steps", ()))),
-        float64=bool(table.get("float64", False)),
-        full=bool(table.get("full", False)),
-    )
-    if question.text is None and question.box is None:
-        raise ValueError(f"question {question.name!r} asks for nothing")
-    if not 0 <= question.frame < question.length:
-        raise ValueError(f"question {question.name!r} asks in frame {question.frame} of {question.length}")
-    if not all(question.frame < step < question.length for step in question.steps):
-        raise ValueError(f"question {question.name!r} has steps outside of the frames that are tracked")
-    return question
+def pixels_of(places: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Converts shares of width and height to whole pixels.
+
+    Args:
+        places: Pairs (x, y) one after another, in any shape.
+        size: Height and width of the frames.
+
+    Returns:
+        float64 [n, 2].
+    """
+    return np.rint(np.array(places, np.float64).reshape(-1, 2) * size[::-1])
 
 
-def _box(coordinates: Any) -> tuple[float, float, float, float]:
-    x0, y0, x1, y1 = map(float, coordinates)
-    return x0, y0, x1, y1
+def mask_of(rectangle: Box, size: tuple[int, int]) -> npt.NDArray[np.bool_]:
+    """Returns the mask bool [h, w] of a rectangle."""
+    (left, top), (right, bottom) = pixels_of(rectangle, size).astype(int)
+    mask = np.zeros(size, bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def number_frames(answers: Iterable[tuple[int, Arrays]]) -> Arrays:
+    """Returns the arrays of all frames that a session returned, in order.
+
+    Args:
+        answers: For each frame, the position of the request that it answers, and its arrays by name.
+
+    Returns:
+        The arrays by name; the first frame has `0/request`, int64 [1], `0/ids` and so on.
+    """
+    arrays: Arrays = {}
+    for number, (position, answer) in enumerate(answers):
+        arrays |= {f"{number}/request": np.array([position])} | add_prefix(str(number), answer)
+    return arrays

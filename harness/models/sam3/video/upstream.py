@@ -1,4 +1,4 @@
-"""Runs upstream's own video model through a video, as modules whose outputs are tensors.
+"""Answers questions about videos with upstream's own video model, as modules whose outputs are tensors.
 
 As modules they run in fp32 and, through `harness.parity.oracle`, in float64. Both round memories to bfloat16, as
 upstream does. VB is upstream's model/sam3_video_base.py, VI its model/sam3_video_inference.py and TP its
@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,15 +20,21 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
 from harness.models.sam3.video import STEP
+from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.rounding import undecided_shares
+from harness.parity.arrays import arrays_digest
+from harness.parity.oracle import oracle, reference
+from harness.parity.references import Reference, add_prefix, select
+from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT
 
 if TYPE_CHECKING:
-    from harness.models.sam3.video.questions import Pixels, Question
+    from harness.models.sam3.source import UpstreamModel
 
 LEVELS = 3
 """Feature maps of the SAM 2 neck that the tracker reads."""
@@ -47,8 +53,78 @@ already is a conditioning frame; memories [N, 64, 72, 72]; whether the memory ha
 rounding decides it, bool [N].
 """
 
+_TRACKED = ("logits", "object_logits", "memories")
+"""Names of the outputs that are also computed in float64."""
+
 Detections = Mapping[str, Tensor]
 MemoryDecisions = Mapping[int, npt.NDArray[np.bool_]]
+
+
+def answer(upstream: UpstreamModel, question: Question, actual: Arrays) -> Reference:
+    """Returns upstream's answer to a question; it runs once, and PyTorch's repeatability is checked by components.
+
+    Where rounding decides which objects are in a frame's memory, and the compiled model decided differently, upstream
+    runs again with the compiled model's decisions. All later frames are then held to the consequences of the same
+    decisions.
+
+    Args:
+        upstream: Upstream's model.
+        question: The question.
+        actual: The compiled model's answer, of which `frames/1/remembered` and so on are read.
+
+    Returns:
+        Arrays `frames/0/…` that answer the prompt, `frames/1/…` of the prompt's frame, and so on, with the names in
+        `PARTS` and memories in bfloat16; some of them in float64 if the question asks for it. Of each step from
+        PyTorch's state, arrays `steps/frame_8/bucket_0/…` with the names in `STEP`, also in float64, and
+        `steps/frame_8/bucket_0/state/…`, see `Step`.
+    """
+    own = upstream.cached(__name__, question, lambda: _compute(upstream, question, None))
+    compiled, frames = select(actual, "frames"), select(own.first, "frames")
+    if not rounding_decides_first(compiled, frames):
+        return own
+    decisions = _memory_decisions(question, compiled)
+    digest = arrays_digest({str(frame): flags for frame, flags in decisions.items()})
+    return upstream.cached(__name__, question, lambda: _compute(upstream, question, decisions), followed=digest)
+
+
+def _compute(upstream: UpstreamModel, question: Question, decisions: MemoryDecisions | None) -> Reference:
+    model, frames = upstream.video, frames_of(question)
+    tracking = Tracking(model, question, frames, decisions=decisions)
+    exact: Arrays = {}
+    with upstream.shared_trunk(model):
+        first = reference(tracking, (), tracking.names)
+        if question.float64:
+            own_decisions = _memory_decisions(question, first)
+            exact_tracking = Tracking(model, replace(question, steps=()), frames, tracking.detections, own_decisions)
+            exact = oracle(exact_tracking, (), exact_tracking.names)
+            exact = {name: array for name, array in exact.items() if name.endswith(_TRACKED)}
+    for arrays in (first, exact):
+        for name in [name for name in arrays if name.endswith("/memories")]:
+            arrays[name] = to_bfloat16(arrays[name].astype(np.float32))  # exact, because the values are rounded
+    first, exact = add_prefix("frames", first), add_prefix("frames", exact)
+    buckets: dict[int, int] = {}
+    for step in tracking.steps:
+        bucket = buckets[step.frame] = buckets.get(step.frame, -1) + 1
+        name = f"steps/frame_{step.frame}/bucket_{bucket}"
+        first |= add_prefix(f"{name}/state", step.state) | add_prefix(name, step.outputs)
+        exact |= add_prefix(name, oracle(step.module, (), STEP))
+    return Reference(first, first, exact)
+
+
+def rounding_decides_first(actual: Arrays, reference: Arrays) -> bool:
+    """Returns whether the first frame whose memory has other objects than upstream's differs only by rounding."""
+    for name in (name for name in reference if name.endswith("/remembered")):
+        compiled, upstream = actual.get(name, reference[name]), reference[name]
+        if not np.array_equal(compiled, upstream):
+            undecided = reference[name.replace("remembered", "undecided")]
+            return len(compiled) == len(upstream) and not (compiled != upstream)[~undecided].any()
+    return False
+
+
+def _memory_decisions(question: Question, frames: Arrays) -> MemoryDecisions:
+    """Returns the objects in the memory of each frame; answer 1 is the prompt's frame."""
+    answers = range(1, question.length - question.frame + 1)
+    return {question.frame + number - 1: frames[f"{number}/remembered"] for number in answers}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +133,17 @@ class Step:
 
     Attributes:
         frame: The frame.
-        features: The maps [1, C, S, S] of the frame that the tracker reads, the finest map first.
-        frame_outputs: By frame, upstream's `output_dict` of the bucket.
-        conditioning: The conditioning frames among them, in upstream's order.
+        state: What the step is computed from: the frame's features `high_res_0`, `high_res_1` and `features`; by entry
+            of the bucket's memory bank the frame, memory in bfloat16, pointer, object logits and score; the frames of
+            the conditioning entries in upstream's order; and the logits [B, 1152, 1152] and object logits [B] from
+            which the memory is encoded.
         outputs: Upstream's outputs, by the names in `STEP`.
-        masks: Logits [B, 1, 1152, 1152] from which the memory is encoded.
-        present: Object logits [B, 1] of the memory.
         module: Computes `outputs` again, without arguments.
     """
 
     frame: int
-    features: tuple[Tensor, ...]
-    frame_outputs: Mapping[int, Mapping[str, Any]]
-    conditioning: tuple[int, ...]
-    outputs: dict[str, Tensor]
-    masks: Tensor
-    present: Tensor
+    state: Arrays
+    outputs: Arrays
     module: nn.Module
 
 
@@ -369,21 +440,31 @@ class _Recorder:
     def _recorded_step(self, frame: int, tracked: dict[str, Any], encoded: dict[str, Any], memory: Tensor) -> Step:
         out = tracked.pop("out")
         conditioning = tracked["output_dict"]["cond_frame_outputs"]
-        features = [
-            level[:, :1].permute(1, 2, 0).unflatten(2, size).clone()
+        entries = {**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning}
+        features = (
+            level[:, :1].permute(1, 2, 0).unflatten(2, size).contiguous().numpy()
             for level, size in zip(tracked["current_vision_feats"], tracked["feat_sizes"], strict=True)
-        ]
-        values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
-        return Step(
-            frame=frame,
-            features=tuple(features),
-            frame_outputs={**tracked["output_dict"]["non_cond_frame_outputs"], **conditioning},
-            conditioning=tuple(conditioning),
-            outputs={name: value.clone() for name, value in zip(STEP, values, strict=True)},
-            masks=encoded["pred_masks_high_res"],
-            present=encoded["object_score_logits"],
-            module=TrackedStep(self.model.tracker, tracked, encoded),
         )
+        values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
+
+        def stack(name: str) -> npt.NDArray[np.float32]:
+            stacked: npt.NDArray[np.float32] = torch.stack([entry[name] for entry in entries.values()]).float().numpy()
+            return stacked
+
+        state = {
+            "frame": np.array([frame]),
+            "frames": np.array(list(entries)),
+            "conditioning": np.array(tuple(conditioning)),
+            "memories": to_bfloat16(stack("maskmem_features")),
+            "pointers": stack("obj_ptr"),
+            "object_logits": stack("object_score_logits"),
+            "scores": np.array([float(entry.get("eff_iou_score", np.nan)) for entry in entries.values()], np.float32),
+            "masks": encoded["pred_masks_high_res"][:, 0].clone().numpy(),
+            "present": encoded["object_score_logits"][:, 0].clone().numpy(),
+            **dict(zip(("high_res_0", "high_res_1", "features"), features, strict=True)),
+        }
+        outputs = {name: value.clone().numpy() for name, value in zip(STEP, values, strict=True)}
+        return Step(frame, state, outputs, TrackedStep(self.model.tracker, tracked, encoded))
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:

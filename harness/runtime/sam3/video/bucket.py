@@ -78,7 +78,10 @@ class Bucket:
     def condition(
         self, tracker: Tracker, features: Tensors, frame: int, outputs: Mapping[int, tuple[PromptOutput, Floats]]
     ) -> Bucket:
-        """Makes the frame conditioning for the whole bucket; its memory must be encoded afterwards (TP:491, VB:497).
+        """Returns the bucket with the frame as a conditioning frame of all its objects (TP:491, VB:497).
+
+        The frame's memory must be encoded afterwards. Objects without an output keep their earlier output on the frame,
+        or are empty there.
 
         Args:
             tracker: The tracker.
@@ -115,7 +118,7 @@ class Bucket:
         clicked = [index for index, prompted_id in self.user_prompts if prompted_id == object_id]
         masked = [index for index, ids in self.bank.inputs.items() if object_id in ids]
         bucket = self
-        for cleared in cleared_by_click([index for index in masked if index not in clicked], clicked, frame):
+        for cleared in cleared_by_click(masked, clicked, frame):
             bank = bucket.bank
             for member in bank.objects:
                 bank = bank.clear(cleared, member)
@@ -155,6 +158,7 @@ class Bucket:
         return Bucket(bank, mask_logits, frozenset(prompt for prompt in self.user_prompts if prompt[1] != object_id))
 
     def _with_logits(self, bank: MemoryBank, frame: int, logits: Floats) -> Bucket:
+        """Returns the bucket with another bank and mask logits [B, 288, 288] of a frame, which a click refines."""
         previous = self.mask_logits if bank.retention is Retention.EVERYTHING else {}
         return replace(
             self, bank=bank, mask_logits={**previous, frame: logits}, cleared_frames=self.cleared_frames - {frame}

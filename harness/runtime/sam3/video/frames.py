@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.images import load_image, to_pixels
 from harness.runtime.sam3.video.video_files import (
     ANIMATION_SUFFIXES,
@@ -59,7 +59,7 @@ class Frames:
         """Yields each frame, uint8 [h, w, 3].
 
         Raises:
-            Sam3Error: There is no frame, a frame cannot be read, or its size differs from that of earlier frames.
+            ModelError: There is no frame, a frame cannot be read, or its size differs from that of earlier frames.
                 Earlier frames were yielded and can be used.
         """
         size = None
@@ -67,13 +67,13 @@ class Frames:
             for index, pixels in enumerate(frames):
                 size = size or pixels.shape
                 if pixels.shape != size:
-                    raise Sam3Error(
+                    raise ModelError(
                         f"Frame {index} of {self.name} has {_size_text(pixels.shape)} pixels, and those before it have "
                         f"{_size_text(size)}; cut the video where its size changes."
                     )
                 yield pixels
         if size is None:
-            raise Sam3Error(f"{self.name} has no frames; give a video that has.")
+            raise ModelError(f"{self.name} has no frames; give a video that has.")
 
 
 def open_frames(source: Any) -> Frames:
@@ -85,19 +85,19 @@ def open_frames(source: Any) -> Frames:
             iterable of such frames, which may be endless. `Frames` are returned unchanged.
 
     Raises:
-        Sam3Error: The source is none of these, or cannot be opened; a list is checked frame by frame while it is read.
+        ModelError: The source is none of these, or cannot be opened; a list is checked frame by frame while it is read.
     """
     if isinstance(source, Frames):
         return source
     if isinstance(source, str | Path):
         return _open_path(Path(source))
     if isinstance(source, np.ndarray) and source.ndim != 4:
-        raise Sam3Error(f"The video is an array {list(source.shape)}; give uint8 [frames, height, width, 3].")
+        raise ModelError(f"The video is an array {list(source.shape)}; give uint8 [frames, height, width, 3].")
     if isinstance(source, Sequence | np.ndarray):
         return Frames("the list of frames", lambda: _read_frames(source, "the list of frames"), len(source))
     if isinstance(source, Iterable):
         return Frames("the stream", lambda: _read_frames(source, "the stream"), is_stream=True)
-    raise Sam3Error(
+    raise ModelError(
         f"The video is of type {type(source).__name__}; give a file, a folder, a list or an iterator of frames."
     )
 
@@ -109,15 +109,15 @@ def frame_files(folder: Path) -> list[Path]:
     numbers (`1.png`, `01.png`) are sorted by name; upstream includes hidden files and uses the order of the disk.
 
     Raises:
-        Sam3Error: The folder cannot be read, or has no images.
+        ModelError: The folder cannot be read, or has no images.
     """
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        raise Sam3Error(f"The folder {folder} cannot be read ({error.strerror}); check its permissions.") from error
+        raise ModelError(f"The folder {folder} cannot be read ({error.strerror}); check its permissions.") from error
     files = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")]
     if not files:
-        raise Sam3Error(f"The folder {folder} has no images; frames are files {', '.join(IMAGE_SUFFIXES)}.")
+        raise ModelError(f"The folder {folder} has no images; frames are files {', '.join(IMAGE_SUFFIXES)}.")
     try:
         return sorted(files, key=lambda path: int(path.stem))
     except ValueError:
@@ -128,7 +128,7 @@ def _open_path(path: Path) -> Frames:
     """Opens the video at a path."""
     name, suffix = str(path), path.suffix.lower()
     if not path.exists():
-        raise Sam3Error(f"{name} does not exist; give a video file or a folder of images.")
+        raise ModelError(f"{name} does not exist; give a video file or a folder of images.")
     if path.is_dir():
         return _image_files(frame_files(path), name)
     if suffix in ANIMATION_SUFFIXES and (timing := animation_timing(path)) is not None:
@@ -147,8 +147,8 @@ def _read_frames(frames: Iterable[Any], name: str) -> Generator[Pixels, None, No
     for index, frame in enumerate(frames):
         try:
             pixels = np.array(load_image(frame)) if isinstance(frame, str | Path) else to_pixels(frame)
-        except Sam3Error as error:
-            raise Sam3Error(f"Frame {index} of {name} cannot be used: {error}") from error
+        except ModelError as error:
+            raise ModelError(f"Frame {index} of {name} cannot be used: {error}") from error
         yield pixels
 
 
@@ -171,21 +171,21 @@ class FrameReader:
         """Returns a frame, uint8 [h, w, 3]; None if the video ends before it.
 
         Raises:
-            Sam3Error: The frame cannot be read, or it was passed and the video is a stream.
+            ModelError: The frame cannot be read, or it was passed and the video is a stream.
         """
         if index in self._chunk:
             return self._chunk[index]
         first = index
         if index < self._position:
             if self._frames.is_stream:
-                raise Sam3Error(
+                raise ModelError(
                     f"Frame {index} of {self._frames.name} is gone, for it is read only once; give a file, a folder or "
                     "a list of frames."
                 )
             self._reading, self._position = None, 0
             first = index - CHUNK + 1
         if self._is_broken:
-            raise Sam3Error(
+            raise ModelError(
                 f"Reading {self._frames.name} stopped at frame {self._position}, and it is read only once; start a new "
                 "session with what is left of it."
             )

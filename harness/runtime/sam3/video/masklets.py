@@ -118,7 +118,7 @@ class Masklets:
         """Adds or corrects an object by points or a box on a frame; refines its earlier mask on this frame (VI:1397).
 
         Raises:
-            Sam3Error: The prompt or the id is invalid; nothing has changed.
+            ModelError: The prompt or the id is invalid; nothing has changed.
         """
         bucket = self._bucket_of(object_id)
         previous = None if bucket is None else bucket.previous_logits(frame.index, object_id)
@@ -135,7 +135,7 @@ class Masklets:
         In a video, upstream gives only a detector's masks to its tracker; a user's mask is treated like a click.
 
         Raises:
-            Sam3Error: The id is invalid; nothing has changed.
+            ModelError: The id is invalid; nothing has changed.
         """
         values = mask[None].astype(np.float32)
         output = self._tracker.use_mask(frame.features, resize_antialiased(values, INPUT_MASK_SIZE, INPUT_MASK_SIZE)[0])
@@ -145,7 +145,7 @@ class Masklets:
         """Removes an object.
 
         Raises:
-            Sam3Error: No such object is tracked.
+            ModelError: No such object is tracked.
         """
         self.state = state_after_removal(self.state, object_id)
         self._drop(object_id)
@@ -172,6 +172,7 @@ class Masklets:
         return VisibleObject(without_holes_and_sprinkles(resized)[0] > 0, CLICKED_SCORE)
 
     def _bucket_of(self, object_id: int) -> Bucket | None:
+        """Returns the bucket of an object; None for a new object."""
         return next((bucket for bucket in self.buckets.values() if object_id in bucket.bank.objects), None)
 
     def _track(self, frame: EncodedFrame, length: int | None, reverse: bool) -> tuple[Floats, Floats]:
@@ -186,6 +187,7 @@ class Masklets:
         return np.concatenate(masks), np.concatenate(presence)
 
     def _recondition(self, frame: EncodedFrame, detected: DetectorOutput | None, correction: Reconditioning) -> None:
+        """Makes the frame conditioning with the mask of a detection, as if the user had given it (VB:475)."""
         assert detected is not None
         number = next(number for number, bucket in self.buckets.items() if correction.object_id in bucket.bank.objects)
         mask = resize(detected.logits[[correction.detection]], INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
@@ -222,6 +224,7 @@ class Masklets:
         return logits
 
     def _drop(self, object_id: int) -> None:
+        """Removes an object from its bucket, and the bucket if no object is left."""
         for number, bucket in list(self.buckets.items()):
             if object_id in bucket.bank.objects:
                 remaining = bucket.remove(object_id)
@@ -231,4 +234,5 @@ class Masklets:
                     del self.buckets[number]
 
     def _resize(self, logits: Floats, frame: EncodedFrame) -> Masks:
+        """Returns masks [N, 288, 288] as bool [N, height, width] of the video."""
         return self._model.resize_masks(logits[None], np.arange(len(logits)), frame.image.pixels)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.memory_selection import (
     HOTSTART,
     RULES,
@@ -145,10 +145,10 @@ class MemoryBank:
         """Plans what a frame attends to; see `plan_attention`. Dropped arrays are left out; see `Retention.FORWARD`.
 
         Raises:
-            Sam3Error: The frame cannot be tracked, or arrays that it attends to may have been dropped.
+            ModelError: The frame cannot be tracked, or arrays that it attends to may have been dropped.
         """
         if self.retention is Retention.FORWARD and (reverse or (self.latest is not None and frame <= self.latest)):
-            raise Sam3Error(
+            raise ModelError(
                 f"Frame {frame} cannot be tracked {'backwards ' if reverse else ''}after frame {self.latest}, because "
                 "this bank keeps what later frames need; make it with Retention.EVERYTHING."
             )
@@ -162,7 +162,7 @@ class MemoryBank:
         """Returns the arrays that a plan names.
 
         Raises:
-            Sam3Error: The memory of a frame is not encoded yet.
+            ModelError: The memory of a frame is not encoded yet.
         """
         entries = {**self.tracked, **self.conditioning}
         memories = [_require(entries[frame].memory, frame) for frame, _ in plan.memories]
@@ -180,11 +180,11 @@ class MemoryBank:
         """Stores the entry of a tracked frame, in place of an earlier one (TP:861).
 
         Raises:
-            Sam3Error: The frame is conditioning, or earlier than another one of a bank that only goes forward.
+            ModelError: The frame is conditioning, or earlier than another one of a bank that only goes forward.
         """
         if frame in self.conditioning:
-            raise Sam3Error(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
-        return self._updated(frame, tracked={**self.tracked, frame: entry})
+            raise ModelError(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
+        return self._update(frame, tracked={**self.tracked, frame: entry})
 
     def condition(self, frame: int, entry: MemoryEntry, objects: Sequence[int]) -> MemoryBank:
         """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:724).
@@ -197,13 +197,13 @@ class MemoryBank:
         numbers (TP:699).
 
         Raises:
-            Sam3Error: An object is not in this bucket, or the frame is earlier than another one of a bank that only
+            ModelError: An object is not in this bucket, or the frame is earlier than another one of a bank that only
                 goes forward.
         """
         unknown = [object_id for object_id in objects if object_id not in self.objects]
         if unknown:
-            raise Sam3Error(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
-        return self._updated(
+            raise ModelError(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
+        return self._update(
             frame,
             conditioning={**self.conditioning, frame: entry},
             tracked={index: tracked for index, tracked in self.tracked.items() if index != frame},
@@ -218,10 +218,10 @@ class MemoryBank:
         followed.
 
         Raises:
-            Sam3Error: The frame has no entry.
+            ModelError: The frame has no entry.
         """
         if self.entry(frame) is None:
-            raise Sam3Error(f"Frame {frame} is not remembered, and cannot get a memory.")
+            raise ModelError(f"Frame {frame} is not remembered, and cannot get a memory.")
 
         def updated(entries: Mapping[int, MemoryEntry]) -> dict[int, MemoryEntry]:
             return {
@@ -237,14 +237,14 @@ class MemoryBank:
         conditioning frames drops all entries (TP:955).
 
         Raises:
-            Sam3Error: The bank only goes forward, and may have dropped entries that are read instead.
+            ModelError: The bank only goes forward, and may have dropped entries that are read instead.
         """
         if self.retention is Retention.FORWARD:
-            raise Sam3Error(
+            raise ModelError(
                 f"The clicks on frame {frame} cannot be taken back, because this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
-        return self._cleared(frame, object_id)
+        return self._clear(frame, object_id)
 
     def remove(self, object_id: int) -> MemoryBank:
         """Returns the bank without an object (`remove_object`, TP:1183); without objects it is empty.
@@ -253,16 +253,16 @@ class MemoryBank:
         remaining objects (TP:1267).
 
         Raises:
-            Sam3Error: The object is not in this bucket.
+            ModelError: The object is not in this bucket.
         """
         if object_id not in self.objects:
-            raise Sam3Error(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
+            raise ModelError(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
         remaining = tuple(member for member in self.objects if member != object_id)
         if not remaining:
             return MemoryBank((), self.retention, self.rules)
         bank = self
         for frame in [frame for frame, ids in self.inputs.items() if object_id in ids]:
-            bank = bank._cleared(frame, object_id)
+            bank = bank._clear(frame, object_id)
         rows = [row for row, member in enumerate(self.objects) if member != object_id]
         return replace(
             bank,
@@ -271,7 +271,8 @@ class MemoryBank:
             tracked={frame: entry.select(rows) for frame, entry in bank.tracked.items()},
         )._drop_unreachable()
 
-    def _cleared(self, frame: int, object_id: int) -> MemoryBank:
+    def _clear(self, frame: int, object_id: int) -> MemoryBank:
+        """Removes the clicks and the mask of an object from a frame, in a bank of any retention; see `clear`."""
         remaining = self.inputs.get(frame, frozenset()) - {object_id}
         if remaining:
             return replace(self, inputs={**self.inputs, frame: remaining})
@@ -288,6 +289,7 @@ class MemoryBank:
         return ", ".join(map(str, self.objects)) or "none"
 
     def _drop_missing(self, plan: AttentionPlan) -> AttentionPlan:
+        """Returns a plan without the memories and pointers that were dropped."""
         entries = {**self.tracked, **self.conditioning}
         # A memory that the latest frame lacks was not dropped, but is not encoded yet.
         missing = {frame for frame, entry in entries.items() if entry.memory is None and frame != self.latest}
@@ -296,14 +298,19 @@ class MemoryBank:
             pointers=tuple((frame, time) for frame, time in plan.pointers if entries[frame].pointer is not None),
         )
 
-    def _updated(self, frame: int, **changed: Any) -> MemoryBank:
+    def _update(self, frame: int, **changes: Any) -> MemoryBank:
+        """Returns the bank with changed fields, which have a new entry of a frame, without what can no longer be read.
+
+        Raises:
+            ModelError: The frame is earlier than another one of a bank that only goes forward.
+        """
         if self.retention is Retention.FORWARD and self.latest is not None and frame < self.latest:
-            raise Sam3Error(
+            raise ModelError(
                 f"Frame {frame} is before frame {self.latest}, and this bank keeps what later frames need; "
                 "make it with Retention.EVERYTHING."
             )
         return replace(
-            self, first_frame=frame if self.first_frame is None else min(self.first_frame, frame), **changed
+            self, first_frame=frame if self.first_frame is None else min(self.first_frame, frame), **changes
         )._drop_unreachable()
 
     def _drop_unreachable(self) -> MemoryBank:
@@ -324,16 +331,23 @@ class MemoryBank:
 
 
 def _require(array: Array | None, frame: int) -> Array:
+    """Returns an array of a frame's entry.
+
+    Raises:
+        ModelError: It is not encoded yet.
+    """
     if array is None:
-        raise Sam3Error(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
+        raise ModelError(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
     return array
 
 
 def _reachable(entries: Mapping[int, MemoryEntry], reach: Reach) -> dict[int, MemoryEntry]:
-    return {frame: _part(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
+    """Returns the entries that can still be read, without arrays that cannot."""
+    return {frame: _reachable_arrays(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
 
 
-def _part(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
+def _reachable_arrays(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
+    """Returns a frame's entry without its memory if it cannot be read any more, and likewise without its pointer."""
     if frame in reach.memories:
         return entry
     return replace(entry, memory=None, pointer=entry.pointer if frame in reach.pointers else None)

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
 
 Floats = npt.NDArray[np.float32]
@@ -89,12 +89,12 @@ def plan_attention(
         rules: The settings.
 
     Raises:
-        Sam3Error: The frame is not in the video, or no frame is conditioning.
+        ModelError: The frame is not in the video, or no frame is conditioning.
     """
     if frame < 0 or (num_frames is not None and frame >= num_frames):
-        raise Sam3Error(f"Frame {frame} is not in this video of {num_frames} frames; the first one is frame 0.")
+        raise ModelError(f"Frame {frame} is not in this video of {num_frames} frames; the first one is frame 0.")
     if not conditioning:
-        raise Sam3Error(f"Frame {frame} cannot be tracked because no frame has a click or a mask; give one first.")
+        raise ModelError(f"Frame {frame} cannot be tracked because no frame has a click or a mask; give one first.")
     selected = closest_conditioning_frames(frame, conditioning, rules.max_cond_frames_in_attn)
     # A conditioning frame that is not selected counts as any other frame (TB:649).
     available = {*scores, *conditioning} - set(selected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 CLICKED_SCORE = 1.0
 """The score of an object that the user clicked (VI:1506)."""
@@ -80,12 +80,12 @@ def state_after_click(state: VideoState, object_id: int, frame: int) -> VideoSta
     before anything was found, where upstream's assertion fails (VI:553). It has a first frame, which upstream omits.
 
     Raises:
-        Sam3Error: The id is negative, or too large.
+        ModelError: The id is negative, or too large.
     """
     if object_id < 0:
-        raise Sam3Error(f"The object id is {object_id}; give 0 or a larger number.")
+        raise ModelError(f"The object id is {object_id}; give 0 or a larger number.")
     if object_id > LARGEST_ID:
-        raise Sam3Error(f"The object id is {object_id}; give at most {LARGEST_ID}.")
+        raise ModelError(f"The object id is {object_id}; give at most {LARGEST_ID}.")
     if object_id in state.ids:
         refined = (replace(item, score=CLICKED_SCORE) if item.id == object_id else item for item in state.objects)
         return replace(state, objects=tuple(refined))
@@ -112,9 +112,9 @@ def state_after_removal(state: VideoState, object_id: int) -> VideoState:
     """Returns the state after the user removed an object (VI:1277).
 
     Raises:
-        Sam3Error: No such object is tracked.
+        ModelError: No such object is tracked.
     """
     if object_id not in state.ids:
         listed = ", ".join(map(str, state.ids)) or "none"
-        raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
+        raise ModelError(f"Object {object_id} is not tracked; tracked are: {listed}.")
     return drop_objects(state, frozenset({object_id}))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.detector import Detections
 from harness.runtime.sam3.video.masks import (
     ALWAYS_OCCLUDED,
@@ -112,7 +112,7 @@ def plan_frame(
         The state after this frame, and the plan.
 
     Raises:
-        Sam3Error: The observations do not belong to this state.
+        ModelError: The observations do not belong to this state.
     """
     _check(state, observations)
     frame, reverse, scores = observations.frame, observations.reverse, _scores(observations)
@@ -182,16 +182,21 @@ def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) 
 
 
 def _check(state: VideoState, observations: Observations) -> None:
+    """Checks dtypes and shapes of the observations of a state's objects.
+
+    Raises:
+        Sam3Error: They do not fit.
+    """
     tracked = len(state.objects)
     if observations.frame < 0:
-        raise Sam3Error(f"The frame is {observations.frame}; give 0 or a larger number.")
+        raise ModelError(f"The frame is {observations.frame}; give 0 or a larger number.")
     if observations.masks.ndim != 3 or observations.masks.dtype != np.bool_ or len(observations.masks) != tracked:
-        raise Sam3Error(
+        raise ModelError(
             f"The tracked masks are {observations.masks.dtype} {list(observations.masks.shape)}; "
             f"give bool [{tracked}, height, width]."
         )
     if observations.object_logits.shape != (tracked,):
-        raise Sam3Error(
+        raise ModelError(
             f"The object logits are {list(observations.object_logits.shape)}; give {tracked}, one for each object."
         )
     if observations.detections is None:
@@ -199,8 +204,8 @@ def _check(state: VideoState, observations: Observations) -> None:
     masks, scores = observations.detections.masks, observations.detections.scores
     if masks.ndim != 3 or masks.dtype != np.bool_ or masks.shape[1:] != observations.masks.shape[1:]:
         height, width = observations.masks.shape[1:]
-        raise Sam3Error(
+        raise ModelError(
             f"The detections' masks are {masks.dtype} {list(masks.shape)}; give bool [detections, {height}, {width}]."
         )
     if scores.shape != masks.shape[:1]:
-        raise Sam3Error(f"There are {len(masks)} detections and scores {list(scores.shape)}; give one score for each.")
+        raise ModelError(f"There are {len(masks)} detections and scores {list(scores.shape)}; give one score for each.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.detector import Detector, EncodedFrame
 from harness.runtime.sam3.video.frames import FrameReader, Frames
@@ -138,13 +138,13 @@ class VideoProcessor:
         """Returns the pixels of a frame, uint8 [h, w, 3].
 
         Raises:
-            Sam3Error: There is no such frame, it cannot be read, or a stream has passed it.
+            ModelError: There is no such frame, it cannot be read, or a stream has passed it.
         """
         if frame < 0:
-            raise Sam3Error(f"The frame is {frame}; give 0 or a larger number.")
+            raise ModelError(f"The frame is {frame}; give 0 or a larger number.")
         pixels = self._reader.frame(frame)
         if pixels is None:
-            raise Sam3Error(f"{self.frames.name} ends before frame {frame}; give a frame that it has.")
+            raise ModelError(f"{self.frames.name} ends before frame {frame}; give a frame that it has.")
         return pixels
 
     def advance(self, propagation: Propagation) -> None:
@@ -153,12 +153,13 @@ class VideoProcessor:
         If it is interrupted or fails, nothing has changed, and it can be called again.
 
         Raises:
-            Sam3Error: See `pixels`.
+            ModelError: See `pixels`.
         """
         with self.progress.transaction():
             self._advance(propagation)
 
     def _advance(self, propagation: Propagation) -> None:
+        """Processes the next frame in the propagation's scope; changes are undone by `advance` if this fails."""
         index, propagation.order = propagation.order[0], propagation.order[1:]
         pixels = self.pixels(index)
         reverse, progress, scope = propagation.request[2], self.progress, propagation.scope
@@ -226,6 +227,7 @@ class VideoProcessor:
         return self._keep(FrameResult.pack(frame.index, frame.image.size, objects, full))
 
     def _keep(self, result: FrameResult) -> FrameResult:
+        """Adds a result to the progress, and returns it."""
         progress = self.progress
         progress.first_frame = result.index if progress.first_frame is None else min(progress.first_frame, result.index)
         progress.frame_results[result.index] = result
@@ -235,7 +237,7 @@ class VideoProcessor:
         """Returns an encoded frame; the latest one is cached.
 
         Raises:
-            Sam3Error: See `pixels`.
+            ModelError: See `pixels`.
         """
         if self.latest is None or self.latest.index != index:
             self.latest = None  # its tensors are large

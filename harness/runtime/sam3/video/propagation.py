@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 
 ActionKind = Literal["add", "refine", "remove", "full", "partial", "fetch"]
 PropagationKind = Literal["full", "partial", "fetch"]
@@ -92,16 +92,16 @@ def processing_order(
         processed: The frames that were processed before, for a prompt or by a propagation.
 
     Raises:
-        Sam3Error: There is no prompt yet, or no such frame.
+        ModelError: There is no prompt yet, or no such frame.
     """
     if start is None and not processed:
-        raise Sam3Error("Nothing is asked of this video; add a text, a box or points first.")
+        raise ModelError("Nothing is asked of this video; add a text, a box or points first.")
     first = min(processed) if start is None else start
     if not 0 <= first < frames:
-        raise Sam3Error(f"The frame to start from is {first}; the video has frames 0 to {frames - 1}.")
+        raise ModelError(f"The frame to start from is {first}; the video has frames 0 to {frames - 1}.")
     reach = frames if limit is None else limit
     if reach < 0:
-        raise Sam3Error(f"The number of frames to process is {reach}; give 0 or a larger number.")
+        raise ModelError(f"The number of frames to process is {reach}; give 0 or a larger number.")
     if reverse:
         return range(first - 1, max(first - reach, 0) - 1, -1)
     return range(first, min(first + reach, frames - 1) + 1)

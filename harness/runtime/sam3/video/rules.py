@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.objects import TrackedObject
 
 Floats = npt.NDArray[np.float32]
@@ -68,11 +68,11 @@ class Rules:
         """Checks that hotstart can count to its thresholds within its frames (VB:92-94).
 
         Raises:
-            Sam3Error: It cannot.
+            ModelError: It cannot.
         """
         count = max(self.hotstart_unmatched, self.hotstart_duplicates)
         if self.hotstart_frames and count > self.hotstart_frames:
-            raise Sam3Error(
+            raise ModelError(
                 f"Hotstart counts to {count} within {self.hotstart_frames} frames; give it at least {count} frames."
             )
 
@@ -140,6 +140,14 @@ def associate(
 
 
 def _confident(scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDArray[np.bool_]) -> dict[int, int]:
+    """Returns, for each object that a detection confirms, the index of the last such detection; see `associate`.
+
+    Args:
+        scores: fp32 [D].
+        iou: fp32 [D, N], of detections with objects.
+        ids: The objects' ids.
+        is_new: bool [D], whether a detection is a new object.
+    """
     if not iou.size:
         return {}
     confident = (scores >= _CONFIDENT_SCORE) & ~is_new & (iou.max(axis=1) >= _CONFIDENT_IOU)

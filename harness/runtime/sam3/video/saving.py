@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.masklets import Masklets
@@ -48,10 +48,10 @@ def save_session(processor: VideoProcessor, path: Path) -> None:
     """Writes a session to a file atomically.
 
     Raises:
-        Sam3Error: The file cannot be written; an earlier file stays.
+        ModelError: The file cannot be written; an earlier file stays.
     """
     if not path.name:
-        raise Sam3Error(f"{str(path)!r} is not the name of a file; give one to save the session in.")
+        raise ModelError(f"{str(path)!r} is not the name of a file; give one to save the session in.")
     arrays: Arrays = {}
     text = json.dumps(_describe(processor, arrays))
     metadata = {"session": text, "sha256": _digest(text, arrays)}
@@ -60,7 +60,7 @@ def save_session(processor: VideoProcessor, path: Path) -> None:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
-        raise Sam3Error(f"{path} cannot be written ({error}); free some space or choose another folder.") from error
+        raise ModelError(f"{path} cannot be written ({error}); free some space or choose another folder.") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ class SessionFile:
         """Reads the file for a model.
 
         Raises:
-            Sam3Error: The file cannot be read, is damaged, or was saved with another model.
+            ModelError: The file cannot be read, is damaged, or was saved with another model.
         """
         self.path = path
         self._arrays: Arrays = {}
@@ -85,11 +85,11 @@ class SessionFile:
             self._description = json.loads(text)
             is_intact = metadata["sha256"] == _digest(text, self._arrays) and self._description["format"] == _FORMAT
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Sam3Error(f"{path} cannot be read as a saved session ({error}); start a new one.") from error
+            raise ModelError(f"{path} cannot be read as a saved session ({error}); start a new one.") from error
         if not is_intact:
-            raise Sam3Error(f"{path} is damaged or of another version; start a new session.")
+            raise ModelError(f"{path} is damaged or of another version; start a new session.")
         if self._description["model"] != model_digest(manifest):
-            raise Sam3Error(f"{path} was saved with another model; load that one.")
+            raise ModelError(f"{path} was saved with another model; load that one.")
 
     @property
     def keep(self) -> bool:
@@ -100,20 +100,20 @@ class SessionFile:
         """Restores the saved state in a session that has just been started.
 
         Raises:
-            Sam3Error: The session has another video.
+            ModelError: The session has another video.
         """
         saved = self._description
         if saved["length"] != processor.frames.length:
-            raise Sam3Error(f"{self.path} was saved with another video, whose length differs; give that one.")
+            raise ModelError(f"{self.path} was saved with another video, whose length differs; give that one.")
         if saved["checked"] is not None:
             index, digest = saved["checked"]
             pending = [item["index"] for item in _pending_outputs(saved)]
             try:
                 pixels = {item: processor.pixels(item) for item in sorted({index, *pending})}
-            except Sam3Error as error:
-                raise Sam3Error(f"{self.path} was saved with another video: {error}") from error
+            except ModelError as error:
+                raise ModelError(f"{self.path} was saved with another video: {error}") from error
             if hashlib.sha256(pixels[index].tobytes()).hexdigest() != digest:
-                raise Sam3Error(f"{self.path} was saved with another video; give that one.")
+                raise ModelError(f"{self.path} was saved with another video; give that one.")
         else:
             pixels = {}
         prompts = [Prompt(item["text"], boxes=item["boxes"]) for item in saved["prompts"]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error
+from harness.runtime.errors import ModelError
 from harness.runtime.sam3.coordinates import abbreviate
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
 from harness.runtime.sam3.prompts import Coordinates, Prompt
@@ -116,11 +116,11 @@ class Session:
             keep: See `Sam3.start_session`.
 
         Raises:
-            Sam3Error: The video cannot be opened, or is a stream, of which everything cannot be kept.
+            ModelError: The video cannot be opened, or is a stream, of which everything cannot be kept.
         """
         self.frames: Frames = open_frames(source)
         if keep and self.frames.is_stream:
-            raise Sam3Error(
+            raise ModelError(
                 f"{self.frames.name.capitalize()} is read only once, and cannot be tracked again or backwards; give a "
                 "file, a folder or a list of frames, or leave out keep=True."
             )
@@ -193,21 +193,21 @@ class Session:
             The frame with the found objects, or with the object as the next propagation tracks it.
 
         Raises:
-            Sam3Error: The prompt is empty or invalid, there is no such frame, or the session has not kept what it
+            ModelError: The prompt is empty or invalid, there is no such frame, or the session has not kept what it
                 needs.
         """
         frame = _integer("frame", frame)
         if object_id is None:
             if points is not None or labels is not None or mask is not None:
                 next_id = self.processor.progress.next_id
-                raise Sam3Error(
+                raise ModelError(
                     f"Points and a mask are of one object; give its object_id, or {next_id} for a new object."
                 )
             return self._search(frame, text, box)
         if text is not None:
-            raise Sam3Error("A text finds objects of its own; leave out the text, or the object_id.")
+            raise ModelError("A text finds objects of its own; leave out the text, or the object_id.")
         if mask is not None and not (points is None and labels is None and box is None):
-            raise Sam3Error("A mask says all of an object; leave out the mask, or the points and the box.")
+            raise ModelError("A mask says all of an object; leave out the mask, or the points and the box.")
         return self._prompt_object(frame, _integer("object id", object_id), ObjectPrompt(points, labels, box), mask)
 
     def propagate(
@@ -234,7 +234,7 @@ class Session:
             after_frame: Called after each processed frame, when the session can be saved.
 
         Raises:
-            Sam3Error: There is no prompt yet, there is no such frame, the session has not kept what it needs, or
+            ModelError: There is no prompt yet, there is no such frame, the session has not kept what it needs, or
                 another prompt or propagation followed this iterator; or a frame cannot be read, after earlier frames
                 were returned. Errors of an iterator of frames are raised there, too.
         """
@@ -249,7 +249,7 @@ class Session:
         propagation = progress.propagation
         while propagation.outputs or propagation.failure is not None or propagation.order:
             if self.processor.progress.propagation is not propagation:
-                raise Sam3Error("Something else was asked meanwhile; call propagate again.")
+                raise ModelError("Something else was asked meanwhile; call propagate again.")
             if propagation.outputs:
                 first, *following = propagation.outputs
                 shown_frame = self._tracked_frame(*first)
@@ -270,12 +270,12 @@ class Session:
         """Removes an object, which is no longer tracked or shown.
 
         Raises:
-            Sam3Error: No such object is tracked.
+            ModelError: No such object is tracked.
         """
         progress, object_id = self.processor.progress, _integer("object id", object_id)
         if object_id not in self.objects:
             listed = ", ".join(map(str, self.objects)) or "none"
-            raise Sam3Error(f"Object {object_id} is not tracked; tracked are: {listed}.")
+            raise ModelError(f"Object {object_id} is not tracked; tracked are: {listed}.")
         removed = frozenset({object_id})
         with progress.transaction():
             progress.group_of(object_id).remove(object_id)
@@ -293,7 +293,7 @@ class Session:
         The file has no pixels of the video and no weights.
 
         Raises:
-            Sam3Error: The file cannot be written; an earlier file stays.
+            ModelError: The file cannot be written; an earlier file stays.
         """
         from harness.runtime.sam3.video.saving import save_session
 
@@ -306,7 +306,7 @@ class Session:
         for prompt in prompts:
             self.processor.model.check_prompt(prompt)
         if len(set(texts)) < len(texts):
-            raise Sam3Error(f"The texts {abbreviate(list(texts))} are not all different; give each one once.")
+            raise ModelError(f"The texts {abbreviate(list(texts))} are not all different; give each one once.")
         pixels = self.processor.pixels(frame)
         for prompt in prompts:
             self.processor.model.encode_prompt(prompt, pixels.shape[1::-1])
@@ -342,7 +342,7 @@ class Session:
         """Starts a propagation."""
         progress = self.processor.progress
         if not progress.detector.prompts and not progress.history:
-            raise Sam3Error("Nothing is asked of this video; add a text, a box or points first.")
+            raise ModelError("Nothing is asked of this video; add a text, a box or points first.")
         first = progress.first_frame or 0
         if not self.processor.keeps:
             if reverse:
@@ -356,10 +356,10 @@ class Session:
         progress.history += (Action(scope.kind, scope.objects, start),)
         return Propagation((start, limit, reverse), scope, order)
 
-    def _not_kept_error(self, action: str) -> Sam3Error:
+    def _not_kept_error(self, action: str) -> ModelError:
         if self.frames.is_stream:
-            return Sam3Error(f"{action}, because {self.frames.name} is read only once, from the first prompt on.")
-        return Sam3Error(
+            return ModelError(f"{action}, because {self.frames.name} is read only once, from the first prompt on.")
+        return ModelError(
             f"{action}, because this session keeps only what is needed to go on once; start it with keep=True."
         )
 
@@ -372,13 +372,18 @@ def _integer(name: str, value: Any) -> int:
     try:
         return int(operator.index(value))
     except TypeError:
-        raise Sam3Error(f"The {name} is {abbreviate(value)}; give a whole number.") from None
+        raise ModelError(f"The {name} is {abbreviate(value)}; give a whole number.") from None
 
 
 def _check_mask(mask: Any, pixels: Pixels) -> None:
+    """Checks that a user's mask is bool [h, w] of the frame, and not empty.
+
+    Raises:
+        Sam3Error: It is not.
+    """
     height, width = pixels.shape[:2]
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (height, width):
         actual = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else abbreviate(mask)
-        raise Sam3Error(f"The mask is {actual}; give bool [{height}, {width}], as the frames are.")
+        raise ModelError(f"The mask is {actual}; give bool [{height}, {width}], as the frames are.")
     if not mask.any():
-        raise Sam3Error("The mask has no pixels; mark the object, or remove it.")
+        raise ModelError("The mask has no pixels; mark the object, or remove it.")

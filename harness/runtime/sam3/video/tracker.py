@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.artifact import LoadedModel, Tensors
-from harness.runtime.errors import Sam3Error
-from harness.runtime.manifest import Capacity
+from harness.runtime.errors import ModelError
+from harness.runtime.sam3.description import Capacity, read_description
 from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
 from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs, PromptOutput
@@ -73,15 +73,15 @@ class Tracker:
         """Checks the entry points of a loaded model.
 
         Raises:
-            Sam3Error: The model was compiled without tracking.
+            ModelError: The model was compiled without tracking.
         """
         if missing := [name for name in ENTRIES if name not in artifact.manifest.entries]:
-            raise Sam3Error(
+            raise ModelError(
                 f"This model has no entry point {missing[0]}, so it tracks nothing; compile it again with "
                 "`sam3-tvm compile --video`."
             )
         self._artifact = artifact
-        self._capacity: Capacity = artifact.manifest.capacity
+        self._capacity: Capacity = read_description(artifact.folder, artifact.manifest).capacity
 
     def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
         """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""
@@ -184,6 +184,7 @@ class Tracker:
         }
 
     def _encode(self, entry: str, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes masks [B, S, S] by an entry point, one object after another, to bfloat16 bits [B, 64, 72, 72]."""
         memories = [
             self._fetch(
                 self._artifact.call(

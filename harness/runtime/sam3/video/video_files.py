@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import Sam3Error, reason
+from harness.runtime.errors import ModelError, reason
 from harness.runtime.sam3.images import check_size, image_errors, open_image, to_rgb
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def pyav(path: Path) -> Any:
         path: The file that needs it.
 
     Raises:
-        Sam3Error: PyAV is not installed.
+        ModelError: PyAV is not installed.
     """
     try:
         import av
     except ImportError as error:
-        raise Sam3Error(
+        raise ModelError(
             f"{path} is a video file, and PyAV, which reads and writes them, is not installed: "
             "pip install 'sam3-tvm[video]'; a folder of images needs nothing more."
         ) from error
@@ -65,7 +65,7 @@ def file_timing(path: Path) -> tuple[int | None, Fraction | None]:
         None where the file does not state a value.
 
     Raises:
-        Sam3Error: The file cannot be read, or has no video.
+        ModelError: The file cannot be read, or has no video.
     """
     with _open_stream(path) as (_, stream):
         return _stated_length(stream), stream.average_rate or stream.guessed_rate
@@ -75,7 +75,7 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
     """Yields each frame of a video file, uint8 [h, w, 3], upright, in its own memory.
 
     Raises:
-        Sam3Error: The file cannot be read, a frame is damaged or too large, or the file ends before the time that it
+        ModelError: The file cannot be read, a frame is damaged or too large, or the file ends before the time that it
             states.
     """
     av = pyav(path)
@@ -98,13 +98,13 @@ def read_file(path: Path) -> Generator[Pixels, None, None]:
                 count += 1
         except av.FFmpegError as error:
             raise _broken_frame(path, count, reason(error)) from error
-        except (Sam3Error, MemoryError):
+        except (ModelError, MemoryError):
             raise
         except Exception as error:
             raise _broken_frame(path, count, reason(error)) from error
         stated, rate = _stated_end(stream), stream.average_rate
     if stated is not None and rate and end < stated - 2 / rate:
-        raise Sam3Error(
+        raise ModelError(
             f"{path} ends after {count} frames and {float(end):.2f} seconds, and states that it lasts "
             f"{float(stated):.2f} seconds; convert or copy it anew."
         )
@@ -139,9 +139,9 @@ def _open_stream(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         options = {"format_whitelist": ",".join(_READABLE)}
         container = av.open(str(path), metadata_errors="replace", options=options)
     except PermissionError as error:
-        raise Sam3Error(f"The video {path} may not be read; check its permissions.") from error
+        raise ModelError(f"The video {path} may not be read; check its permissions.") from error
     except av.FFmpegError as error:
-        raise Sam3Error(
+        raise ModelError(
             f"The file {path} is not a video that PyAV can read ({reason(error)}); use MP4, MOV, MKV or WebM."
         ) from error
     try:
@@ -149,15 +149,15 @@ def _open_stream(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
             picture = av.stream.Disposition.attached_pic
             streams = [stream for stream in container.streams.video if not stream.disposition & picture]
             if not streams:
-                raise Sam3Error(f"The file {path} has no video; give one that has.")
+                raise ModelError(f"The file {path} has no video; give one that has.")
             if streams[0].codec_context is None:
-                raise Sam3Error(f"The video {path} is in a format that PyAV has no decoder for; convert it to H.264.")
+                raise ModelError(f"The video {path} is in a format that PyAV has no decoder for; convert it to H.264.")
             check_size(streams[0].width, streams[0].height, f"The video {path}")
             yield container, streams[0]
-    except (Sam3Error, MemoryError):
+    except (ModelError, MemoryError):
         raise
     except Exception as error:
-        raise Sam3Error(f"The video {path} is damaged ({reason(error)}); convert or copy it anew.") from error
+        raise ModelError(f"The video {path} is damaged ({reason(error)}); convert or copy it anew.") from error
 
 
 def _decode(container: InputContainer, stream: VideoStream, av: Any) -> Generator[VideoFrame, None, None]:
@@ -218,8 +218,8 @@ def _display_matrix(frame: VideoFrame) -> npt.NDArray[np.int32] | None:
     return None if data is None else np.frombuffer(bytes(data), np.int32).reshape(3, 3)
 
 
-def _broken_frame(path: Path, index: int, why: str) -> Sam3Error:
-    return Sam3Error(
+def _broken_frame(path: Path, index: int, why: str) -> ModelError:
+    return ModelError(
         f"Frame {index} of {path} cannot be decoded ({why}); cut the video there, or convert or copy it anew."
     )
 
@@ -236,7 +236,7 @@ def animation_timing(path: Path) -> tuple[int, Fraction | None] | None:
                 return None
             milliseconds = file.info.get("duration", 0)
             return _count(file), Fraction(1000) / Fraction(milliseconds) if milliseconds > 0 else None
-    except Sam3Error:
+    except ModelError:
         return None
 
 
@@ -244,7 +244,7 @@ def read_animation(path: Path) -> Generator[npt.NDArray[np.uint8], None, None]:
     """Yields each frame of an animation, uint8 [h, w, 3], drawn over the frames before it as the file specifies.
 
     Raises:
-        Sam3Error: A frame cannot be read, or is too large.
+        ModelError: A frame cannot be read, or is too large.
     """
     with ExitStack() as stack:
         with image_errors(str(path), _ADVICE):

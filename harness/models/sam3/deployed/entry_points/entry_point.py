@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.core.program import Program, Symbolic
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 
 if TYPE_CHECKING:
     import torch

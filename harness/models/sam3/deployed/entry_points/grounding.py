@@ -17,7 +17,7 @@ from harness.models.sam3.deployed.entry_points.entry_point import (
     VOCABULARY,
     EntryPoint,
 )
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from harness.models.sam3.deployed.entry_points.entry_point import (
     EntryPoint,
 )
 from harness.models.sam3.deployed.entry_points.grounding import ENCODE_IMAGE, GROUNDING, image_inputs
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 
 if TYPE_CHECKING:
     import torch

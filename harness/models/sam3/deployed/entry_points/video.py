@@ -21,7 +21,7 @@ from harness.models.sam3.deployed.entry_points.interactive import (
     prompt_inputs,
     trunk_inputs,
 )
-from harness.runtime.manifest import Capacity
+from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, POINTERS, PROMPT_MASK_SIZE
 
 if TYPE_CHECKING:

@@ -1,0 +1,293 @@
+"""Segments images one after another and writes the results; an image that fails does not stop the others.
+
+A job that was interrupted or killed continues when it is run again (`harness.app.segment.journal`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from harness.app.segment.coco import AnnotatedImage, coco_annotations, data_set
+from harness.app.segment.images import mask_png, unique_names, write_png
+from harness.app.segment.journal import Journal, results_folder
+from harness.app.segment.objects import Objects, concatenate_objects
+from harness.app.segment.prompts import category_name, run_prompts
+from harness.compiler.execution.remote.client import RemoteError
+from harness.core.errors import HarnessError
+from harness.core.files import make_folder, write_bytes, write_json
+from harness.runtime import EncodedImage, ObjectPrompt, Prompt
+from harness.runtime.errors import ModelError
+from harness.runtime.manifest import Manifest
+
+ANNOTATIONS = "annotations.json"
+
+_MASK_FILE = re.compile(r"\d{3,}\.png")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The inputs of a run.
+
+    Attributes:
+        images: Files.
+        prompts: The prompts for each image, which is encoded once. Of a prompt for one object the best mask is kept.
+        out: Folder for the results: for each image `NAME_overlay.png` and `NAME_masks/000.png` and so on, one for each
+            object in the order of `annotations.json`. This file is a data set in COCO's format of all images with the
+            same prompts, including those of earlier jobs.
+        threshold: Objects score above this.
+    """
+
+    images: Sequence[Path]
+    prompts: Sequence[Prompt | ObjectPrompt]
+    out: Path
+    threshold: float
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The category of each prompt's objects."""
+        return tuple(category_name(prompt) for prompt in self.prompts)
+
+
+@dataclass(frozen=True)
+class SegmentedImage:
+    """An image that was segmented.
+
+    Attributes:
+        image: The file.
+        size: Width and height in pixels.
+        annotations: The objects, entries of `harness.app.segment.coco.coco_annotations`.
+        notes: A sentence for each part of a prompt that was changed or ignored.
+        seconds: Time from reading the file to writing the last result.
+        resumed: Whether the results are from an earlier run.
+    """
+
+    image: Path
+    size: tuple[int, int]
+    annotations: Sequence[dict[str, Any]]
+    notes: Sequence[str]
+    seconds: float
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class FailedImage:
+    """An image that was not segmented.
+
+    Attributes:
+        image: The file.
+        reason: The sentence that says why.
+    """
+
+    image: Path
+    reason: str
+
+
+Result = SegmentedImage | FailedImage
+
+
+class Model(Protocol):
+    """The methods of `harness.runtime.Sam3` that a job uses."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The model's manifest."""
+
+    def check_prompt(self, prompt: Prompt, /) -> None:
+        """Checks everything of a prompt that does not depend on the image."""
+
+    def encode_prompt(self, prompt: Prompt, size: tuple[int, int], /) -> object:
+        """Checks a prompt for an image of this size."""
+
+    def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int], /) -> object:
+        """Checks a prompt for one object in an image of this size."""
+
+    def set_image(self, image: Any, /) -> EncodedImage:
+        """Encodes an image."""
+
+
+def run(model: Model, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
+    """Segments all images without results of an earlier run of the same job.
+
+    `annotations.json` is written in the end, also when the user interrupts. If all images are done already, nothing is
+    written.
+
+    Args:
+        model: The model.
+        job: The job.
+        on_done: Called after each image.
+
+    Raises:
+        HarnessError: A file cannot be written, or would replace an image of the job or a file that no earlier job
+            wrote; or another command is writing the folder.
+        ModelError: A prompt is invalid for any image.
+    """
+    for prompt in job.prompts:
+        if isinstance(prompt, Prompt):
+            model.check_prompt(prompt)
+    names = unique_names(job.images)
+    inputs = {image.resolve() for image in job.images}
+    for name in names:
+        if overlay_path(job.out, name).resolve() in inputs:
+            raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
+    with results_folder(job.out):
+        journal = Journal(job.out, _question(model, job), _existing_results(job.out, names))
+        return _run(model, job, names, journal, on_done)
+
+
+def _run(
+    model: Model, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
+) -> list[Result]:
+    entries = {str(entry["name"]).casefold(): entry for entry in journal if "name" in entry}
+    annotations = job.out / ANNOTATIONS
+    if not entries:
+        journal.remove_listed(annotations)  # they belong to another question
+    journal.list_files([annotations])
+    results: list[Result] = []
+    try:
+        for image, name in zip(job.images, names, strict=True):
+            image_key = _image_key(image, name)
+            previous = entries.get(name.casefold())
+            if previous is not None and previous["key"] == image_key and _has_files(job.out, name, previous):
+                result: Result = _resumed(image, previous)
+            else:
+                result = _segment(model, job, image, name, journal)
+                if isinstance(result, SegmentedImage):
+                    entry = {field: getattr(result, field) for field in _JOURNAL_FIELDS}
+                    entry |= {"name": name, "image": str(image.resolve()), "key": image_key}
+                    journal.add(entry)
+                    entries[name.casefold()] = entry
+            results.append(result)
+            on_done(result)
+    finally:
+        if not (journal.is_whole and annotations.is_file()):
+            write_json(annotations, data_set(_annotated(job, names, entries), job.categories))
+    journal.end()
+    return results
+
+
+def _existing_results(out: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Yields the files of a folder that have names of results."""
+    for path in (out / ANNOTATIONS, *(overlay_path(out, name) for name in names)):
+        if path.exists():
+            yield path
+    for name in names:
+        if masks_path(out, name).is_dir():
+            yield from (path for path in masks_path(out, name).iterdir() if _MASK_FILE.fullmatch(path.name))
+
+
+def _has_files(out: Path, name: str, entry: dict[str, Any]) -> bool:
+    return all(path.is_file() for path in _files(out, name, len(entry["annotations"])))
+
+
+def _files(out: Path, name: str, count: int) -> list[Path]:
+    """Returns the result files of an image with `count` objects: its overlay and their masks."""
+    return [overlay_path(out, name), *(masks_path(out, name) / f"{index:03}.png" for index in range(count))]
+
+
+def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) -> list[AnnotatedImage]:
+    """Returns the images of the data set: those of the job in its order, then those of earlier jobs.
+
+    The name of an image is its path relative to the common folder of all images.
+    """
+    entries = [done[name.casefold()] for name in names if name.casefold() in done]
+    images = {entry["image"] for entry in entries}
+    entries += [entry for entry in done.values() if entry["image"] not in images]
+    paths = [Path(entry["image"]) for entry in entries]
+    above = Path(os.path.commonpath([path.resolve().parent for path in (*paths, *job.images)]))
+    return [
+        AnnotatedImage(path.relative_to(above).as_posix(), (entry["size"][0], entry["size"][1]), entry["annotations"])
+        for path, entry in zip(paths, entries, strict=True)
+    ]
+
+
+_JOURNAL_FIELDS = ("size", "annotations", "notes", "seconds")
+"""The fields of a `SegmentedImage` that are written to the journal."""
+
+
+def _question(model: Model, job: Job) -> dict[str, Any]:
+    """Returns all inputs of the results besides the images, as JSON."""
+    files = json.dumps({name: asdict(file) for name, file in model.manifest.files.items()}, sort_keys=True)
+    prompts = [
+        {
+            name: value if value is None or name == "text" else np.asarray(value).tolist()
+            for name, value in vars(prompt).items()
+        }
+        for prompt in job.prompts
+    ]
+    return {"model": hashlib.sha256(files.encode()).hexdigest(), "prompts": prompts, "threshold": job.threshold}
+
+
+def _image_key(image: Path, name: str) -> str:
+    """Returns a key by which the journal recognizes an unchanged image with the same result name."""
+    try:
+        status = image.stat()
+    except OSError:
+        return f"{image} cannot be read"  # reading it raises the reason
+    return json.dumps([str(image.resolve()), name, status.st_size, status.st_mtime_ns])
+
+
+def _resumed(image: Path, entry: dict[str, Any]) -> SegmentedImage:
+    width, height = entry["size"]
+    return SegmentedImage(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
+
+
+def _segment(model: Model, job: Job, image: Path, name: str, journal: Journal) -> Result:
+    from harness.app.segment.overlay import draw
+    from harness.runtime.sam3.images import to_pixels
+
+    start = time.perf_counter()
+    try:
+        pixels = to_pixels(image)
+        # Prompts are checked before the image is encoded, which takes long.
+        for prompt in job.prompts:
+            size = pixels.shape[1], pixels.shape[0]
+            if isinstance(prompt, Prompt):
+                model.encode_prompt(prompt, size)
+            else:
+                model.encode_object_prompt(prompt, size)
+        encoded = model.set_image(pixels)
+        objects = concatenate_objects(run_prompts(encoded, job.prompts, job.threshold))
+    except (ModelError, RemoteError) as error:
+        return FailedImage(image, str(error))
+    overlay, *masks = files = _files(job.out, name, len(objects.masks))
+    journal.list_files(files)
+    write_png(overlay, draw(pixels, objects, job.prompts))
+    _write_masks(masks_path(job.out, name), masks, objects, journal)
+    return SegmentedImage(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
+
+
+def overlay_path(out: Path, name: str) -> Path:
+    """Returns the path of an image's overlay."""
+    return out / f"{name}_overlay.png"
+
+
+def masks_path(out: Path, name: str) -> Path:
+    """Returns the folder of an image's masks."""
+    return out / f"{name}_masks"
+
+
+def _write_masks(folder: Path, files: Sequence[Path], objects: Objects, journal: Journal) -> None:
+    """Writes one 1-bit PNG for each object, and removes other masks of an earlier run."""
+    make_folder(folder)
+    for path, mask in zip(files, objects.masks, strict=True):
+        write_bytes(path, mask_png(mask))
+    for path in set(folder.iterdir()).difference(files):
+        journal.remove_listed(path)
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """Returns a sentence for each image that failed; it names the image."""
+    failed = [result for result in results if isinstance(result, FailedImage)]
+    return [
+        result.reason if str(result.image) in result.reason else f"{result.image}: {result.reason}" for result in failed
+    ]

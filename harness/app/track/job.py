@@ -1,0 +1,191 @@
+"""Tracks objects through a video and writes each frame as soon as it is returned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from harness.app.segment.journal import is_whole, results_folder
+from harness.app.segment.objects import Objects
+from harness.app.track.objects import TrackedObjects
+from harness.app.track.results import MASKS, OVERLAY, Results, VideoDescription
+from harness.app.track.saved_session import SAVE_INTERVAL, SavedSession, session_file
+from harness.core.errors import HarnessError
+from harness.runtime import ObjectPrompt, Sam3
+from harness.runtime.errors import ModelError
+from harness.runtime.sam3.video.frames import frame_files
+from harness.runtime.sam3.video.saving import model_digest
+from harness.runtime.sam3.video.session import Session, TrackedFrame
+
+EXAMPLE = "example"
+"""Category of objects that a box or clicks show and no text names."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The inputs of a run.
+
+    Attributes:
+        video: A file, or a folder of images.
+        texts: Noun phrases; none if a box or clicks alone are the prompt.
+        box: (x0, y0, x1, y1) in pixels around an example; None for none.
+        clicked: Clicks on one object and its box, instead of texts and an example.
+        frame: The frame of the box and the clicks, and the first frame.
+        out: Folder of the results; see `harness.app.track.results.Results`.
+        has_overlay: Whether to write a video of the objects.
+    """
+
+    video: Path
+    texts: Sequence[str]
+    box: Sequence[float] | None
+    clicked: ObjectPrompt | None
+    frame: int
+    out: Path
+    has_overlay: bool = True
+
+    @property
+    def categories(self) -> Sequence[str]:
+        """The categories of the objects."""
+        return self.texts or [EXAMPLE]
+
+    def add_prompt(self, session: Session) -> None:
+        """Adds the prompts to a session.
+
+        Raises:
+            ModelError: They are invalid for this video.
+        """
+        if self.clicked is None:
+            session.add_prompt(self.frame, list(self.texts), self.box)
+        else:
+            clicked = self.clicked
+            session.add_prompt(self.frame, object_id=0, points=clicked.points, labels=clicked.labels, box=clicked.box)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of a run.
+
+    Attributes:
+        frames: Number of frames of the video.
+        processed: Number of frames that this run has processed; 0 if an earlier run has finished.
+        objects: The ids of all objects that were shown.
+    """
+
+    frames: int
+    processed: int
+    objects: tuple[int, ...]
+
+
+def run(
+    model: Sam3,
+    job: Job,
+    on_begin: Callable[[int | None], None],
+    on_frame: Callable[[], None],
+    save_every: float = SAVE_INTERVAL,
+) -> Summary:
+    """Tracks a video. A run that was stopped leaves valid files, and the next one continues it.
+
+    Args:
+        model: The compiled model.
+        job: The job.
+        on_begin: Called with the number of frames to process, None if it is not known.
+        on_frame: Called after each processed frame.
+        save_every: Seconds of work that may be lost when a run is stopped.
+
+    Raises:
+        HarnessError: A result cannot be written, or the folder has files of these names that no earlier run wrote; or
+            another command is writing it.
+        ModelError: The video or the prompt cannot be used; the frames before a broken one are written.
+    """
+    session = model.start_session(job.video)
+    frames = session.frames
+    if frames.length is not None and not 0 <= job.frame < frames.length:
+        raise HarnessError(f"{frames.name} has frames 0 to {frames.length - 1}, and no frame {job.frame}.")
+    for path in (job.out / MASKS, job.out / OVERLAY):
+        if path.resolve() == job.video.resolve():
+            raise HarnessError(f"{path} would be replaced; give another folder with --out.")
+    question = _question(model, job)
+    session_path = session_file(job.out, question)
+    resumed = _resumed(model, job.video, session_path)
+    is_new = resumed is None and not is_whole(job.out, question)
+    if is_new:
+        job.add_prompt(session)
+    description = VideoDescription(job.video.name, job.categories, frames.rate, _names(session, job.frame))
+    with results_folder(job.out):
+        with Results(job.out, description, question, has_overlay=job.has_overlay) as results:
+            saves = SavedSession(session_path, save_every)
+            if results.is_whole:
+                saves.remove()
+                return Summary(results.done, 0, tuple(sorted(results.ids(results.done))))
+            if resumed is not None and resumed.position is not None and resumed.position <= job.frame + results.done:
+                session = resumed
+            elif not is_new:
+                job.add_prompt(session)
+            count = (session.position or job.frame) - job.frame
+            object_ids = results.ids(count)
+            next_frame = job.frame if session.position is None else session.next_frame
+            remaining = 0 if next_frame is None else None if frames.length is None else frames.length - next_frame
+            on_begin(remaining)
+            processed = 0
+
+            def after_frame() -> None:
+                nonlocal processed
+                processed += 1
+                saves.save_if_due(session)
+                on_frame()
+
+            for frame in session.propagate(after_frame=after_frame):
+                results.write(frame.index - job.frame, frame.pixels, _objects(frame))
+                saves.confirm_frame()
+                object_ids |= set(frame.ids.tolist())
+                count += 1
+        saves.remove()  # when the results are whole
+    return Summary(count, processed, tuple(sorted(object_ids)))
+
+
+def _resumed(model: Sam3, video: Path, saved: Path) -> Session | None:
+    """Returns the session of an earlier run; None if there is no usable one."""
+    if not saved.is_file():
+        return None
+    try:
+        return model.resume_session(saved, video)
+    except ModelError:
+        return None
+
+
+def _names(session: Session, first_frame: int) -> tuple[str, ...] | None:
+    names = session.frames.names
+    return None if names is None else names[first_frame:]
+
+
+def _objects(frame: TrackedFrame) -> TrackedObjects:
+    height, width = frame.pixels.shape[:2]
+    names = tuple(text or EXAMPLE for text in frame.texts)
+    return TrackedObjects(
+        tuple(frame.ids.tolist()), Objects(frame.masks, frame.boxes, frame.scores, names, (width, height))
+    )
+
+
+def _question(model: Sam3, job: Job) -> dict[str, object]:
+    """Returns all inputs of the results."""
+    inputs = {name: value for name, value in asdict(job).items() if name not in ("out", "video", "has_overlay")}
+    video = job.video.resolve()
+    stamps = [_stamp(path) for path in (frame_files(video) if video.is_dir() else [video])]
+    files = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
+    return {
+        "model": model_digest(model.manifest),
+        "video": [str(video), files],
+        "asked": json.loads(json.dumps(inputs)),
+    }
+
+
+def _stamp(path: Path) -> tuple[str, int, int] | tuple[str]:
+    """Returns the facts identifying a file; for a missing one its name alone, because reading it raises the error."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (path.name,)
+    return path.name, status.st_size, status.st_mtime_ns

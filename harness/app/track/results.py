@@ -1,0 +1,234 @@
+"""Writes the files of a tracked video, which grow frame by frame, stay valid however the run ends, and are continued.
+
+A frame is done when the journal has its line (`harness.app.segment.journal`), which is written last. A run that was
+interrupted or killed continues with the first frame that is not done; the video of an abandoned run stays. If only the
+mask or the overlay of a frame is missing, or another encoder wrote the overlay, only that file is written anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.app.segment.journal import Journal, entries_of
+from harness.app.segment.overlay import draw
+from harness.app.track import table
+from harness.app.track.coco import AnnotatedFrame, track_annotations, write_data_set
+from harness.app.track.masks import numbered_png
+from harness.app.track.objects import TrackedObjects
+from harness.app.track.video import VideoWriter, encoder_version, finish_video, frames_in
+from harness.core.errors import HarnessError
+from harness.core.files import append_bytes, make_folder, write_bytes, write_file
+
+ANNOTATIONS, MASKS, OVERLAY, TRACKS = "annotations.json", "masks", "overlay.mp4", "tracks.csv"
+"""File names in the folder of the results."""
+DEFAULT_RATE = Fraction(25)
+"""Frames per second of the overlay where the source states no rate."""
+
+_MASK_FILE = re.compile(r"(\d{5,})\.png")
+
+
+@dataclass(frozen=True)
+class VideoDescription:
+    """The facts about a video in the results.
+
+    Attributes:
+        name: Name of the video in the data set.
+        categories: All categories of objects.
+        rate: Frames per second; None where the source states no rate.
+        file_names: File of each frame, where frames are files.
+    """
+
+    name: str
+    categories: Sequence[str]
+    rate: Fraction | None = None
+    file_names: Sequence[str] | None = None
+
+    def file_name(self, index: int) -> str:
+        """Returns the name of a frame in the data set: its file, or the video's name and the frame's number."""
+        return f"{self.name}/{index:05}" if self.file_names is None else self.file_names[index]
+
+
+class Results:
+    """The folder of results of one video: `overlay.mp4`, `masks/00000.png` …, `annotations.json` and `tracks.csv`.
+
+    It is a context manager, which writes `annotations.json` at its end, also after an exception or Ctrl-C.
+
+    Attributes:
+        done: Number of finished frames, overlay included, from the first on; those of earlier runs count.
+        is_whole: Whether an earlier run has finished; then nothing is written.
+    """
+
+    def __init__(
+        self, out: Path, video: VideoDescription, question: dict[str, Any], *, has_overlay: bool = True
+    ) -> None:
+        """Continues the results of an earlier run with the same question, or starts new ones.
+
+        Args:
+            out: The folder; it is made.
+            video: The facts about the video.
+            question: All inputs of the results: the model, the video, the prompts; JSON.
+            has_overlay: Whether `overlay.mp4` is written, which needs PyAV.
+
+        Raises:
+            HarnessError: The folder cannot be written, or has files of these names that no earlier run wrote.
+            ModelError: PyAV is needed and not installed.
+        """
+        self._out, self._video = out, video
+        self._overlay: VideoWriter | None = None
+        self._encoder = encoder_version(out / OVERLAY) if has_overlay else None
+        make_folder(out)
+        self._journal_length = sum(1 for _ in _contiguous(entries_of(out, question)))
+        self._journal = Journal(out, question, _existing_results(out), _is_among_first(self._journal_length))
+        make_folder(out / MASKS)
+        self.done = next(
+            (frame for frame in range(self._journal_length) if not self._mask(frame).is_file()), self._journal_length
+        )
+        if has_overlay:
+            self.done = min(self.done, self._frames_in_overlay())
+        self.is_whole = self._journal.is_whole and self.done == self._journal_length and self._has_lists()
+        if not self.is_whole:
+            self._remove_stale()
+            self._journal.list_files(out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
+            self._write_table()
+
+    def write(self, index: int, picture: npt.NDArray[np.uint8], tracked: TrackedObjects) -> None:
+        """Writes a frame; a finished one is not written again.
+
+        Args:
+            index: Its index in the video; frames come one after another.
+            picture: uint8 [h, w, 3].
+            tracked: Its visible objects.
+
+        Raises:
+            HarnessError: A file cannot be written; an earlier file stays.
+        """
+        if index < self.done:
+            return
+        if index > self.done:
+            raise ValueError(f"frame {index} comes before frame {self.done}")
+        annotations = track_annotations(tracked)
+        if self._encoder is not None:
+            self._overlay_writer(tracked.objects.size, self._encoder).write(_drawn(picture, tracked))
+        mask = self._mask(index)
+        if index >= self._journal_length or not mask.is_file():
+            self._journal.list_files([mask])
+            write_bytes(mask, numbered_png(tracked))
+        if index >= self._journal_length:
+            append_bytes(self._out / TRACKS, table.rows(index, annotations).encode())
+            self._journal.add({"frame": index, "size": tracked.objects.size, "annotations": annotations})
+        self.done += 1
+
+    def ids(self, count: int) -> set[int]:
+        """Returns the ids of the objects in the first `count` frames."""
+        frames = (frame for frame in self._frames() if frame.index < count)
+        return {entry["track_id"] for frame in frames for entry in frame.annotations}
+
+    def close(self, *, is_whole: bool) -> None:
+        """Ends the files.
+
+        Args:
+            is_whole: Whether the video is finished, so that nothing will be continued.
+
+        Raises:
+            HarnessError: A file cannot be written; an earlier file stays.
+        """
+        if self._overlay is not None:
+            overlay, self._overlay = self._overlay, None
+            overlay.close()
+        if self.is_whole:
+            return
+        write_data_set(
+            self._out / ANNOTATIONS, self._video.name, self._video.file_name, self._video.categories, self._frames
+        )
+        if is_whole:
+            if self._encoder is not None and self.done:
+                finish_video(self._out / OVERLAY)
+            self._journal.end()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the files; after an error, errors of ending them are suppressed."""
+        if error is None:
+            self.close(is_whole=True)
+            return
+        with suppress(HarnessError):
+            self.close(is_whole=False)
+
+    def _mask(self, index: int) -> Path:
+        return self._out / MASKS / f"{index:05}.png"
+
+    def _overlay_writer(self, size: tuple[int, int], encoder: str) -> VideoWriter:
+        if self._overlay is None:
+            self._overlay = VideoWriter(self._out / OVERLAY, size, self._video.rate or DEFAULT_RATE, self.done)
+            self._journal.add({"encoder": encoder})
+        return self._overlay
+
+    def _frames_in_overlay(self) -> int:
+        """Returns the number of frames of the overlay; 0 if another encoder wrote it."""
+        encoders = [entry["encoder"] for entry in self._journal if "encoder" in entry]
+        return frames_in(self._out / OVERLAY) if encoders[-1:] == [self._encoder] else 0
+
+    def _frames(self) -> Iterator[AnnotatedFrame]:
+        for entry in self._journal:
+            if "frame" in entry:
+                width, height = entry["size"]
+                yield AnnotatedFrame(entry["frame"], (width, height), entry["annotations"])
+
+    def _has_lists(self) -> bool:
+        return all((self._out / name).is_file() for name in (ANNOTATIONS, TRACKS))
+
+    def _write_table(self) -> None:
+        """Writes the rows of the finished frames."""
+        with write_file(self._out / TRACKS) as temporary, temporary.open("wb") as file:
+            file.write(table.HEADER.encode())
+            for frame in self._frames():
+                file.write(table.rows(frame.index, frame.annotations).encode())
+
+    def _remove_stale(self) -> None:
+        """Removes files of an earlier run: masks of write_file frames, and all results of another question."""
+        for path in _existing_results(self._out):
+            number = _MASK_FILE.fullmatch(path.name)
+            if int(number[1]) >= self._journal_length if number else not self._journal_length:
+                self._journal.remove_listed(path)
+
+
+def _existing_results(out: Path) -> Iterator[Path]:
+    """Yields the files of a folder that have names of results."""
+    for name in (ANNOTATIONS, OVERLAY, TRACKS):
+        if (out / name).exists():
+            yield out / name
+    if (out / MASKS).is_dir():
+        yield from [path for path in (out / MASKS).iterdir() if _MASK_FILE.fullmatch(path.name)]
+
+
+def _is_among_first(count: int) -> Callable[[dict[str, Any]], bool]:
+    """Returns a predicate that rejects the entries of frames after the first `count`."""
+    return lambda entry: entry.get("frame", -1) < count
+
+
+def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the entries of frames until one is not the next frame."""
+    frames = (entry for entry in entries if "frame" in entry)
+    for index, entry in enumerate(frames):
+        if entry["frame"] != index:
+            return
+        yield entry
+
+
+def _drawn(picture: npt.NDArray[np.uint8], tracked: TrackedObjects) -> npt.NDArray[np.uint8]:
+    return np.asarray(draw(picture, tracked.objects, ids=tracked.ids))

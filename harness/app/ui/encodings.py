@@ -1,0 +1,102 @@
+"""Caches encoded photographs and runs prompts on them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.app.segment.coco import coco_annotations
+from harness.app.segment.objects import best_object
+from harness.app.segment.prompts import category_name, is_ambiguous, run_prompt
+from harness.app.ui.photographs import Photograph, Photographs
+from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
+
+ENCODING, ASKING = "encoding", "asking"
+"""The activities of the model."""
+_REMEMBERED_TIMES = 9
+
+Logits = npt.NDArray[np.float32]
+Announce = Callable[[str], object]
+"""Called with `ENCODING` or `ASKING` when this activity starts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """The masks of a prompt.
+
+    Attributes:
+        annotations: Entries of `harness.app.segment.coco.coco_annotations`.
+        notes: A sentence for each part of the prompt that was changed or ignored.
+        logits: fp32 [288, 288] of the one mask of a prompt for one object, to refine it; None for other prompts.
+    """
+
+    annotations: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+    logits: Logits | None = None
+
+
+class Encodings:
+    """Runs prompts on photographs, and caches those that were encoded or used last. One thread uses it."""
+
+    def __init__(self, model: Sam3, photographs: Photographs, capacity: int) -> None:
+        """Stores a model and its photographs; caches at most `capacity` encoded photographs."""
+        self._model = model
+        self._photographs = photographs
+        self._capacity = capacity
+        self._encoded: OrderedDict[str, EncodedImage] = OrderedDict()
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED_TIMES)
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """Median time of the last encodings in seconds; None before the first."""
+        times = list(self._seconds)
+        return statistics.median(times) if times else None
+
+    def encode(self, photograph: Photograph, announce: Announce) -> EncodedImage:
+        """Returns a photograph encoded, from the cache or anew.
+
+        Raises:
+            ModelError: The photograph can no longer be read.
+        """
+        cached = self._encoded.get(photograph.key)
+        if cached is not None:
+            self._encoded.move_to_end(photograph.key)
+            return cached
+        announce(ENCODING)
+        while len(self._encoded) >= self._capacity:
+            self._encoded.popitem(last=False)
+        start = time.perf_counter()
+        encoded = self._model.set_image(self._photographs.pixels(photograph))
+        self._seconds.append(time.perf_counter() - start)
+        self._encoded[photograph.key] = encoded
+        return encoded
+
+    def predict(self, photograph: Photograph, prompt: ObjectPrompt, announce: Announce) -> Masks:
+        """Predicts the best mask of one object, as `sam3-tvm segment --click` does.
+
+        Raises:
+            ModelError: The prompt is invalid for this photograph or this model.
+        """
+        image = self.encode(photograph, announce)
+        announce(ASKING)
+        (prediction,) = image.predict_batch([prompt], multimask=is_ambiguous(prompt))
+        objects = best_object(prediction, category_name(prompt))
+        return Masks(tuple(coco_annotations(objects)), objects.notes, prediction.logits[prediction.best])
+
+    def find(self, photograph: Photograph, prompt: Prompt, threshold: float, announce: Announce) -> Masks:
+        """Finds all objects of a kind, as `sam3-tvm segment --text` does.
+
+        Raises:
+            ModelError: The prompt is invalid for this photograph or this model.
+        """
+        image = self.encode(photograph, announce)
+        announce(ASKING)
+        objects = run_prompt(image, prompt, threshold)
+        return Masks(tuple(coco_annotations(objects)), objects.notes)

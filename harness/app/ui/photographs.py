@@ -1,0 +1,152 @@
+"""Stores the photographs that were uploaded or chosen as files, so that they can be encoded again."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.app.segment.images import png
+from harness.core.errors import HarnessError
+from harness.core.files import write_bytes
+from harness.runtime.sam3.images import load_image
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+LARGEST_UPLOAD = 256 * 2**20
+"""Maximum size of a file in bytes."""
+MOST_BYTES = 4 * LARGEST_UPLOAD
+"""Maximum size of all files together in bytes."""
+LONGEST_NAME = 120
+UNNAMED = "photograph"
+_QUALITY = 92
+"""Quality of the JPEG that the page shows."""
+_LONGEST_JPEG = 65500
+"""Maximum length of the longer side in pixels: the format allows 65535, Pillow's library this."""
+
+_reading = threading.Lock()
+"""Lock for reading images: Pillow warns of large images, and Python's warning filters are shared by all threads."""
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A photograph that can be read.
+
+    Attributes:
+        key: Its key on the page: a digest of its name and contents.
+        name: Its file name, without folders.
+        file: The file with its contents.
+        size: Width and height in pixels, upright.
+    """
+
+    key: str
+    name: str
+    file: Path
+    size: tuple[int, int]
+
+
+class Photographs:
+    """The photographs of a server that were used last, up to `MOST_BYTES`. Several threads may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Stores files in a folder that nobody else writes."""
+        self._folder = folder
+        self._known: OrderedDict[str, Photograph] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, content: bytes, name: str) -> Photograph:
+        """Stores a photograph.
+
+        Args:
+            content: The contents of an image file.
+            name: Its name; folders and unprintable characters are removed.
+
+        Raises:
+            ModelError: The file is no image, damaged, or too large.
+            HarnessError: The file cannot be stored.
+        """
+        name = plain_name(name)
+        key = hashlib.sha256(name.encode("utf-8", "replace") + b"\0" + content).hexdigest()[:32]
+        existing = self._touch(key)
+        if existing is not None:
+            return existing
+        file = self._folder / key
+        write_bytes(file, content)
+        try:
+            size = read_image(file, name).size
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = Photograph(key, name, file, size)
+                self._bytes += len(content)
+            while self._bytes > MOST_BYTES and len(self._known) > 1:
+                _, oldest = self._known.popitem(last=False)
+                self._bytes -= oldest.file.stat().st_size
+                oldest.file.unlink()
+            return self._known[key]
+
+    def _touch(self, key: str) -> Photograph | None:
+        """Marks a photograph as used last and returns it; None if there is none with this key."""
+        with self._lock:
+            photograph = self._known.get(key)
+            if photograph is not None:
+                self._known.move_to_end(key)
+        return photograph
+
+    def get(self, key: str) -> Photograph:
+        """Returns a photograph.
+
+        Raises:
+            HarnessError: There is none with this key.
+        """
+        photograph = self._touch(key)
+        if photograph is None:
+            raise HarnessError("This photograph is not known here; choose it again.")
+        return photograph
+
+    def pixels(self, photograph: Photograph) -> npt.NDArray[np.uint8]:
+        """Returns the pixels of a photograph, uint8 [h, w, 3], RGB, upright."""
+        return np.array(read_image(photograph.file, photograph.name))
+
+    def preview(self, photograph: Photograph) -> tuple[bytes, str]:
+        """Returns a photograph as the model sees it, upright, 8-bit RGB, every pixel; and its media type.
+
+        The picture is a JPEG, or a PNG where the photograph is too large for JPEG.
+        """
+        image = read_image(photograph.file, photograph.name)
+        if max(image.size) > _LONGEST_JPEG:
+            return png(image), "image/png"
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=_QUALITY)
+        return buffer.getvalue(), "image/jpeg"
+
+
+def read_image(file: Path, name: str) -> Image.Image:
+    """Reads an image file as `load_image` does; one thread at a time.
+
+    Raises:
+        ModelError: The file is no image, damaged, or too large.
+    """
+    with _reading:
+        return load_image(file, name)
+
+
+def plain_name(path: str) -> str:
+    """Returns a file name without folders and unprintable characters, never empty and not too long."""
+    name = path.replace("\\", "/").rpartition("/")[2]
+    name = "".join(letter for letter in name if letter.isprintable()).strip()
+    if len(name) > LONGEST_NAME:
+        stem, dot, suffix = name.rpartition(".")
+        name = f"{stem[:LONGEST_NAME]}{dot}{suffix[:10]}" if stem else name[:LONGEST_NAME]
+    return name or UNNAMED

@@ -1,0 +1,5 @@
+"""Diagnoses this machine: its targets, and problems of its installation."""
+
+from harness.compiler.doctor.diagnosis import Finding, diagnose
+
+__all__ = ["Finding", "diagnose"]

@@ -1,0 +1,323 @@
+"""Connects to a device with TVM's RPC client, sends what it lacks, and runs compiled code there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.errors import HarnessError
+from harness.core.remote import Remote
+from harness.runtime.artifact import Tensors, check_inputs
+from harness.runtime.checking import check_files
+from harness.runtime.errors import ModelError
+from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
+
+if TYPE_CHECKING:
+    from tvm import rpc
+
+    from harness.compiler.execution.remote.device import Description
+
+Array = npt.NDArray[Any]
+
+WAIT_SECONDS = 30.0
+"""How long nobody may listen before a device is taken for lost: a server that crashed is started again meanwhile."""
+BUSY_SECONDS = 60.0
+"""How long a device may serve another client when it is first asked what it is."""
+PART_BYTES = 16 << 20
+"""Bytes of a file that are sent at once."""
+
+
+class DeviceLostError(ModelError):
+    """Nobody listens, or a session ended before its work was done: not the fault of what was run, as a rule."""
+
+
+class RemoteError(Exception):
+    """An error of what was run on a device; the message is that of the error there."""
+
+
+def describe_remote(remote: Remote) -> Description:
+    """Asks a device what it is, before any work.
+
+    Raises:
+        DeviceLostError: Nobody listens, or it serves another client for longer than `BUSY_SECONDS`.
+        HarnessError: It is no device of this version, or TVM is not installed here.
+    """
+    answer: Future[Description] = Future()
+
+    def ask() -> None:
+        try:
+            with closing(DeviceSession(remote, wait=0)) as session:
+                answer.set_result(session.description)
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()  # TVM's client waits for ever for an answer
+    try:
+        return answer.result(BUSY_SECONDS)
+    except TimeoutError:
+        raise DeviceLostError(
+            f"{remote} did not answer for {BUSY_SECONDS:g} s: it serves another client, or is no sam3-tvm serve-device"
+        ) from None
+
+
+class DeviceSession:
+    """A session on a device, to be closed.
+
+    Attributes:
+        description: The machine.
+        rpc: TVM's session; None once it has ended.
+        sent_bytes: Bytes of weights and libraries that had to be sent, so far.
+    """
+
+    def __init__(self, remote: Remote, wait: float = WAIT_SECONDS) -> None:
+        """Begins a session, once the device serves nobody else.
+
+        Args:
+            remote: The device.
+            wait: Seconds to go on trying while nobody listens.
+
+        Raises:
+            DeviceLostError: Nobody listens.
+            HarnessError: It is no device of this version, or TVM is not installed here.
+        """
+        if find_spec("tvm") is None:
+            raise HarnessError("--remote needs TVM, which is not installed here: pip install 'sam3-tvm[device]'")
+        from harness.compiler.execution.remote.device import Description, own_versions
+
+        self._remote = remote
+        self.sent_bytes = 0
+        self.rpc: rpc.RPCSession | None = _connected(remote, wait)
+        try:
+            told = json.loads(self.ask("describe"))
+        except AttributeError as error:
+            raise HarnessError(f"{remote} is TVM's RPC server alone: start sam3-tvm serve-device instead") from error
+        if (other := told.get("versions", {})) != own_versions():
+            self.close()
+            there, here = (", ".join(map(" ".join, found.items())) for found in (other, own_versions()))
+            raise HarnessError(f"the device {remote} has {there}, and this machine {here}: install the same versions")
+        self.description = Description(**told)
+
+    def close(self) -> None:
+        """Ends the session, whoever still holds its tensors."""
+        with suppress(Exception):  # nobody is left to answer
+            self.ask("end")
+        self.rpc = None
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Calls a function of `harness.compiler.execution.remote.device`.
+
+        Raises:
+            RemoteError: It raised.
+            DeviceLostError: The session ended.
+        """
+        with self.calling() as session:
+            return session.get_function(f"sam3_tvm.{name}")(*arguments)
+
+    @contextmanager
+    def calling(self) -> Iterator[rpc.RPCSession]:
+        """Gives TVM's session, and tells errors of what is called from those of the session itself.
+
+        Raises:
+            RemoteError: What was called raised.
+            DeviceLostError: The session ended.
+        """
+        from tvm.error import RPCError, RPCSessionTimeoutError
+
+        if self.rpc is None:
+            raise DeviceLostError(f"the session on {self._remote} has ended")
+        try:
+            yield self.rpc
+        except RuntimeError as error:
+            if isinstance(error, RPCError) and not isinstance(error, RPCSessionTimeoutError):
+                raise RemoteError(str(error).partition("\n")[2]) from error
+            self.rpc = None
+            raise DeviceLostError(
+                f"the session on {self._remote} ended before its work was done ({_reason(error)}): see what "
+                "sam3-tvm serve-device printed there"
+            ) from error
+
+    def load(self, contents: Mapping[str, Array], **what: Any) -> Callable[..., Any]:
+        """Sends what the device lacks, and loads it there.
+
+        Args:
+            contents: All that it must have, as bytes, uint8 [n], by their SHA-256.
+            what: What to load, see `harness.compiler.execution.remote.device`.
+
+        Raises:
+            RemoteError: It cannot be written or loaded there.
+            DeviceLostError: The session ended.
+        """
+        sizes = {digest: content.size for digest, content in contents.items()}
+        for digest in json.loads(self.ask("missing", json.dumps(sizes))):
+            content = contents[digest]
+            for offset in range(0, max(content.size, 1), PART_BYTES):
+                self.ask("receive", digest, content.size, offset, content[offset : offset + PART_BYTES].tobytes())
+            self.sent_bytes += content.size
+        loaded: Callable[..., Any] = self.ask("load", json.dumps(what))
+        return loaded
+
+    def run(self, loaded: Callable[..., Any], entry: str, inputs: Sequence[Array | RemoteTensor]) -> list[RemoteTensor]:
+        """Runs an entry point of what was loaded; returns its results, which stay there.
+
+        Raises:
+            RemoteError: It raised.
+            DeviceLostError: The session ended.
+        """
+        kinds = json.dumps([(str(value.dtype), value.shape) for value in inputs])
+        values = [x.reference if isinstance(x, RemoteTensor) else np.ascontiguousarray(x).tobytes() for x in inputs]
+        with self.calling():
+            results = loaded(entry, kinds, *values)
+        return [RemoteTensor(self, reference) for reference in self.items(results)]
+
+    def items(self, array: Any) -> list[Any]:
+        """Returns the elements of an array of TVM's that is over there."""
+        with self.calling() as session:
+            item, size = (session.get_function(f"ffi.Array{name}") for name in ("GetItem", "Size"))
+            return [item(array, index) for index in range(size(array))]
+
+
+class RemoteTensor:
+    """A tensor in a session on a device, which is freed there when this is.
+
+    Attributes:
+        reference: The array with this tensor over there.
+        shape, dtype: As NumPy has them.
+    """
+
+    def __init__(self, session: DeviceSession, reference: Any) -> None:
+        self._session, self.reference = session, reference
+        (self._tensor,) = session.items(reference)
+        self.shape, self.dtype = tuple(self._tensor.shape), str(self._tensor.dtype)
+
+    def numpy(self) -> Array:
+        """Returns its values.
+
+        Raises:
+            DeviceLostError: The session ended.
+        """
+        with self._session.calling():
+            values: Array = self._tensor.numpy()
+            return values
+
+
+class RemoteExecutable:
+    """A compiled component on a device, as `harness.runtime.executable.Executable` is one here."""
+
+    def __init__(self, session: DeviceSession, library: Path, target: str, parameters: Sequence[Array]) -> None:
+        """Sends what the device lacks, and loads it.
+
+        Args:
+            session: The session to load it in.
+            library: Written by `harness.compiler.targets.compiling.compile_module`.
+            target: Name of the target that it was compiled for.
+            parameters: Values of everything that `main` takes after its inputs, in order.
+
+        Raises:
+            RemoteError: The device cannot run it.
+            DeviceLostError: The session ended.
+        """
+        weights = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in parameters]
+        contents = [np.fromfile(library, np.uint8), *weights]
+        code, *digests = [hashlib.sha256(content.data).hexdigest() for content in contents]
+        self._session = session
+        self._loaded = session.load(
+            dict(zip((code, *digests), contents, strict=True)),
+            files={library.name: code},
+            library=library.name,
+            target=target,
+            parameters=[(digest, str(a.dtype), a.shape) for digest, a in zip(digests, parameters, strict=True)],
+        )
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Runs it once, and returns the outputs in order.
+
+        Raises:
+            RemoteError: It raised.
+            DeviceLostError: The session ended.
+        """
+        return [result.numpy() for result in self._session.run(self._loaded, "main", inputs)]
+
+
+class RemoteArtifact:
+    """A compiled model in a session on a device, with the calls of `harness.runtime.artifact.Artifact`.
+
+    Tensors stay there until they are fetched.
+
+    Attributes:
+        folder: Where it is, on this machine.
+        manifest: What it says about itself.
+    """
+
+    def __init__(self, session: DeviceSession, folder: Path) -> None:
+        """Sends what the device lacks of the folder, whose sizes alone are checked here, and loads it.
+
+        Raises:
+            ArtifactError: It is no artifact, incomplete, or of another version.
+            RemoteError: The device cannot run it, or it is damaged.
+            DeviceLostError: The session ended.
+        """
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        check_files(folder, self.manifest.files, contents=False)
+        files = {name: file.sha256 for name, file in self.manifest.files.items() if name not in OPTIONAL}
+        self._session = session
+        self._loaded = session.load(
+            {digest: np.memmap(folder / name, np.uint8, "r") for name, digest in files.items()},
+            files=files,
+            target=self.manifest.target,
+            manifest=(folder / MANIFEST).read_text(encoding="utf-8"),
+        )
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        """Does what `Artifact` does.
+
+        Raises:
+            ModelError: An input is missing, has another shape or dtype than the manifest says, or an index is out of
+                range.
+            RemoteError: It raised.
+            DeviceLostError: The session ended.
+        """
+        signature = self.manifest.entries[entry]
+        check_inputs(entry, signature, inputs, self.fetch)
+        results = self._session.run(self._loaded, entry, [inputs[spec.name] for spec in signature.inputs])
+        return {spec.name: tensor for spec, tensor in zip(signature.outputs, results, strict=True)}
+
+    def fetch(self, tensor: RemoteTensor) -> Array:
+        """Returns a tensor's values, on this machine."""
+        return tensor.numpy()
+
+    def reading_once(self, entry: str) -> AbstractContextManager[None]:
+        """Does nothing: the device keeps the memory of its weights."""
+        return nullcontext()
+
+
+def _connected(remote: Remote, wait: float) -> rpc.RPCSession:
+    from tvm import rpc
+
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return rpc.connect(remote.host, remote.port, session_timeout=remote.seconds)
+        except RuntimeError as error:
+            if time.monotonic() >= deadline:
+                raise DeviceLostError(
+                    f"no device answers at {remote} ({_reason(error)}): start sam3-tvm serve-device on it, and the SSH "
+                    "tunnel to it, see docs/REMOTE.md"
+                ) from error
+        time.sleep(0.5)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the end of the last line of an error of TVM's."""
+    return str(error).strip().rpartition("\n")[2].rpartition(" is false: ")[2]

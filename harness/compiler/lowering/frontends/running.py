@@ -1,0 +1,67 @@
+"""Runs small programs in PyTorch and imported modules in TVM, for the defects' reproductions and the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import tvm
+from tvm import relax
+
+from harness.compiler.schedules.common import nan, resizing
+from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.schedules.common.ordering import order_nan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Arrays = list["NDArray[np.generic]"]
+
+
+def run_module(
+    module: tvm.IRModule,
+    arguments: Sequence[NDArray[Any]],
+    target: str | tvm.target.Target = "llvm",
+    pipeline: tvm.transform.Pass | None = None,
+) -> Arrays:
+    """Builds a module, with TVM's default pipeline unless another pipeline is given, and runs `main` on the CPU.
+
+    Args:
+        module: Imported module.
+        arguments: One array for each parameter of `main`.
+        target: The target.
+        pipeline: Takes the imported module and returns a module that is ready for code generation.
+    """
+    if pipeline is None:
+        executable = relax.build(module, target)
+    else:
+        with tvm.target.Target(target):
+            lowered = pipeline(module)
+        executable = generate(
+            lambda target_: relax.build(lowered, target_, relax_pipeline=None), tvm.target.Target(target)
+        )
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return [output.numpy() for output in machine["main"](*(tvm.runtime.tensor(np.asarray(a)) for a in arguments))]
+
+
+def run_torch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
+    """Runs a module in PyTorch, and returns its outputs as a list."""
+    with torch.no_grad():
+        result = module(*args)
+    return [output.numpy() for output in (result if isinstance(result, tuple | list) else (result,))]
+
+
+def repaired_pipeline() -> tvm.transform.Pass:
+    """Returns TVM's default CPU pipeline with the repairs of its backend that both of this project's pipelines have."""
+    return tvm.transform.Sequential(
+        [
+            relax.backend.DispatchSampling(),
+            order_nan(),
+            relax.backend.DispatchSortScan(),
+            relax.transform.LegalizeOps({**nan.LEGALIZE, **resizing.LEGALIZE}),
+            nan.keep_nan(reductions=True),
+            relax.get_pipeline("default"),
+        ]
+    )

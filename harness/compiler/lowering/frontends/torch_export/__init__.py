@@ -1,0 +1,6 @@
+"""Exports modules by torch.export and imports them into Relax, with one file for each importer defect."""
+
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program, nodes_of
+
+__all__ = ["export_program", "import_program", "nodes_of"]

@@ -1,0 +1,1 @@
+"""Defines the torch operators of strategies, and their kernels."""

@@ -1,0 +1,502 @@
+"""Reads a tensor where it is needed instead of computing it beforehand: permutations, slices, windows, rotations.
+
+A kernel that copies an operand into its workspace anyway can compute each element on the way: from the operand's
+definition on Relax, followed through operations that only move elements (permutation, reshape, slice, selection,
+concatenation) and through a little arithmetic (as in rotary position encoding). What remains is a function from the
+index of an element to its value in terms of tensors that are in memory.
+
+Extents may be symbolic where the scope says so (`Scope.symbolic`); a reshape then counts elements within the static
+dimensions before the first symbolic one, and within that one and the static dimensions after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from tvm import ir, relax, sym, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import extents, is_call, permutation, same, static_shape
+from harness.compiler.schedules.common.kernel import Argument
+from harness.compiler.schedules.common.scope import Scope
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "relax.add": lambda a, b: a + b,
+    "relax.subtract": lambda a, b: a - b,
+    "relax.multiply": lambda a, b: a * b,
+    "relax.divide": lambda a, b: a / b,
+}
+"""Arithmetic on two elements that every kernel may do while it reads or writes, by Relax operator."""
+
+_FLOATS = ("float32", "float16", "bfloat16")
+"""Element types of what is moved; arithmetic is folded in fp32 alone."""
+
+_RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
+
+_MOST_OPERATIONS = 16
+"""Arithmetic operations per element up to which computing it where it is read is cheaper than a pass over memory."""
+
+ROTATES_PAIRS = "rotate_pairs"
+"""Attribute of a function that rotates tensors [..., n·L, D] by cosines and sines [L, D/2].
+
+It takes the tensors, the cosines and the sines, and returns the tensors with their pairs of neighbours rotated.
+"""
+
+Index = Sequence[Any]
+Element = Callable[["Reader", Index], Any]
+"""(what reads memory and simplifies indices, index of an element) → its value."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The buffers and the analyzer that an element is computed with.
+
+    Attributes:
+        buffers: One for each of the inputs of the `Folded`.
+        analyzer: Knows the ranges of the loop variables.
+    """
+
+    buffers: Sequence[tirx.Buffer]
+    analyzer: sym.Analyzer
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A tensor as a function of its index.
+
+    Attributes:
+        inputs: The tensors that are read from memory.
+        shape: Shape of the tensor.
+        element: Its elements.
+        operations: Arithmetic operations per element.
+        period: Neighbours along the last dimension are of that many kinds (real and imaginary parts: 2); a loop
+            that is unrolled by it needs no conditions.
+    """
+
+    inputs: tuple[relax.Expr, ...]
+    shape: tuple[Any, ...]
+    element: Element
+    operations: int = 0
+    period: int = 1
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's parameters for the inputs."""
+        return [Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(self.inputs)]
+
+
+def fold(scope: Scope, value: relax.Expr) -> Folded:
+    """Follows a tensor, fp32 or half, as far back as that pays; elements keep its type.
+
+    Raises:
+        ValueError: It is of another type, or has symbolic extents where the scope allows none.
+    """
+    shape = _shape(scope, value)
+    if shape is None:
+        raise ValueError("only floating-point tensors of static shape can be folded")
+    if value in scope.known:
+        return scope.known[value]  # type: ignore[no-any-return]
+    definition = scope.definition(value)
+    folded = None
+    if value not in scope.results and not scope.is_parameter(value):
+        if isinstance(definition, relax.TupleGetItem):
+            folded = _rotated(scope, scope.definition(definition.tuple_value), int(definition.index), shape)
+        elif isinstance(definition, ir.Call):
+            rule = _RULES.get(getattr(definition.op, "name", ""))
+            folded = rule(scope, definition, shape) if rule is not None else None
+    if folded is None or folded.operations > _MOST_OPERATIONS:
+        return stored(value)
+    return folded
+
+
+def can_fold(value: relax.Expr) -> bool:
+    """Returns whether `fold` takes a value: a tensor of static shape, fp32 or half."""
+    return static_shape(value, None) is not None and str(value.ty.dtype) in _FLOATS
+
+
+def _shape(scope: Scope, value: relax.Expr) -> tuple[Any, ...] | None:
+    """Returns the shape of a tensor of one of `_FLOATS`; None where it has symbolic extents that the scope excludes."""
+    shape = extents(value) if scope.symbolic else static_shape(value, None)
+    return shape if shape is not None and str(value.ty.dtype) in _FLOATS else None
+
+
+def stored(value: relax.Expr) -> Folded:
+    """Makes the function of a tensor that is read from memory as it is."""
+    return Folded((value,), extents(value) or (), lambda reader, at: _load(reader.buffers[0], at))
+
+
+def moved(scope: Scope, value: relax.Expr) -> Folded:
+    """Follows a tensor like `fold`, but only as far back as elements are moved and nothing is computed."""
+    folded = fold(scope, value)
+    if folded.operations == 0 and len(folded.inputs) == 1:
+        return folded
+    return stored(value)
+
+
+def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | None:
+    """Returns (row) → where a row of a matrix [rows, depth] starts in its one input, if rows are contiguous there."""
+    if len(folded.inputs) != 1 or folded.operations:
+        return None
+    source = static_shape(folded.inputs[0]) or ()
+
+    def place(analyzer: sym.Analyzer, row: Any, k: Any) -> Any:
+        at = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
+        return analyzer.simplify(tirx.convert(ravel(at, source)))
+
+    analyzer = sym.Analyzer()
+    row, k = tirx.Var("row", "int32"), tirx.Var("k", "int32")
+    analyzer.bind(row, ir.Range(0, rows))
+    analyzer.bind(k, ir.Range(0, depth))
+    if not analyzer.can_prove_equal(place(analyzer, row, k), place(analyzer, row, 0) + k):
+        return None
+    return lambda i: place(sym.Analyzer(), i, 0)
+
+
+class _Indices:
+    """Stands in for a buffer: gives the index that is read instead of the element."""
+
+    def __getitem__(self, index: tuple[Any, ...]) -> tuple[Any, ...]:
+        return index
+
+
+def _load(buffer: Any, at: Index) -> Any:
+    return buffer[tuple(at)] if at else buffer[()]
+
+
+def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any]:
+    """Returns the index of element number `flat` of a tensor of that shape, whose first extent may be symbolic."""
+    result: list[Any] = []
+    inner = math.prod(shape[1:])
+    for n, extent in enumerate(shape):
+        inner //= extent if n else 1
+        at = flat // inner if inner > 1 else flat
+        result.append(analyzer.simplify(at % extent) if n else analyzer.simplify(tirx.convert(at)))
+    return result
+
+
+def ravel(index: Index, shape: Sequence[Any]) -> Any:
+    """Returns the number of an element, counted row by row; the first extent of the shape may be symbolic."""
+    flat: Any = 0
+    for n, (at, extent) in enumerate(zip(index, shape, strict=True)):
+        flat = flat * extent + at if n or isinstance(extent, int) else at
+    return flat
+
+
+def _through(source: Folded, shape: tuple[Any, ...], index: Callable[[Reader, Index], Index], period: int) -> Folded:
+    def element(reader: Reader, at: Index) -> Any:
+        return source.element(reader, index(reader, at))
+
+    return Folded(source.inputs, shape, element, source.operations, period)
+
+
+def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    source = fold(scope, value.args[0])
+    axes = permutation(value)
+
+    def index(_: Reader, at: Index) -> Index:
+        return [at[axes.index(d)] for d in range(len(axes))]
+
+    return _through(source, shape, index, source.period if axes[-1] == len(axes) - 1 else 1)
+
+
+def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    before = value.args[0]
+    # One reshape instead of several: the shapes between cut indices in ways that the analyzer cannot mend.
+    while before not in scope.results and not scope.is_parameter(before):
+        definition = scope.definition(before)
+        if not is_call(definition, *_RESHAPES):
+            break
+        before = definition.args[0]
+    parts = None if _shape(scope, before) is None else _counted_alike(extents(before) or (), shape)
+    if parts is None:
+        return None
+    source = fold(scope, before)
+    period = source.period if shape and isinstance(shape[-1], int) and shape[-1] % source.period == 0 else 1
+
+    def index(reader: Reader, at: Index) -> Index:
+        found: list[Any] = []
+        for own, after in parts:
+            flat = ravel(at[: len(after)], after)
+            found += unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(flat)), own)
+            at = at[len(after) :]
+        return found
+
+    return _through(source, shape, index, period)
+
+
+def _counted_alike(before: Sequence[Any], after: Sequence[Any]) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]] | None:
+    """Cuts two shapes of one tensor into parts whose elements are counted alike; None where they have no such parts.
+
+    Static shapes are one part. Others are cut before the first symbolic extent, which no other one may follow: the
+    number of an element within a part does not depend on the part's first extent.
+    """
+    cut, cut_after = (sum(1 for _ in takewhile(_is_static, shape)) for shape in (before, after))
+    own, other = (before[:cut], before[cut:]), (after[:cut_after], after[cut_after:])
+    if bool(own[1]) != bool(other[1]) or math.prod(own[0]) != math.prod(other[0]):
+        return None
+    if not all(map(_is_static, (*own[1][1:], *other[1][1:]))):
+        return None
+    return [(tuple(part), tuple(counterpart)) for part, counterpart in zip(own, other, strict=True)]
+
+
+def _is_static(extent: Any) -> bool:
+    return isinstance(extent, int)
+
+
+def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    operands = [_numbers(scope, argument) for argument in value.args[1:]]
+    source_shape = _shape(scope, value.args[0])
+    if source_shape is None or any(operand is None for operand in operands):
+        return None
+    axes, begin, _end, *rest = (list(operand or ()) for operand in operands)
+    strides = rest[0] if rest else [1] * len(axes)
+    if not all(isinstance(stride, int) and stride >= 1 for stride in strides):
+        return None
+    first, step = [0] * len(source_shape), [1] * len(source_shape)
+    for axis, start, stride in zip(axes, begin, strides, strict=True):
+        extent = source_shape[axis]
+        if isinstance(start, int) and isinstance(extent, int):
+            first[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+        elif value.attrs.assume_inbound or (isinstance(start, int) and start == 0):
+            first[axis] = start
+        else:
+            return None
+        step[axis] = stride
+    source = fold(scope, value.args[0])
+    return _through(source, shape, lambda _, at: [f + s * i for f, s, i in zip(first, step, at, strict=True)], 1)
+
+
+def _take(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    source_shape = _shape(scope, value.args[0])
+    chosen = _integers(scope, value.args[1])
+    if source_shape is None or chosen is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
+        return None
+    axis = int(value.attrs.axis) % len(source_shape)
+    if not isinstance(source_shape[axis], int) or not 0 <= chosen[0] < source_shape[axis]:
+        return None
+    source = fold(scope, value.args[0])
+    return _through(source, shape, lambda _, at: [*at[:axis], chosen[0], *at[axis:]], 1)
+
+
+def _tile(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    """A tensor several times along dimensions before the last one."""
+    before, repeats = static_shape(value.args[0], None), [int(count) for count in value.attrs.repeats]
+    if before is None or len(before) != len(repeats) or before[-1:] != shape[-1:]:
+        return None
+    source = fold(scope, value.args[0])
+
+    def index(reader: Reader, at: Index) -> Index:
+        return [
+            i if count == 1 else reader.analyzer.simplify(tirx.convert(i % extent))
+            for i, count, extent in zip(at, repeats, before, strict=True)
+        ]
+
+    return _through(source, shape, index, source.period)
+
+
+def _broadcast_to(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    """A tensor that has the shape already: what PyTorch's `expand` often is."""
+    before = _shape(scope, value.args[0])
+    return fold(scope, value.args[0]) if before is not None and same(before, shape) else None
+
+
+def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    """A tensor with another one in place of a run of its indices along one axis."""
+    axis = int(value.attrs.axis) % len(shape)
+    run = static_shape(value.args[1], None)
+    if run is None or not can_fold(value.args[0]) or not all(isinstance(n, tirx.IntImm) for n in value.args[2:]):
+        return None
+    start, _, step = (int(number) for number in value.args[2:])
+    if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
+        return None
+    parts = [fold(scope, argument) for argument in value.args[:2]]
+    inputs, placed = _joined(parts)
+
+    def element(reader: Reader, at: Index) -> Any:
+        moved = [*at[:axis], at[axis] - start, *at[axis + 1 :]]
+        around, inside = parts[0].element(placed(reader, 0), at), parts[1].element(placed(reader, 1), moved)
+        return T.if_then_else(tirx.all(at[axis] >= start, at[axis] < start + run[axis]), inside, around)
+
+    period = math.lcm(*(part.period for part in parts)) if axis < len(shape) - 1 else 1
+    # Choosing between the two counts as an operation.
+    return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+
+
+def _concat(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    parts = _fields(scope, value)
+    if parts is None or value.attrs.axis is None:
+        return None
+    return _beside(parts, shape, int(value.attrs.axis) % len(shape))
+
+
+def _stack(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    parts = _fields(scope, value)
+    if parts is None:
+        return None
+    axis = int(value.attrs.axis or 0) % len(shape)
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    expanded = [_through(part, one, lambda _, at: [*at[:axis], *at[axis + 1 :]], part.period) for part in parts]
+    return _beside(expanded, shape, axis)
+
+
+def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
+    """Follows the tensors of a tuple, a few at most."""
+    fields = scope.definition(value.args[0])
+    if not isinstance(fields, relax.Tuple) or len(fields.fields) > 4:
+        return None
+    if any(_shape(scope, field) is None for field in fields.fields):
+        return None
+    return [fold(scope, field) for field in fields.fields]
+
+
+def _beside(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> Folded:
+    """Concatenates tensors along an axis."""
+    starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
+    inputs, placed = _joined(parts)
+
+    def element(reader: Reader, at: Index) -> Any:
+        def read(n: int) -> Any:
+            # Where it is read, the index is known to be one of the part's own.
+            with reader.analyzer.constraint_scope(tirx.convert(at[axis]) >= starts[n]):
+                return parts[n].element(placed(reader, n), [*at[:axis], at[axis] - starts[n], *at[axis + 1 :]])
+
+        for n in range(len(parts) - 1):
+            if not reader.analyzer.can_prove(tirx.convert(at[axis]) >= starts[n + 1]):
+                if reader.analyzer.can_prove(tirx.convert(at[axis]) < starts[n + 1]):
+                    return read(n)
+                break
+        else:
+            return read(len(parts) - 1)
+        result = read(len(parts) - 1)
+        for n in range(len(parts) - 2, -1, -1):
+            result = T.if_then_else(at[axis] < starts[n + 1], read(n), result)
+        return result
+
+    if axis < len(shape) - 1:
+        period = math.lcm(*(part.period for part in parts))
+    else:
+        period = len(parts) if shape[axis] == len(parts) else 1
+    # Choosing between the parts counts as an operation.
+    return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+
+
+def _astype(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    if _shape(scope, value.args[0]) is None:
+        return None
+    source, dtype = fold(scope, value.args[0]), str(value.ty.dtype)
+
+    def element(reader: Reader, at: Index) -> Any:
+        return tirx.Cast(dtype, source.element(reader, at))
+
+    return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
+
+
+def _binary(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+    if any(_shape(scope, argument) is None or str(argument.ty.dtype) != "float32" for argument in value.args):
+        return None
+    parts = [fold(scope, argument) for argument in value.args]
+    inputs, placed = _joined(parts)
+    operation = BINARY[value.op.name]
+
+    def element(reader: Reader, at: Index) -> Any:
+        return operation(*(broadcast(part, placed(reader, n), at) for n, part in enumerate(parts)))
+
+    period = max(part.period for part in parts)
+    return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
+
+
+def broadcast(part: Folded, reader: Reader, at: Index) -> Any:
+    """Returns the element at an index of a larger shape that a tensor is broadcast to."""
+    own = at[len(at) - len(part.shape) :]
+    index = [0 if isinstance(extent, int) and extent == 1 else i for extent, i in zip(part.shape, own, strict=True)]
+    return part.element(reader, index)
+
+
+def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...]) -> Folded | None:
+    """Reads result number `result` of a call of a function that rotates pairs."""
+    if not is_call(value, "relax.call_tir"):
+        return None
+    attributes = getattr(scope.functions.get(value.args[0]), "attrs", None) or {}
+    if ROTATES_PAIRS not in attributes:
+        return None
+    *tokens, cos, sin = value.args[1].fields
+    if any(static_shape(operand) is None for operand in (tokens[result], cos, sin)):
+        return None
+    parts = [fold(scope, operand) for operand in (tokens[result], cos, sin)]
+    inputs, placed = _joined(parts)
+    positions = parts[1].shape[0]
+
+    def element(reader: Reader, at: Index) -> Any:
+        *around, token, feature = at
+        simplify = reader.analyzer.simplify
+        pair, member = (simplify(tirx.convert(number)) for number in (feature // 2, feature % 2))
+        place = [simplify(tirx.convert(token % positions)), pair]
+        re, im = (parts[0].element(placed(reader, 0), [*around, token, pair * 2 + n]) for n in range(2))
+        c, s = (parts[n].element(placed(reader, n), place) for n in (1, 2))
+        if isinstance(member, tirx.IntImm):
+            return re * s + im * c if int(member) else re * c - im * s
+        return T.if_then_else(tirx.EQ(member, 0), re * c - im * s, re * s + im * c)
+
+    # Each element reads both of its pair; choosing which of the two it is counts as an operation.
+    operations = 4 + 2 * parts[0].operations + parts[1].operations + parts[2].operations
+    return Folded(inputs, shape, element, operations, 2)
+
+
+def _joined(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
+    """Returns the inputs of several parts without repetition, and what gives part n its own."""
+    inputs: list[relax.Expr] = []
+    places: list[list[int]] = []
+    for part in parts:
+        own = []
+        for value in part.inputs:
+            known = next((n for n, other in enumerate(inputs) if other.same_as(value)), len(inputs))
+            if known == len(inputs):
+                inputs.append(value)
+            own.append(known)
+        places.append(own)
+
+    def placed(reader: Reader, n: int) -> Reader:
+        return Reader([reader.buffers[place] for place in places[n]], reader.analyzer)
+
+    return tuple(inputs), placed
+
+
+def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
+    """Returns the values of a constant of integers, or of a tuple or shape, of which some may be symbolic."""
+    definition = scope.definition(value)
+    if isinstance(definition, relax.Tuple | relax.ShapeExpr):
+        fields = definition.fields if isinstance(definition, relax.Tuple) else definition.values
+        return [int(field) if isinstance(field, tirx.IntImm) else field for field in fields]
+    if isinstance(definition, ir.GenericConst):
+        return [int(number) for number in definition.value.numpy().reshape(-1)]
+    return None
+
+
+def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
+    """Returns the values of a constant of integers, or of a tuple or shape of them."""
+    numbers = _numbers(scope, value)
+    return numbers if numbers is not None and all(isinstance(number, int) for number in numbers) else None
+
+
+_RULES: dict[str, Callable[[Scope, ir.Call, tuple[Any, ...]], Folded | None]] = {
+    "relax.permute_dims": _permute_dims,
+    **dict.fromkeys(_RESHAPES, _reshape),
+    "relax.strided_slice": _strided_slice,
+    "relax.take": _take,
+    "relax.tile": _tile,
+    "relax.broadcast_to": _broadcast_to,
+    "relax.slice_scatter": _slice_scatter,
+    "relax.concat": _concat,
+    "relax.stack": _stack,
+    "relax.astype": _astype,
+    "relax.call_tir": lambda scope, value, shape: _rotated(scope, value, 0, shape),
+    **dict.fromkeys(BINARY, _binary),
+}
+"""Rules by which a result is read without being computed beforehand, by Relax operator."""
+
+FOLDED = frozenset(_RULES)
+"""Names of the Relax operators whose results may be read without being computed beforehand."""

@@ -1,0 +1,111 @@
+"""NaN stays NaN: TVM's maxima, minima and their indices would take a number for it, which hides what went wrong.
+
+TVM compiles max(a, b) to `a > b ? a : b`, which is b wherever one is NaN, and on GPUs to an instruction that returns
+the number. Relu, clip, maximum, minimum and pooling are made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, s_tir, te, tirx, topi
+
+from harness.compiler.schedules.common.graph import Legalize
+
+FLOATS = ("float", "bfloat")
+"""What the dtypes of floating point numbers begin with."""
+
+
+def keep_nan(reductions: bool) -> tvm.transform.Pass:
+    """Returns the module pass that lets maxima and minima of functions without a schedule be NaN if an operand is.
+
+    Args:
+        reductions: Whether this holds for reductions, too; rules for GPUs would not recognize them any more.
+    """
+
+    def in_block(block: s_tir.SBlock) -> Any:
+        stores = isinstance(block.body, tirx.BufferStore)
+        return _kept(block) if stores and (reductions or block.init is None) else block
+
+    @tvm.transform.module_pass(opt_level=0, name="KeepNan")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        kept = module.clone()
+        for variable, function in module.functions_items():
+            if isinstance(function, tirx.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
+                kept[variable] = function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, in_block)))
+        return kept
+
+    return run
+
+
+def _kept(block: s_tir.SBlock) -> Any:
+    return tvm_ffi.structural_map(
+        block,
+        [
+            (tirx.Max, lambda node: _chosen(node, lambda a, b: a > b)),
+            (tirx.Min, lambda node: _chosen(node, lambda a, b: a < b)),
+        ],
+    )
+
+
+def _chosen(node: Any, better: Callable[[Any, Any], Any]) -> Any:
+    a, b = node.a, node.b
+    if not str(node.ty.dtype).startswith(FLOATS):
+        return node
+    for value, bound in ((a, b), (b, a)):
+        if isinstance(bound, tirx.FloatImm):  # one instruction of x86: the second operand is taken where one is NaN
+            return tirx.Select(better(bound, value), bound, value)
+    return tirx.Select(tirx.any(better(a, b), is_nan(a)), a, b)
+
+
+def is_nan(value: Any) -> Any:
+    """Returns whether a number of any floating point type is NaN; TVM's `isnan` does not know bfloat16."""
+    return tirx.isnan(tirx.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value)
+
+
+def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legalize:
+    """Makes the legalization of the index of an extreme: of the first NaN if there is one, as PyTorch's."""
+
+    def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+        axis, result = node.attrs.axis, node.ty
+        dtype = str(result.dtype)
+
+        def first(left: Any, right: Any) -> tuple[Any, Any]:
+            (i, a), (j, b) = left, right
+            equal = tirx.any(a == b, tirx.all(is_nan(a), is_nan(b)))
+            ahead = tirx.any(better(a, b), tirx.all(is_nan(a), tirx.Not(is_nan(b))))
+            wins = tirx.any(ahead, tirx.all(equal, i < j))
+            return tirx.Select(wins, i, j), tirx.Select(wins, a, b)
+
+        def none(index: str, value: str) -> tuple[Any, Any]:
+            return tirx.max_value(index), tirx.const(worst, value)
+
+        extreme = te.comm_reducer(first, none, name=name)
+
+        def compute(data: te.Tensor) -> te.Tensor:
+            if axis is None:
+                data = topi.reshape(data, (topi.utils.prod(data.shape),))
+            reduced = 0 if axis is None else int(axis) % len(data.shape)
+            k = te.reduce_axis((0, data.shape[reduced]), "k")
+
+            def element(*index: Any) -> Any:
+                place = (*index[:reduced], k.var, *index[reduced:])
+                return extreme((tirx.Cast(dtype, k.var), data(*place)), axis=k)
+
+            shape = [*data.shape[:reduced], *data.shape[reduced + 1 :]]
+            index, _ = te.compute(shape, element, name=name)
+            return topi.reshape(index, list(result.shape)) if node.attrs.keepdims else index
+
+        return bb.call_te(compute, node.args[0], primfunc_name_hint=name)
+
+    return legalize
+
+
+LEGALIZE: dict[str, Legalize] = {
+    "relax.argmax": _index("argmax", lambda a, b: a > b, float("-inf")),
+    "relax.argmin": _index("argmin", lambda a, b: a < b, float("inf")),
+}
+"""Legalizations of the index of an extreme, by operator."""

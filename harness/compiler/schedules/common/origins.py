@@ -1,0 +1,341 @@
+"""Which operators of an imported module a call comes from, carried through the passes of a pipeline as data.
+
+`tagged` gives every binding of `main` a name that says which operator it holds, and the same to the span of its call.
+Passes on operators keep the names of what they rewrite and the spans of what they leave alone; a pass of this project
+that makes one call of several operators names it after all of them (`joined`). Where calls are legalized,
+`keep_origins` writes the operators of each name into the spans of its calls, because from there on passes keep spans
+and rename variables. Where calls are grouped, `fuse_calls` writes all of it into an attribute of `main`, in which
+`sites_of` finds it when everything is lowered.
+
+All of this does nothing to a module that is not tagged, and nothing to the code of one that is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import StructuralKey
+
+from harness.compiler.schedules.common.graph import is_call
+from harness.compiler.schedules.common.kernel_info import info_of
+
+LOAD = "main_transform_params"
+"""The function that LiftTransformParams makes of what depends on weights alone."""
+
+_TAG = "operator:"
+"""The prefix of tags; the numbers of operators follow."""
+_SITES = "sites"
+"""The attribute of `main` that holds the sites."""
+_MARK = "mark"
+"""The attribute of a marked call."""
+_SUM = 4
+"""`relax::OpPatternKind::kOutEWiseFusable`: a product or convolution."""
+
+
+class Role(StrEnum):
+    """The role of one call, before it is fused with its neighbours."""
+
+    KERNEL = "kernel"
+    HELPER = "helper"
+    LEGALIZATION = "legalization"
+    SUM = "sum"
+    """Loops of a product or convolution, which a rule may replace by a kernel."""
+    LOOPS = "loops"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One call in a group of calls that are compiled to one function.
+
+    Attributes:
+        operators: Numbers of the operators that it comes from: first the one that it computes, then those it folds.
+        role: What it is.
+    """
+
+    operators: tuple[int, ...]
+    role: Role
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call of a compiled function.
+
+    Attributes:
+        function: Its name.
+        at_load: Whether it is called when the model is loaded, and not with every input.
+        parts: The calls that it was fused from, in order.
+    """
+
+    function: str
+    at_load: bool
+    parts: tuple[Part, ...]
+
+
+def tagged(module: tvm.IRModule) -> tvm.IRModule:
+    """Canonicalizes the bindings of a module, and tags those of `main` with their numbers, counted from 0."""
+    module = relax.transform.CanonicalizeBindings()(module)
+    numbers = {binding.var: n for n, binding in enumerate(bindings_of(module["main"]))}
+    return _retagged(module, lambda binding: (numbers[binding.var],))
+
+
+def joined(variables: Iterable[relax.Var]) -> str:
+    """Returns the name for a call that computes what the first of some variables holds, and folds what the others hold.
+
+    A name that is no tag stays as it is.
+    """
+    first, *others = variables
+    numbers = _numbers(first.name)
+    if not numbers:
+        return str(first.name)
+    return _tag(dict.fromkeys([*numbers, *(n for variable in others for n in _numbers(variable.name))]))
+
+
+def name_groups(before: tvm.IRModule, after: tvm.IRModule) -> tvm.IRModule:
+    """Tags the calls of groups with the operators of the group, the last one first.
+
+    Groups that are alike are one function, so that operators are recognized by what they read.
+
+    Args:
+        before: The module without groups.
+        after: The same with groups.
+    """
+    if not _is_tagged(before):
+        return after
+    known: dict[relax.Var, Any] = {}  # by variable: the name of the first that holds the same value
+    tags: dict[Any, list[str]] = {}  # by what is computed: the tags of all bindings that compute it
+
+    def place(value: Any) -> Any:
+        return known.get(value, value.name) if isinstance(value, relax.Var) else StructuralKey(value)
+
+    def key(call: Any) -> Any:
+        return (call.op.name, str(call.attrs), *map(place, call.args)) if _is_operator(call) else None
+
+    for binding in bindings_of(before["main"]):
+        same = tags.setdefault(key(binding.value) or binding.var, [])
+        same.append(binding.var.name)
+        known[binding.var] = same[0]
+    first = {name: same[0] for same in tags.values() for name in same}
+    found: dict[relax.Var, tuple[int, ...]] = {}
+    for binding in bindings_of(after["main"]):
+        found[binding.var] = _numbers(binding.var.name)
+        known[binding.var] = first.get(binding.var.name, binding.var.name)
+        called = getattr(binding.value, "op", None)
+        if isinstance(called, ir.GlobalVar):
+            group = after[called]
+            for parameter, argument in zip(group.params, binding.value.args, strict=True):
+                known[parameter] = place(argument)
+            for part in bindings_of(group):
+                same = tags[key(part.value)]
+                known[part.var] = known[binding.var] = first[same[0]]
+                found[binding.var] = (*_numbers(same.pop(0) if len(same) > 1 else same[0]), *found[binding.var])
+    return _retagged(after, lambda binding: found[binding.var])
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepOrigins")
+def keep_origins(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Writes the operators of every call of `main` into its span, after operators have become calls of functions.
+
+    An untagged binding before a tagged one was put there for it.
+    """
+    if not _is_tagged(module):
+        return module
+    found: dict[relax.Var, tuple[int, ...]] = {}
+    waiting: list[relax.Var] = []
+    for binding in bindings_of(module["main"]):
+        waiting.append(binding.var)
+        if numbers := _numbers(binding.var.name):
+            found |= dict.fromkeys(waiting, numbers)
+            waiting = []
+    return _retagged(module, lambda binding: found.get(binding.var, ()))
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseCalls")
+def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Runs TVM's FuseOps; in a tagged module, an attribute of `main` then tells what each call computes.
+
+    Groups that are alike are one function, and their calls cannot be told apart. So calls are marked and fused once
+    more: each group of marked calls is the function that it is equal to without the marks.
+    """
+    fuse = relax.transform.FuseOps()
+    fused = fuse(module)
+    callers = [name for name in (LOAD, "main") if name in {variable.name_hint for variable in module.get_global_vars()}]
+    if not any(_spanned(binding.value) for name in callers for binding in bindings_of(module[name])):
+        return fused
+    names = {
+        StructuralKey(function): variable.name_hint
+        for variable, function in fused.functions_items()
+        if isinstance(function, relax.Function)
+    }
+    marker, marked = _Marker(module), module.clone()
+    for name in callers:
+        marked[name] = marker.visit_expr(module[name])
+    apart = fuse(marked)
+
+    def name_of(call: ir.Call) -> str:
+        group = apart[call.op] if isinstance(call.op, ir.GlobalVar) else None
+        is_group = isinstance(group, relax.Function)
+        return names[StructuralKey(_Unmarker().visit_expr(group))] if is_group else callee(call)
+
+    sites = [
+        asdict(Site(name_of(binding.value), name == LOAD, tuple(_parts(apart, binding.value))))
+        for name in callers
+        for binding in bindings_of(apart[name])
+        if isinstance(binding.value, ir.Call)
+    ]
+    fused["main"] = fused["main"].with_attr(_SITES, json.dumps(sites))
+    return fused
+
+
+def merge_sites(module: tvm.IRModule, earlier: Mapping[str, Mapping[int, int]]) -> tvm.IRModule:
+    """Gives the operators of calls that were dropped to the sites of those whose results take their places.
+
+    Args:
+        module: What `fuse_calls` returned, without the dropped calls; one that is not tagged stays as it is.
+        earlier: For `LOAD` and `main`, where they are there: the call that each call became, by their numbers.
+    """
+    if "main" not in earlier or _SITES not in (module["main"].attrs or {}):
+        return module
+    sites, merged = sites_of(module), list[Site]()
+    for name in (LOAD, "main"):
+        parts: dict[int, tuple[Part, ...]] = {}
+        of_function = [site for site in sites if site.at_load == (name == LOAD)]
+        for number, call in earlier.get(name, {}).items():
+            parts[call] = of_function[number].parts + parts.get(call, ())  # what a site returns stands last in it
+        merged += [replace(of_function[number], parts=parts[number]) for number in sorted(parts)]
+    module["main"] = module["main"].with_attr(_SITES, json.dumps([asdict(site) for site in merged]))
+    return module
+
+
+def sites_of(lowered: tvm.IRModule) -> list[Site]:
+    """Returns what each call of a tagged and lowered module computes: those at load first, otherwise in order.
+
+    Raises:
+        RuntimeError: The pipeline has not noted it.
+    """
+    attributes = lowered["main"].attrs or {}
+    if _SITES not in attributes:
+        raise RuntimeError("the pipeline has lost track of the operators")
+    return [
+        Site(
+            site["function"],
+            site["at_load"],
+            tuple(Part(tuple(part["operators"]), Role(part["role"])) for part in site["parts"]),
+        )
+        for site in json.loads(str(attributes[_SITES]))
+    ]
+
+
+def bindings_of(function: relax.Function) -> Iterator[relax.Binding]:
+    """Yields the bindings of a function, in order."""
+    for block in function.body.blocks:
+        yield from block.bindings
+
+
+def callee(call: ir.Call) -> str:
+    """Returns the name of what is called: a function of the module or outside of it, or an operator."""
+    target = call.args[0] if getattr(call.op, "name", "").startswith("relax.call_") and call.args else call.op
+    if isinstance(target, ir.GlobalVar):
+        return str(target.name_hint)
+    return str(getattr(target, "global_symbol", None) or getattr(target, "name", target))
+
+
+def _tag(numbers: Iterable[int]) -> str:
+    return _TAG + ",".join(map(str, numbers))
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    """Returns the operators that a tag names; none if it is no tag."""
+    return tuple(map(int, name.removeprefix(_TAG).split(","))) if name.startswith(_TAG) else ()
+
+
+def _spanned(value: Any) -> tuple[int, ...]:
+    span = getattr(value, "span", None)
+    return _numbers(str(span.source_name.name)) if isinstance(span, ir.Span) else ()
+
+
+def _is_tagged(module: tvm.IRModule) -> bool:
+    if "main" not in {variable.name_hint for variable in module.get_global_vars()}:
+        return False
+    main = module["main"]
+    return isinstance(main, relax.Function) and any(_numbers(b.var.name) for b in bindings_of(main))
+
+
+def _retagged(module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[int]]) -> tvm.IRModule:
+    """Retags `main`; a binding without numbers keeps its name and loses its span."""
+    changed = module.clone()
+    changed["main"] = _Tagger(module, numbers).visit_expr(module["main"])
+    return changed
+
+
+def _is_operator(value: Any) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op)
+
+
+@mutator
+class _Tagger(PyExprMutator):  # type: ignore[misc]
+    """Tags bindings and calls."""
+
+    def __init__(self, module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[int]]) -> None:
+        super().__init__(module)
+        self.numbers = numbers
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        numbers = self.numbers(binding)
+        value = self.visit_expr(binding.value)
+        if numbers and isinstance(value, ir.Call):
+            span = ir.Span(ir.SourceName(_tag(numbers)), 0, 0, 0, 0)
+            value = ir.Call(value.op, value.args, value.attrs, value.ty_args, span, value.ty)
+        variable = type(binding.var)(_tag(numbers) if numbers else binding.var.name, binding.var.ty)
+        self.builder_.emit_normalized(relax.VarBinding(variable, value))
+        self.set_var_remap(binding.var, variable)
+
+
+@mutator
+class _Marker(PyExprMutator):  # type: ignore[misc]
+    """Makes every call of a function unlike all others."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self.count = 0
+
+    def visit_call_(self, op: ir.Call) -> relax.Expr:
+        if not is_call(op, "relax.call_tir") or op.attrs is not None:
+            return op
+        self.count += 1
+        return ir.Call(op.op, op.args, {_MARK: self.count}, op.ty_args, op.span, op.ty)
+
+
+@mutator
+class _Unmarker(PyExprMutator):  # type: ignore[misc]
+    """Takes the marks away."""
+
+    def visit_call_(self, op: ir.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        if not is_call(call, "relax.call_tir") or call.attrs is None or _MARK not in call.attrs:
+            return call
+        return ir.Call(call.op, call.args, None, call.ty_args, call.span, call.ty)
+
+
+def _parts(module: tvm.IRModule, call: ir.Call) -> Iterator[Part]:
+    """Yields what a call is made of: the calls of its group, or itself."""
+    group = module[call.op] if isinstance(call.op, ir.GlobalVar) else None
+    calls = [binding.value for binding in bindings_of(group)] if isinstance(group, relax.Function) else [call]
+    yield from (Part(_spanned(part), _role(module, part)) for part in calls if isinstance(part, ir.Call))
+
+
+def _role(module: tvm.IRModule, call: ir.Call) -> Role:
+    target = call.args[0] if call.args and isinstance(call.args[0], ir.GlobalVar) else None
+    function = None if target is None else module[target]
+    if not isinstance(function, tirx.PrimFunc):
+        return Role.LOOPS
+    info = info_of(function)
+    if info is not None:
+        return Role(info.kind)
+    return Role.SUM if int((function.attrs or {}).get("op_pattern", -1)) == _SUM else Role.LOOPS

@@ -1,0 +1,180 @@
+"""Products of bfloat16 pairs on the matrix unit of x86, Intel's AMX: whole tiles of operands instead of vectors.
+
+A tile register holds 16 rows of 64 bytes: 16 × 16 fp32 sums, 16 rows of the left operand by 16 pairs of its depth, or
+16 pairs of the depth by 16 columns of the right one. `tdpbf16ps` multiplies two such tiles and adds to the third. A
+pair is what `harness.compiler.schedules.cpu.bf16` says, so that panels are packed as for vectors; a row of the left
+operand lies along its depth (`stream_rows`), as a tile reads it.
+
+The instruction sums the first terms of the 16 pairs and their second terms each by themselves, in the order of the
+depth, adds both sums, and adds that to what the tile has. All of it is fp32, rounded to nearest and ties to even;
+denormal numbers, given and made, are zero (Intel's manual, volume 2, TDPBF16PS). A sum of several thousand terms has
+some hundred additions in a row and 16 behind each: its error is a thousandth of that of rounding the operands.
+
+A thread says how large its tiles are before it uses them (`ldtilecfg`) and gives them back afterwards. The code asks
+the system for them once, so that whatever loads it may run it; `harness.runtime.matrix_unit` tells of a refusal.
+"""
+
+from __future__ import annotations
+
+import tvm
+
+from harness.compiler.schedules.cpu.emit import Arithmetic, Tiles
+from harness.runtime.cpu import MATRIX_UNIT
+from harness.runtime.matrix_unit import REQUEST, SYSTEM_CALL, TILE_DATA
+
+PAIRS = 16
+"""Pairs of the depth in one tile: the depth of a product is a multiple of so many."""
+
+_ROWS, _COLUMNS = 16, 16
+"""Rows of a tile, and fp32 sums or pairs in one."""
+_SHAPES = ((2, 2), (1, 2))
+"""Tiles of sums, down and across: with those of the operands, eight registers at most."""
+_LEAST_ROWS = 9
+"""Fewer rows waste more than half of a tile, and vectors are as fast."""
+_STEPS = 8
+"""Tiles of depth that all left panels share before the next. 16 KB of the right panel stay in a first cache of 48 KB
+while as much of a left one and 8 KB of sums pass through it: 43 bytes a cycle of multiplying come from the second
+cache, which gives some 48; with 16 tiles, of which the first cache keeps nothing, it would be 70 (counted, LRU)."""
+_BLOCK_BYTES = 1856 * 1024
+"""Of the left operand in a block, which passes once through the first cache for each right panel: 32 bytes a cycle of
+multiplying. The second cache, 2 MB, gives that much, and the third some 10 (fp32's vectors ask for 4). A smaller block
+would read the weights from there more often."""
+_BYTES = 4
+_REGISTERS = "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory},~{flags}"
+"""Of a system call of Linux on x86-64: its answer, number and arguments, and what it changes."""
+_CONFIGURATION, _ASKED = "amx_tile_configuration", "amx_was_asked_for"
+_BEGIN, _END, _MULTIPLY = "begin_bf16_tiles", "end_bf16_tiles", "multiply_bf16_tiles"
+
+
+def matrix_unit(target: tvm.target.Target) -> bool:
+    """Returns whether code for a target may use the matrix unit: its attributes name both features.
+
+    The name of a processor alone is not enough, because hypervisors and containers hide the unit of one that has it.
+    """
+    attributes = {str(attribute) for attribute in target.attrs.get("mattr", ())}
+    return {f"+{feature}" for feature in MATRIX_UNIT} <= attributes
+
+
+def with_tiles(vectors: Arithmetic) -> Arithmetic:
+    """Returns the arithmetic of the matrix unit, with the pairs of that of vectors."""
+    functions = "\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)])
+    shapes = [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]
+    tiles = Tiles(_MULTIPLY, shapes, _LEAST_ROWS, PAIRS, _STEPS * PAIRS, _BEGIN, _END, block_bytes=_BLOCK_BYTES)
+    return vectors.in_panels("amx", functions, tiles)
+
+
+def _configuration() -> str:
+    """Returns the 64 bytes that `ldtilecfg` reads: palette 1, eight tiles of 16 rows of 64 bytes."""
+    content = bytearray(64)
+    content[0] = 1
+    for register in range(8):
+        content[16 + 2 * register] = _COLUMNS * _BYTES
+        content[48 + register] = _ROWS
+    return "".join(f"\\{byte:02x}" for byte in content)
+
+
+_DECLARED = """
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tilerelease()
+declare void @llvm.x86.tilezero(i8 immarg)
+declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+
+!0 = distinct !{!0, !1}
+!1 = !{!"llvm.loop.unroll.disable"}
+"""
+"""With a note for the loops: a step takes 64 cycles at least, and nothing is gained by repeating it in the code."""
+
+_AROUND = f"""
+@{_CONFIGURATION} = linkonce_odr constant [64 x i8] c"{_configuration()}"
+@{_ASKED} = linkonce_odr global i8 0
+
+define linkonce_odr i32 @{_BEGIN}() {{
+  %asked = load atomic i8, ptr @{_ASKED} monotonic, align 1
+  %first = icmp eq i8 %asked, 0
+  br i1 %first, label %ask, label %configure
+ask:
+  %answer = call i64 asm sideeffect "syscall", "{_REGISTERS}"(i64 {SYSTEM_CALL}, i64 {REQUEST}, i64 {TILE_DATA})
+  store atomic i8 1, ptr @{_ASKED} monotonic, align 1
+  br label %configure
+configure:
+  call void @llvm.x86.ldtilecfg(ptr @{_CONFIGURATION})
+  ret i32 0
+}}
+
+define linkonce_odr i32 @{_END}() {{
+  call void @llvm.x86.tilerelease()
+  ret i32 0
+}}
+"""
+
+
+def _function(down: int, across: int) -> str:
+    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them.
+
+    Args:
+        down: Tiles of sums, from above to below.
+        across: Tiles of sums, from left to right.
+    """
+    width = across * _COLUMNS * _BYTES
+    sums = [(r, c) for r in range(down) for c in range(across)]
+    first_left, first_right = len(sums), len(sums) + down
+    places = "\n".join(
+        f"  %sum.{r}.{c} = getelementptr i8, ptr %sums, i64 {r * _ROWS * width + c * _COLUMNS * _BYTES}"
+        for r, c in sums
+    )
+
+    def moved(call: str) -> str:
+        return "\n".join(
+            f"  call void @llvm.x86.{call}(i8 {r * across + c}, ptr %sum.{r}.{c}, i64 {width})" for r, c in sums
+        )
+
+    zeros = "\n".join(f"  call void @llvm.x86.tilezero(i8 {register})" for register in range(len(sums)))
+    lefts = "\n".join(
+        f"  %left.{r} = getelementptr i8, ptr %l, i64 {'%block' if r else 0}\n"
+        f"  call void @llvm.x86.tileloadd64(i8 {first_left + r}, ptr %left.{r}, i64 %row)"
+        for r in range(down)
+    )
+    rights = "\n".join(
+        f"  %right.{c} = getelementptr i8, ptr %r, i64 {c * _COLUMNS * _BYTES}\n"
+        f"  call void @llvm.x86.tileloadd64(i8 {first_right + c}, ptr %right.{c}, i64 {width})"
+        for c in range(across)
+    )
+    products = "\n".join(
+        f"  call void @llvm.x86.tdpbf16ps(i8 {r * across + c}, i8 {first_left + r}, i8 {first_right + c})"
+        for r, c in sums
+    )
+    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
+    return f"""
+define linkonce_odr i32 @{_MULTIPLY}_{down * _ROWS}x{across * _COLUMNS}({arguments}) {{
+entry:
+  %block = mul i64 %row, {_ROWS}
+{places}
+  %new = icmp eq i32 %added, 0
+  br i1 %new, label %zero, label %load
+zero:
+{zeros}
+  br label %begin
+load:
+{moved("tileloadd64")}
+  br label %begin
+begin:
+  br label %step
+step:
+  %n = phi i32 [ 0, %begin ], [ %n.next, %step ]
+  %l = phi ptr [ %left, %begin ], [ %l.next, %step ]
+  %r = phi ptr [ %right, %begin ], [ %r.next, %step ]
+{lefts}
+{rights}
+{products}
+  %l.next = getelementptr i8, ptr %l, i64 {PAIRS * _BYTES}
+  %r.next = getelementptr i8, ptr %r, i64 {PAIRS * width}
+  %n.next = add i32 %n, 1
+  %more = icmp slt i32 %n.next, %steps
+  br i1 %more, label %step, label %end, !llvm.loop !0
+end:
+{moved("tilestored64")}
+  ret i32 0
+}}
+"""

@@ -1,0 +1,232 @@
+"""What an attention is made of: its operands, how its scores are biased and masked, where its result goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common import kernel_info
+from harness.compiler.schedules.common.folding import Folded
+from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.kernel import Argument, fp32, free_variables
+from harness.compiler.schedules.common.kernel_info import KernelInfo
+from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
+from harness.compiler.schedules.cpu.bias_of_image import BiasOfImage
+from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
+from harness.compiler.schedules.cpu.product import Read, pack_function, packed_shape
+from harness.compiler.schedules.cpu.tile import Tile
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer whose result is an input of the key, and which the kernel computes while it packs keys.
+
+    Attributes:
+        source: What it is a layer of, as one row for each key: [batch, key, head, narrow].
+        weight: [narrow, wide], or the other way round; the kernel gets it packed for the tile.
+        transposed: Whether it is the other way round.
+        tile: The register tile, keys × wide channels.
+        bias: One number for each of the wide channels, broadcast to the result; None if there is none.
+        place: The number of the layer's result among the inputs of the key.
+    """
+
+    source: Folded
+    weight: relax.Expr
+    transposed: bool
+    tile: Tile
+    bias: relax.Expr | None
+    place: int
+
+    @property
+    def narrow(self) -> int:
+        """Channels of the source."""
+        return int(self.source.shape[3])
+
+    @property
+    def wide(self) -> int:
+        """Channels of the result."""
+        return int(self.weight.ty.shape[0 if self.transposed else 1])
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """The tensors that are read from memory, in the order of `arguments`."""
+        return (*self.source.inputs, self.weight, *(() if self.bias is None else (self.bias,)))
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's parameters for the inputs."""
+        weight = Argument("weight", packed_shape("right", 1, self.wide, self.narrow, self.tile))
+        return [
+            *self.source.arguments,
+            weight,
+            *([] if self.bias is None else [Argument("bias", extents(self.bias) or ())]),
+        ]
+
+    @property
+    def packing(self) -> tirx.PrimFunc:
+        """The function that packs the weight."""
+
+        def read(buffer: tirx.Buffer) -> Read:
+            return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
+
+        source = Argument("source", extents(self.weight) or ())
+        return pack_function("right", source, 1, self.wide, self.narrow, self.tile, read)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Everything that the kernel depends on.
+
+    Attributes:
+        query, key, value: The operands, [batch, length, head, channel].
+        bias: Broadcast to [batch, head, query, key]; added if fp32, and if bool false masks a key out.
+        scale: Factor of the scores.
+        diagonal: Query i sees keys up to i + diagonal; None if it sees all.
+        result: For each of batch, length, head and channel, the dimension of the result.
+        projected: Whether a projection of the values follows that usually comes before.
+        layer: The layer that the kernel computes keys with; None if they are read.
+        arithmetic: What both products multiply and add, without `split`.
+        stores: Type of the result.
+        of_image: The bias in parts, for a kernel that adds them up; there is no `bias` then.
+    """
+
+    query: Folded
+    key: Folded
+    value: Folded
+    bias: relax.Expr | None
+    scale: float
+    diagonal: Any
+    result: tuple[int, ...] = (0, 1, 2, 3)
+    projected: bool = False
+    layer: Layer | None = None
+    arithmetic: Arithmetic = FP32
+    stores: str = "float32"
+    of_image: BiasOfImage | None = None
+
+    @property
+    def name(self) -> str:
+        """What the kernel is called."""
+        rounded = "astype" if self.stores == BF16 else ""
+        return "_".join(filter(None, ("attention", self.arithmetic.name, rounded)))
+
+    @property
+    def depth(self) -> int:
+        """Elements of a query, or of a key, as they are multiplied."""
+        return int(self.query.shape[3]) // self.arithmetic.terms
+
+    @property
+    def keys(self) -> Any:
+        """Number of keys; an expression of the symbolic extents of the kernel's parameters if it is not known."""
+        return self.key.shape[1]
+
+    @property
+    def operands(self) -> tuple[Folded, Folded, Folded]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """The tensors that are read from memory, in the order of `arguments`."""
+        bias = [self.bias] if self.bias is not None else [] if self.of_image is None else self.of_image.inputs
+        return (*(value for part in self._parts for value in part[0]), *bias)
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's tensors, the result last."""
+        arguments = [
+            Argument(f"{name}{n}", argument.shape, argument.dtype)
+            for name, part in zip(("query", "key", "value", "layer"), self._parts, strict=False)
+            for n, argument in enumerate(part[1])
+        ]
+        if self.bias is not None:
+            arguments.append(Argument("bias", self._bias_shape, str(self.bias.ty.dtype)))
+        if self.of_image is not None:
+            arguments += self.of_image.arguments
+        batch, length, heads, _ = self.query.shape
+        extents = (batch, length, heads, self.value.shape[3])
+        shape = tuple(extents[self.result.index(d)] for d in range(4))
+        return [*arguments, Argument("result", shape, self.stores)]
+
+    @property
+    def variables(self) -> list[tirx.Var]:
+        """What a call passes beside the inputs."""
+        return free_variables(self.arguments)
+
+    def split(self, buffers: Sequence[tirx.Buffer]) -> tuple[list[Sequence[tirx.Buffer]], Sequence[tirx.Buffer]]:
+        """The buffers of the inputs: those of query, key, value and layer, and those of the bias if there is one."""
+        sources = []
+        for inputs, _ in self._parts:
+            sources.append(buffers[: len(inputs)])
+            buffers = buffers[len(inputs) :]
+        return sources, buffers
+
+    @property
+    def _parts(self) -> list[tuple[tuple[relax.Expr, ...], list[Argument]]]:
+        """The inputs and the arguments of query, key, value and layer; what the layer computes is not among them."""
+        parts = [(operand.inputs, operand.arguments) for operand in self.operands]
+        if self.layer is None:
+            return parts
+        query, (inputs, arguments), value = parts
+        place = self.layer.place
+        key = ((*inputs[:place], *inputs[place + 1 :]), [*arguments[:place], *arguments[place + 1 :]])
+        return [query, key, value, (self.layer.inputs, self.layer.arguments)]
+
+    def place(self, b: Any, query: Any, h: Any, channel: Any) -> list[Any]:
+        """Where in the result an element lies."""
+        index = (b, query, h, channel)
+        return [index[self.result.index(d)] for d in range(4)]
+
+    def store(self, result: tirx.Buffer, value: Any, at: tuple[Any, Any, Any, Any]) -> None:
+        """Emits that an element, (batch, query, head, channel), gets to the result."""
+        T.buffer_store(result, to_bf16(value) if self.stores == BF16 else value, self.place(*at))
+
+    def masked(self, bias: Sequence[tirx.Buffer], at: tuple[Any, Any, Any, Any], score: Any) -> Any:
+        """The score of (batch, head, query, key) with bias or masks; -inf where the key is masked out."""
+        if self.bias is not None:
+            index = [
+                0 if extent == 1 else i
+                for extent, i in zip(self._bias_shape, at[4 - len(self._bias_shape) :], strict=True)
+            ]
+            stored = bias[0][tuple(index)]
+            masks = str(self.bias.ty.dtype) == "bool"
+            score = T.Select(stored, score, fp32(-math.inf)) if masks else score + stored
+        if self.diagonal is not None:
+            score = T.Select(at[3] <= at[2] + self.diagonal, score, fp32(-math.inf))
+        return score
+
+    @property
+    def masks(self) -> bool:
+        """Whether scores can be -inf."""
+        return self.bias is not None or self.of_image is not None or self.diagonal is not None
+
+    def info(self, algorithm: str) -> KernelInfo:
+        """The facts of a kernel that computes it in this way."""
+        batch, queries, heads, channels = self.query.shape
+        info = kernel_info.attention(
+            algorithm,
+            [operand.operations > 0 for operand in self.operands],
+            self.value.shape[3],
+            batch=batch,
+            heads=heads,
+            queries=queries,
+            keys=self.keys,
+            channels=channels,
+        )
+        decisions = {"values": "projected afterwards"} if self.projected else {}
+        if self.of_image is not None:
+            decisions["bias"] = "added up from the lines and columns of an image"
+        if self.layer is not None:
+            decisions["keys"] = "projected while they are packed"
+            if info.flop is not None:
+                layer = 2 * math.prod(self.layer.source.shape) * channels
+                info = replace(info, flop=info.flop + layer)
+        return replace(info, decisions=decisions) if decisions else info
+
+    @property
+    def _bias_shape(self) -> tuple[Any, ...]:
+        return () if self.bias is None else extents(self.bias) or ()

@@ -1,0 +1,163 @@
+"""The columns of a convolution's image, as panels of the streamed operand of a product.
+
+    column[k, pixel] = image[channel, y, x]     k = (channel, kernel row, kernel column)
+
+A panel is gathered line by line of the kernel and of the image. Where pixels of the result lie beside each other, so do
+those of the image, or they are every second one: then vectors are loaded, and shuffled if there is a stride.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.kernel import registers, view
+from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
+from harness.compiler.schedules.cpu.product import Extents, Fill, Pack, Put, Read
+from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
+from harness.compiler.schedules.cpu.window import Window
+
+_LONGEST_STRIDE = 4
+"""So many vectors are loaded for one at most; beyond it elements are loaded one by one."""
+
+
+def columns_of(rows: tirx.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
+    """(matrix, column, k) → element of columns that lie side by side: [matrix, row, column]."""
+    return lambda b, j, k: arithmetic.joined(lambda row: rows[b, row, j], k, extents.depth)
+
+
+def gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
+    """Returns how the columns of one panel of output pixels are packed; padding reads as zero.
+
+    Args:
+        window: The geometry.
+        tile: Its columns are the pixels of a panel.
+        image: [batch, channels, height, width].
+        arithmetic: How channels become the elements of a panel.
+    """
+    if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
+        return _gather_panel(window, tile, image, arithmetic)
+    return _gather_runs(window, tile, image, arithmetic)
+
+
+def _keeps_lines(window: Window) -> bool:
+    """Returns whether a panel of neighbouring pixels reads neighbouring pixels, across the ends of lines too."""
+    return window.strides == (1, 1) and window.result[3] == window.image[3]
+
+
+def _gather_panel(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
+    """Packs a panel that may begin and end anywhere; the last pixel is repeated."""
+    height, width = window.image[2:]
+    (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
+    matrices = window.image[0] * window.groups
+    planes = view(image, matrices, window.channels, height, width)
+    flat = view(image, matrices, window.channels, height * width)
+    taps = math.prod(window.kernel)
+    zero = tirx.const(0, arithmetic.dtype)
+
+    def of_channels(read: Callable[[Any], Any], first: Any) -> Any:
+        return arithmetic.joined(read, first, window.channels // arithmetic.terms)
+
+    def pack(b: Any, first: Any) -> Fill:
+        tops = registers((tile.columns,), "int32")
+        lefts = registers((tile.columns,), "int32")
+        inside = T.alloc_buffer((taps, tile.columns), "int32")
+        with T.serial(0, tile.columns) as j:
+            pixel = T.Bind(T.min(first + j, window.pixels - 1))
+            T.buffer_store(tops, pixel // out_width * window.strides[0] - window.padding[0], [j])
+            T.buffer_store(lefts, pixel % out_width * window.strides[1] - window.padding[1], [j])
+        with T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx, T.serial(0, tile.columns) as j:
+            y, x = tops[j] + ky * window.dilation[0], lefts[j] + kx * window.dilation[1]
+            within = tirx.all(y >= 0, y < height, x >= 0, x < width)
+            T.buffer_store(inside, tirx.Cast("int32", within), [ky * kernel_width + kx, j])
+
+        def fill(put: Put, start: Any, count: Any) -> None:
+            with T.serial(0, count) as k:
+                c, tap = T.Bind((start + k) // taps), T.Bind((start + k) % taps)
+                down = T.Bind(tap // kernel_width * window.dilation[0])
+                right = T.Bind(tap % kernel_width * window.dilation[1])
+
+                def element() -> None:
+                    with T.serial(0, tile.columns) as j:
+                        y, x = tops[j] + down, lefts[j] + right
+                        value = of_channels(lambda channel: planes[b, channel, y, x], c)
+                        put(k, j, T.if_then_else(inside[tap, j] != 0, value, zero))
+
+                if not _keeps_lines(window):
+                    element()
+                    return
+                pixel = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
+                with T.If(tirx.all(pixel >= 0, pixel + tile.columns <= height * width)):
+                    with T.Then():
+
+                        def neighbours(j: Any) -> None:
+                            value = of_channels(lambda channel: flat[b, channel, pixel + j], c)
+                            put(k, j, T.Select(inside[tap, j] != 0, value, zero))
+
+                        for_each_vector(tile.columns, tile.lanes, neighbours)
+                    with T.Else():
+                        element()
+
+        return fill
+
+    return pack
+
+
+def _gather_runs(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
+    """Packs a panel vector by vector: each is a run of pixels in one line of the result."""
+    height, width = window.image[2:]
+    (_, kernel_width), (down_stride, stride), out_width = window.kernel, window.strides, window.result[3]
+    planes = view(image, window.image[0] * window.groups, window.channels, height, width)
+    taps, run = math.prod(window.kernel), tile.run(out_width)
+    apart = window.channels // arithmetic.terms
+    span = stride * (run - 1) + 1
+
+    def pack(b: Any, first: Any) -> Fill:
+        tops, lefts = (registers((tile.columns // run,), "int32") for _ in range(2))
+        with T.serial(0, tile.columns // run) as v:
+            pixel = T.Bind(first + v * run)
+            T.buffer_store(tops, pixel // out_width * down_stride - window.padding[0], [v])
+            T.buffer_store(lefts, pixel % out_width * stride - window.padding[1], [v])
+
+        def fill(put: Put, start: Any, count: Any) -> None:
+            with T.serial(0, count) as k, T.serial(0, tile.columns // run) as v:
+                c, tap = T.Bind((start + k) // taps), T.Bind((start + k) % taps)
+                y = T.Bind(tops[v] + tap // kernel_width * window.dilation[0])
+                x = T.Bind(lefts[v] + tap % kernel_width * window.dilation[1])
+
+                def element() -> None:
+                    with T.serial(0, run) as j:
+                        at = x + j * stride
+                        value = arithmetic.joined(lambda channel: planes[b, channel, y, at], c, apart)
+                        within = tirx.all(y >= 0, y < height, at >= 0, at < width)
+                        put(k, v * run + j, T.if_then_else(within, value, tirx.const(0, arithmetic.dtype)))
+
+                with T.If(tirx.all(y >= 0, y < height, x >= 0, x + span <= width)):
+                    with T.Then():
+                        parts = [registers((run,)) for _ in range(arithmetic.terms)]
+                        for n, part in enumerate(parts):
+                            values = _every(planes, [b, c + n * apart, y], x, run, stride)
+                            T.buffer_store(part, values, [tirx.Ramp(0, 1, run)])
+                        with T.vectorized(0, run) as j:
+                            put(k, v * run + j, arithmetic.joined(lambda n: parts[n][j], 0, 1))
+                    with T.Else():
+                        element()
+
+        return fill
+
+    return pack
+
+
+def _every(planes: tirx.Buffer, line: list[Any], first: Any, count: int, stride: int) -> Any:
+    """Returns a vector of `count` elements of a line, `stride` apart; nothing beyond the last of them is read."""
+    last = (stride - 1) * (count - 1)
+    begins = [n * count for n in range(stride - 1)] + [last]
+    loaded = [planes[(*line, tirx.Ramp(first + begin, 1, count))] for begin in begins]
+    if stride == 1:
+        return loaded[0]
+    wanted = [n * stride for n in range(count)]
+    return tirx.Shuffle(loaded, [at if at < last else (stride - 1) * count + at - last for at in wanted])

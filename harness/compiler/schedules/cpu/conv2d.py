@@ -1,0 +1,161 @@
+"""Two-dimensional convolutions as products: weights times columns of the image, gathered block by block.
+
+    result[n, g, o, pixel] = Σ_k weight[g, o, k] · column[n, g, k, pixel]     k = (channel, kernel row, kernel column)
+
+The weights are the resident operand, rows of the product; the image streams, so that no more of the column matrix
+exists than one panel per thread. Special cases: a kernel as large as the image is a plain matrix product over images; a
+depthwise convolution has a kernel of its own (`depthwise.py`). An image that is upsampled by nearest neighbours is read
+as it was before, where minimal filtering (`winograd.py`) can do its convolution.
+
+In bfloat16 two channels are a pair, the second of them half of all channels after the first, so that pixels stay
+neighbours; where whole panels are multiplied, an element may be four channels, each a quarter of all after the one
+before. Where no instruction multiplies pairs, fp32 and minimal filtering are faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm import ir, relax, tirx
+
+from harness.compiler.schedules.common.graph import call, is_call, static_shape
+from harness.compiler.schedules.common.kernel import Argument, view
+from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
+from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.cpu.columns import columns_of, gather
+from harness.compiler.schedules.cpu.depthwise import lower_depthwise
+from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
+from harness.compiler.schedules.cpu.epilogue import Epilogue
+from harness.compiler.schedules.cpu.gemm import Operand, kernel_name, matrix_product
+from harness.compiler.schedules.cpu.lowering import Context, Lowering
+from harness.compiler.schedules.cpu.product import (
+    Access,
+    Blocking,
+    Extents,
+    Read,
+    pack_function,
+    product_function,
+    read_left,
+    stream,
+)
+from harness.compiler.schedules.cpu.schedule import (
+    Convolution,
+    blocking_in_tiles,
+    blocking_of,
+    plan_of,
+)
+from harness.compiler.schedules.cpu.window import Window, pair, shapes_of
+from harness.compiler.schedules.cpu.winograd import filtered
+from harness.compiler.schedules.cpu.winograd_plan import filterable, upsampled_plan
+
+
+def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
+    """Lowers `relax.nn.conv2d`, NCHW, of static shape, in fp32 or with operands that it may round."""
+    attributes = conv.attrs
+    shapes = shapes_of(conv, "OIHW")
+    if shapes is None:
+        return None
+    image, weight, result = shapes
+    window = Window(
+        image,
+        result,
+        (weight[2], weight[3]),
+        pair(attributes.strides),
+        pair(attributes.padding),
+        pair(attributes.dilation),
+        int(attributes.groups),
+    )
+    data, weights = conv.args
+    before = before_upsampling(context, data)
+    smaller = static_shape(before) if before is not None and context.is_parameter(weights) else None
+    if smaller is not None and filterable(window) and window.padding == (1, 1):
+        arithmetic = context.multiplied(conv, window.filters, window.channels)
+        plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic)
+        return filtered(plan, before, weights, arithmetic)
+    taps = math.prod(window.kernel)
+    if window.covers_image:
+        left = Operand(data, image, (), transposed=False)
+        right = Operand(weights, weight, (), transposed=True)
+        extents = Extents(1, image[0], weight[0], window.depth)
+        arithmetic = context.multiplied(conv, image[0], window.channels, taps)
+        return matrix_product(context, left, right, (), extents, result, arithmetic)
+    if window.channels == window.filters == 1:
+        return lower_depthwise(context, window, data, weights)
+    arithmetic = context.multiplied(conv, window.filters, window.channels, taps)
+    if arithmetic.tiles is not None:
+        extents = Convolution(window).extents.packed(arithmetic.terms)
+        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
+        return _columns(blocking, extents, window, data, weights, weight, arithmetic)
+    convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
+    decided = context.decide(convolution)
+    if decided.get("filtering"):
+        return filtered(plan_of(context.unit, window, decided), data, weights)
+    extents = convolution.extents.packed(arithmetic.terms)
+    blocking = blocking_of(context.unit, extents, "right", decided)
+    return _columns(blocking, extents, window, data, weights, weight, arithmetic)
+
+
+def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
+    """Returns what an image was before each of its pixels was repeated once in both directions; None if none was."""
+    definition = scope.definition(value)
+    if is_call(definition, "relax.image.resize2d"):
+        attributes, (before, _) = definition.attrs, definition.args
+        how = attributes.method, attributes.coordinate_transformation_mode, attributes.rounding_method
+        shape, wanted = static_shape(before), static_shape(value)
+        doubled = shape is not None and wanted == (*shape[:2], *(2 * extent for extent in shape[2:]))
+        return before if doubled and how == ("nearest_neighbor", "asymmetric", "floor") else None
+    axes: list[int] = []
+    while is_call(definition, "relax.repeat") and int(definition.attrs.repeats) == 2 and definition.attrs.axis:
+        axes.append(int(definition.attrs.axis))
+        value = definition.args[0]
+        definition = scope.definition(value)
+    return value if sorted(axes) == [2, 3] else None
+
+
+def _columns(
+    blocking: Blocking,
+    extents: Extents,
+    window: Window,
+    data: relax.Expr,
+    weights: relax.Expr,
+    weight: tuple[int, ...],
+    arithmetic: Arithmetic,
+) -> Lowering:
+    """Lowers the general convolution."""
+    tile = blocking.tile
+    layout = window.layout
+
+    def weight_reader(buffer: tirx.Buffer) -> Read:
+        rows = view(buffer, window.groups, window.filters, window.depth)
+        return lambda g, i, k: arithmetic.joined(lambda term: rows[g, i, term], k, extents.depth)
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        source = Argument("weight", weight)
+        packing = pack_function(
+            "left", source, window.groups, window.filters, extents.depth, tile, weight_reader, arithmetic
+        )
+        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
+
+        def body(*buffers: tirx.Buffer) -> Access:
+            image, panels, *extras, result = buffers
+            store, touched = epilogue.write_back(layout, extras, result)
+            if window.pointwise:
+                rows = view(image, extents.batch, window.channels, window.pixels)
+                pack = stream(columns_of(rows, arithmetic, extents), window.pixels, tile.columns, tile.lanes)
+            else:
+                pack = gather(window, tile, image, arithmetic)
+            packed_weights = read_left(panels, arithmetic)
+            return Access(pack, lambda b, p, k, i: packed_weights(b % window.groups, p, k, i), store, touched)
+
+        name = kernel_name("conv2d", arithmetic, epilogue)
+        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
+        pixels = Argument("image", window.image, str(inputs[0].ty.dtype))
+        operands = [pixels, Argument("packed", packed_shape, arithmetic.dtype)]
+        info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
+        arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
+        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
+        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
+
+    return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)

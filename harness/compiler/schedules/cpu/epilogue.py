@@ -1,0 +1,208 @@
+"""Epilogues: the steps from an element of a product to the value that is stored, such as bias, activation, residual.
+
+An epilogue is a chain of elementwise steps. It is found on Relax (`rewrite.py`), carried as plain data, and emitted in
+the write-back of the register tile, so that the product's result does not travel through memory once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.folding import BINARY
+from harness.compiler.schedules.common.kernel import Argument, fp32, view
+from harness.compiler.schedules.cpu import math as elementary
+from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
+
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "relax.nn.relu": lambda x: tirx.Select(x < fp32(0.0), fp32(0.0), x),
+    "relax.nn.gelu": elementary.gelu,
+    "relax.nn.silu": elementary.silu,
+    "relax.sigmoid": elementary.sigmoid,
+    "relax.negative": lambda x: fp32(0.0) - x,
+}
+_UNARY_FOR_BF16: dict[str, Callable[[Any], Any]] = {"relax.nn.gelu": elementary.gelu_for_bf16}
+"""What takes their place right before the result is rounded to bfloat16."""
+_ROUND = "relax.astype"
+"""The step that rounds to bfloat16, always the last one."""
+_Reader = Callable[[Any, Any, Any], Any]
+"""(batch, row, column) → element of an operand."""
+
+
+@dataclass(frozen=True)
+class ResultLayout:
+    """Where the elements of a product lie in its result.
+
+    Attributes:
+        shape: The result's shape.
+        flat: (batch, row, column) → index into the result as one contiguous line.
+        coordinates: (batch, row, column) → index along each dimension.
+        cheap: The dimensions whose coordinate needs no division by a column; others are only read through `flat`.
+        reshaped: Takes a new shape; returns the layout of the same elements in the reshaped result.
+        permuted: Takes the axes of a permutation; returns the layout of the same elements in the permuted result, None
+            if rows of the product would be torn apart.
+    """
+
+    shape: tuple[int, ...]
+    flat: Callable[[Any, Any, Any], Any]
+    coordinates: Callable[[Any, Any, Any], Sequence[Any]]
+    cheap: frozenset[int]
+    reshaped: Callable[[tuple[int, ...]], ResultLayout] | None = None
+    permuted: Callable[[tuple[int, ...]], ResultLayout | None] = lambda axes: None
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Returns whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
+        if shape == self.shape:
+            return True
+        if len(shape) > len(self.shape):
+            return False
+        offset = len(self.shape) - len(shape)
+        return all(
+            extent == 1 or (extent == self.shape[d + offset] and d + offset in self.cheap)
+            for d, extent in enumerate(shape)
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One elementwise operation: `op` applied to the running value and, if binary, to a constant or the next operand.
+
+    Attributes:
+        op: Relax name; a reshape or permutation changes no value, but where it is stored and what the operands of later
+            steps are broadcast to.
+        constant: Second argument of a binary operation, if it is a number.
+        operand: Whether the second argument is a tensor instead.
+        swapped: Whether the running value is the right-hand side.
+        shape: The result of a reshape or permutation.
+        axes: Axes of a permutation.
+    """
+
+    op: str
+    constant: float | None = None
+    operand: bool = False
+    swapped: bool = False
+    shape: tuple[int, ...] | None = None
+    axes: tuple[int, ...] | None = None
+
+    def moved(self, layout: ResultLayout) -> ResultLayout:
+        """Returns the layout after this step."""
+        if self.shape is None:
+            return layout
+        after = layout.permuted(self.axes) if self.axes is not None else layout.reshaped and layout.reshaped(self.shape)
+        if after is None:
+            raise ValueError(f"{self.op} cannot follow this product")
+        return after
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A chain of steps and the shapes of their tensor operands, in order."""
+
+    steps: tuple[Step, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def rounded(self) -> Epilogue:
+        """The same chain, whose result is stored in bfloat16."""
+        return replace(self, steps=(*self.steps, Step(_ROUND)))
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The kernel's parameters for the tensor operands."""
+        return [Argument(f"extra{n}", shape) for n, shape in enumerate(self.shapes)]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The Relax operators that change a value, without `relax.`."""
+        return tuple(step.op.removeprefix("relax.") for step in self.steps if step.shape is None)
+
+    @property
+    def label(self) -> str:
+        """Suffix for the kernel's name."""
+        return "".join("_" + operator.rpartition(".")[2] for operator in self.operators)
+
+    def final(self, layout: ResultLayout) -> ResultLayout:
+        """Returns the layout after the last step."""
+        for step in self.steps:
+            layout = step.moved(layout)
+        return layout
+
+    def result(self, layout: ResultLayout) -> Argument:
+        """Returns the kernel's parameter for what it stores."""
+        rounds = bool(self.steps) and self.steps[-1].op == _ROUND
+        return Argument("result", self.final(layout).shape, BF16 if rounds else "float32")
+
+    def write_back(
+        self, layout: ResultLayout, operands: Sequence[tirx.Buffer], result: tirx.Buffer
+    ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
+        """Returns how an element reaches the result; call it where views of the buffers may be declared.
+
+        Returns:
+            (batch, row, column, value): emits the store; and (batch, row, column) → what that touches in tensors as
+            large as the result: the element that it writes, then those that it reads.
+        """
+        readers = self._readers(layout, operands)
+        final = self.final(layout)
+        line = view(result, _size(final.shape))
+
+        def store(b: Any, i: Any, j: Any, value: Any) -> None:
+            finished = self._finished(value, [reader(b, i, j) for reader, _ in readers])
+            T.buffer_store(line, finished, [final.flat(b, i, j)])
+
+        def touched(b: Any, i: Any, j: Any) -> list[Any]:
+            return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader, whole in readers if whole)]
+
+        return store, touched
+
+    def finished(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
+        """Returns (batch, row, column, value) → the value after the last step, for a caller that stores it itself."""
+        readers = self._readers(layout, operands)
+        return lambda b, i, j, value: self._finished(value, [reader(b, i, j) for reader, _ in readers])
+
+    def _readers(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
+        """Returns how each tensor operand is read, and whether it is as large as the result and so read once."""
+        readers: list[tuple[_Reader, bool]] = []
+        for step in self.steps:
+            layout = step.moved(layout)
+            if step.operand:
+                shape = self.shapes[len(readers)]
+                readers.append((_reader(layout, shape, operands[len(readers)]), shape == layout.shape))
+        return readers
+
+    def _finished(self, value: Any, operands: Sequence[Any]) -> Any:
+        waiting = iter(operands)
+        steps = [step for step in self.steps if step.shape is None]
+        for number, step in enumerate(steps):
+            if step.op == _ROUND:
+                value = to_bf16(value)
+                continue
+            if step.op in UNARY:
+                rounds = number + 1 < len(steps) and steps[number + 1].op == _ROUND
+                value = (UNARY | _UNARY_FOR_BF16 if rounds else UNARY)[step.op](value)
+                continue
+            other = next(waiting) if step.operand else fp32(step.constant or 0.0)
+            value = BINARY[step.op](other, value) if step.swapped else BINARY[step.op](value, other)
+        return value
+
+
+def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: tirx.Buffer) -> _Reader:
+    if shape == layout.shape:
+        line = view(buffer, _size(shape))
+        return lambda b, i, j: line[layout.flat(b, i, j)]
+    offset = len(layout.shape) - len(shape)
+
+    def read(b: Any, i: Any, j: Any) -> Any:
+        at = layout.coordinates(b, i, j)
+        return buffer[tuple(0 if extent == 1 else at[d + offset] for d, extent in enumerate(shape))]
+
+    return read
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

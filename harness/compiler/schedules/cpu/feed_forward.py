@@ -1,0 +1,195 @@
+"""Two linear layers with a wide hidden layer between them, in one kernel: the hidden layer is never whole.
+
+    Y = activation(X·W₁ + b₁)·W₂ + b₂
+
+A task takes a block of rows through both products. Its part of the hidden layer lies in a workspace that stays in the
+caches, and all sums are cut as those of the two products by themselves, so that every bit of the result is the same.
+Every task reads both weights, so this is for weights that the last-level cache holds. Weights are fp32: layers with
+bfloat16 weights stay two products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import call
+from harness.compiler.schedules.common.kernel import Argument, at_most, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
+from harness.compiler.schedules.cpu.emit import FP32, LINE, prefetch
+from harness.compiler.schedules.cpu.epilogue import Epilogue
+from harness.compiler.schedules.cpu.lowering import LinearLayer, Lowering
+from harness.compiler.schedules.cpu.product import (
+    Access,
+    Block,
+    Operands,
+    PanelRead,
+    left_shape,
+    multiply_block,
+    pack_left,
+    read_left_panels,
+)
+
+_HIDDEN_BYTES = 32 * 1024 * 1024
+"""A hidden layer that is worth a kernel of its own has at least so much."""
+_WEIGHT_BYTES = 4 * 1024 * 1024
+"""Weights of both layers together at most."""
+_BLOCK_BYTES = 1024 * 1024
+"""Hidden layer of a task at most."""
+_THIN = 32
+"""Where what is read and what is made have so many channels together, memory takes longer than arithmetic."""
+_THIN_HIDDEN_BYTES = 4 * 1024 * 1024
+"""Then a hidden layer of so much is worth a kernel of its own: it does not fit into the second-level caches."""
+_THIN_BLOCK_BYTES = 256 * 1024
+"""And tasks are smaller, so that there are enough of them."""
+
+
+def joins(first: LinearLayer, activation: Epilogue, second: LinearLayer) -> bool:
+    """Returns whether one kernel takes the place of two linear layers.
+
+    Args:
+        first: The layer that makes the hidden one.
+        activation: What follows it.
+        second: The layer that reads the hidden one. It has to read a row where the first layer has made it.
+    """
+    narrow, wide, last = first.extents.depth, first.extents.columns, second.extents.columns
+    return (
+        second.in_order
+        and all(step.axes is None for step in activation.steps)
+        and (first.extents.rows, wide) == (second.extents.rows, second.extents.depth)
+        and 4 * first.extents.rows * wide >= (_THIN_HIDDEN_BYTES if _is_thin(first, second) else _HIDDEN_BYTES)
+        and 4 * wide * (narrow + last) <= _WEIGHT_BYTES
+    )
+
+
+def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count: int) -> Lowering:
+    """Returns the lowering of both layers, with the epilogue of the first.
+
+    Args:
+        first: The layer that makes the hidden one.
+        activation: What follows it.
+        second: The layer that reads the hidden one.
+        count: Operands of `activation`, which come before those of the second layer's epilogue.
+    """
+    assert first.linear is not None and second.linear is not None
+    one, other = first.linear, second.linear
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        source, *weights = inputs[:3]
+        packed = [layer.packing(builder, weight) for layer, weight in zip((one, other), weights, strict=True)]
+        shapes = [tuple(int(extent) for extent in panels.ty.shape) for panels in packed]
+        extras = [*activation.arguments, *epilogue.arguments]
+        arguments = [
+            Argument("streamed", one.shape),
+            *(Argument(name, shape) for name, shape in zip(("packed1", "packed2"), shapes, strict=True)),
+            *(Argument(f"extra{n}", extra.shape) for n, extra in enumerate(extras)),
+            epilogue.result(other.layout),
+        ]
+
+        def body(*buffers: tirx.Buffer) -> None:
+            streamed, panels1, panels2, *operands, result = buffers
+            _emit(one, other, activation, epilogue, (streamed, panels1, panels2, result), operands)
+
+        name = f"feed_forward{activation.label}{epilogue.label}"
+        function = prim_func(name, arguments, body, _info(one, other, activation, epilogue))
+        return call(builder, name, function, [source, *packed, *inputs[3:]])
+
+    return Lowering((*first.inputs, second.inputs[1]), second.layout, build)
+
+
+def _is_thin(first: LinearLayer, second: LinearLayer) -> bool:
+    return first.extents.depth + second.extents.columns <= _THIN
+
+
+def _rows(first: LinearLayer, second: LinearLayer) -> int:
+    """Rows of a task: whole tiles of both products, in blocks that are as equal as these allow."""
+    step = math.lcm(first.blocking.tile.rows, second.blocking.tile.rows)
+    count = ceil_div(first.extents.rows, step)
+    block = _THIN_BLOCK_BYTES if _is_thin(first, second) else _BLOCK_BYTES
+    most = max(1, block // (4 * step * first.extents.columns))
+    return step * ceil_div(count, ceil_div(count, most))
+
+
+def _emit(
+    first: LinearLayer,
+    second: LinearLayer,
+    activation: Epilogue,
+    epilogue: Epilogue,
+    tensors: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer, tirx.Buffer],
+    operands: Sequence[tirx.Buffer],
+) -> None:
+    """Emits the loops; `tensors` are what is read, the panels of both weights, and the result."""
+    streamed, panels1, panels2, result = tensors
+    rows, wide = _rows(first, second), first.extents.columns
+    own = len(activation.arguments)
+    finished = activation.finished(first.layout, operands[:own])
+    store, touched = epilogue.write_back(second.layout, operands[own:], result)
+    with T.parallel(0, ceil_div(first.extents.rows, rows)) as task:
+        # A line more than a row has, so that the rows of a tile do not meet in the same lines of a cache.
+        hidden = T.alloc_buffer((rows, wide + LINE), "float32")
+
+        def keep(b: Any, i: Any, j: Any, value: Any) -> None:
+            T.buffer_store(hidden, finished(b, i, j, value), [i - task * rows, j])
+
+        def read_hidden(r: Any) -> Operands:
+            height = second.blocking.tile.rows
+
+            def ahead(p: Any, start: Any, k: Any) -> None:
+                prefetch(hidden[(p + 1) * height + k % height, start + k // height * LINE], level=1)
+
+            return Operands(
+                lambda p, start, k, i: hidden[p * height + i, start + k],
+                lambda start, k, j: panels2[0, r, start + k, j],
+                ahead,
+            )
+
+        pack = first.pack_rows(streamed)
+        # Rows are packed as they lie; nothing reads them in place.
+        access = Access(pack, _of(panels1), keep, rows=lambda b, row, k: None)
+        block, slots = _block(first, task, rows, panels1)
+        blocking = replace(first.blocking, partition=replace(first.blocking.partition, slots=slots))
+        workspace = T.alloc_buffer(left_shape(first.extents, blocking, access), FP32.dtype)
+        pack_left(first.extents, blocking, access, block, workspace)
+        left = read_left_panels(first.extents, blocking, access, block, workspace)
+        multiply_block(first.extents, blocking, access, block, slots, left)
+
+        block, slots = _block(second, task, rows, panels2)
+        access = Access(pack, _of(panels2), store, touched)
+        multiply_block(second.extents, second.blocking, access, block, slots, read_hidden)
+
+
+def _block(layer: LinearLayer, task: Any, rows: int, panels: tirx.Buffer) -> tuple[Block, int]:
+    """Emits the work that a task of so many rows has in a layer; returns also its left panels at most."""
+    height = layer.blocking.tile.rows
+    slots = rows // height
+    first = T.Bind(task * slots)
+    return Block(0, first, at_most(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
+
+
+def _of(panels: tirx.Buffer) -> PanelRead:
+    return lambda b, p, k, i: panels[0, p, k, i]
+
+
+def _info(first: LinearLayer, second: LinearLayer, activation: Epilogue, epilogue: Epilogue) -> KernelInfo:
+    extents = {
+        "rows": first.extents.rows,
+        "depth": first.extents.depth,
+        "hidden": first.extents.columns,
+        "columns": second.extents.columns,
+    }
+    tile = second.blocking.tile
+    return KernelInfo(
+        Kind.KERNEL,
+        "matmul",
+        FEED_FORWARD,
+        extents,
+        tile={"rows": tile.rows, "columns": tile.columns},
+        decisions={"rows at a time": _rows(first, second)},
+        writes=(*activation.operators, "matmul", *epilogue.operators),
+        flop=sum(2 * layer.extents.rows * layer.extents.depth * layer.extents.columns for layer in (first, second)),
+    )

@@ -1,0 +1,152 @@
+"""Layer and group normalization with exact moments.
+
+Mean and variance come from two passes with fp64 sums over a line that is still in the cache
+(`reduction.emit_moments`); the output is fp32 arithmetic on the centred value, so that a large common offset of the
+inputs costs no digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
+from harness.compiler.schedules.common.kernel import Argument, prim_func
+from harness.compiler.schedules.common.kernel_info import kernel
+from harness.compiler.schedules.common.normalization import Normalization, recognized
+from harness.compiler.schedules.cpu import reduction
+from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.epilogue import Epilogue
+from harness.compiler.schedules.cpu.lowering import Lowering
+from harness.compiler.schedules.cpu.reduction import (
+    LANES,
+    emit_centre,
+    emit_line_moments,
+    emit_moments,
+    inverse_root,
+    narrow,
+    scalar,
+    tasks,
+)
+
+_DTYPES = ("float32",)
+
+
+def layer_norm_kernel(
+    rows: int, count: int, epsilon: float, scaled: bool, shifted: bool, dtype: str = "float32"
+) -> tirx.PrimFunc:
+    """Normalizes each row of [rows, count]; parameters data, scale and shift [count] if there are, out of the dtype."""
+
+    def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
+        *affine, out = rest
+        with tasks(rows, rows * count) as i:
+            mean, squares = emit_moments(count, lambda k: data[i, k])
+            centred = emit_centre(mean)
+            factor = scalar(inverse_root(squares, count, epsilon), "float32")
+
+            def write(k: Any) -> None:
+                value = centred(data[i, k]) * factor
+                if scaled:
+                    value = value * affine[0][k]
+                if shifted:
+                    value = value + affine[-1][k]
+                T.buffer_store(out, to_bf16(value) if dtype == BF16 else value, [i, k])
+
+            for_each_vector(count, LANES, write)
+
+    names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
+    line = [Argument(name, (count,)) for name in names]
+    arguments = [Argument("data", (rows, count)), *line, Argument("out", (rows, count), dtype)]
+    return prim_func("layer_norm", arguments, body, kernel("nn.layer_norm", lines=rows, count=count))
+
+
+def group_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
+    """Builds the moments of each line of data [lines, count]: out [lines, 3].
+
+    Of each line out has the mean in two parts, the second far smaller, and 1/√(variance + ε). With few lines they are
+    cut into chunks so that every thread has work.
+    """
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        moments = emit_line_moments(lines, count, lambda i, k: data[i, k])
+        with T.serial(0, lines) as i:
+            mean, squares = moments(i)
+            high = scalar(narrow(mean), "float32")
+            T.buffer_store(out, high, [i, 0])
+            T.buffer_store(out, narrow(mean - tirx.Cast("float64", high)), [i, 1])
+            T.buffer_store(out, inverse_root(squares, count, epsilon), [i, 2])
+
+    arguments = [Argument("data", (lines, count)), Argument("out", (lines, 3))]
+    return prim_func("group_moments", arguments, body, kernel("nn.group_norm", lines=lines, count=count))
+
+
+def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    found = recognized(node, _DTYPES)
+    return default(bb, node) if found is None else _called(bb, found, found.data, found.affine)
+
+
+def lower_rounded_layer_norm(node: relax.Call) -> Lowering | None:
+    """Returns the lowering of a `relax.nn.layer_norm` whose result is stored in bfloat16; None if it has no kernel."""
+    found = recognized(node, _DTYPES)
+    if found is None:
+        return None
+
+    def build(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
+        return _called(bb, found, inputs[0], inputs[1:], BF16)
+
+    return Lowering((found.data, *found.affine), None, build)
+
+
+def _called(
+    bb: relax.BlockBuilder,
+    found: Normalization,
+    data: relax.Expr,
+    affine: Sequence[relax.Expr],
+    dtype: str = "float32",
+) -> relax.Expr:
+    """Emits the call of the kernel of a layer normalization, whose result has the dtype."""
+    rows, count = found.lines, found.channels
+    function = layer_norm_kernel(rows, count, found.epsilon, found.scale is not None, found.shift is not None, dtype)
+    arguments = [reshaped(bb, data, (rows, count)), *(reshaped(bb, operand, (count,)) for operand in affine)]
+    name = f"layer_norm{'_astype' if dtype == BF16 else ''}_{rows}x{count}"
+    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), found.shape)
+
+
+def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    """Computes the moments in a kernel; what is elementwise after that is fused with the activation that follows."""
+    found = recognized(node, _DTYPES)
+    if found is None:
+        return default(bb, node)
+    lines, groups, channels, inner = found.lines, found.groups, found.channels, found.inner
+    count = channels * inner
+    function = group_moments_kernel(lines, count, found.epsilon)
+    name = f"group_moments_{lines}x{count}"
+    moments = bb.emit(call(bb, name, function, [reshaped(bb, found.data, (lines, count))]))
+
+    def normalized(data: te.Tensor, moments: te.Tensor, *affine: te.Tensor) -> te.Tensor:
+        def element(i: Any, c: Any, k: Any) -> Any:
+            value = ((data[i, c, k] - moments[i, 0]) - moments[i, 1]) * moments[i, 2]
+            if found.scale is not None:
+                value = value * affine[0][i % groups, c]
+            if found.shift is not None:
+                value = value + affine[-1][i % groups, c]
+            return value
+
+        return te.compute((lines, channels, inner), element, name="normalized")
+
+    affine = [reshaped(bb, operand, (groups, channels)) for operand in found.affine]
+    data = reshaped(bb, found.data, (lines, channels, inner))
+    result = bb.emit(bb.call_te(normalized, data, moments, *affine, primfunc_name_hint="normalized"))
+    return reshaped(bb, result, found.shape)
+
+
+LEGALIZE: dict[str, Legalize] = {
+    **reduction.LEGALIZE,
+    "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.group_norm": _group_norm,
+}
+"""Legalizations of fp32 normalizations and reductions, by operator."""

@@ -1,0 +1,426 @@
+"""Sums, means, variances, products, maxima and minima over any axes, with sums that lose nothing.
+
+TVM's own lowering adds the terms one by one in fp32: after two million terms the third digit is wrong. Here the
+partial sums are fp64, a vector of lanes wide; the kernels read memory, so the wider sums cost no time. Maxima and
+minima pass NaN on, as PyTorch's do. Every kernel sees its operand as [outer, count, inner] with the middle reduced;
+axes that are not neighbours are brought together by a transposition first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax, tirx, topi
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
+from harness.compiler.schedules.common.kernel_info import kernel
+from harness.compiler.schedules.cpu.emit import for_each_vector
+
+LANES = 32
+"""Independent partial results: four registers of fp64 on AVX-512, enough to hide the latency of an addition."""
+SERIAL_BELOW = 131072
+"""Elements below which starting threads costs more than the work."""
+CHUNK = 16384
+"""Elements that one task folds when a single row is cut among threads; they stay in the second-level cache."""
+_CUT_BELOW = 64
+"""Rows are cut into chunks where there are fewer of them than this."""
+_NAN_BITS = 0x7F800000
+"""|x| as an integer is above it exactly if x is NaN."""
+
+
+def fp64(value: float) -> Any:
+    """Returns an fp64 constant."""
+    return tirx.const(value, "float64")
+
+
+def widen(value: Any) -> Any:
+    """Converts fp32 to fp64."""
+    return tirx.Cast("float64", value)
+
+
+def narrow(value: Any) -> Any:
+    """Rounds fp64 to fp32."""
+    return tirx.Cast("float32", value)
+
+
+def tasks(count: int, elements: int) -> AbstractContextManager[Any]:
+    """Emits a loop over `count` tasks that touch `elements` elements together: parallel if that pays."""
+    loop: AbstractContextManager[Any] = (T.parallel if count > 1 and elements >= SERIAL_BELOW else T.serial)(0, count)
+    return loop
+
+
+def each_block(outer: int, count: int, inner: int, block: Callable[[Any, Any, int], None]) -> None:
+    """Runs `block(i, first column, width)` over [outer, count, inner], LANES columns at a time and then the rest."""
+    whole, rest = divmod(inner, LANES)
+    if whole:
+        with tasks(outer * whole, outer * count * inner) as task:
+            block(task // whole, task % whole * LANES, LANES)
+    if rest:
+        with tasks(outer, outer * count * rest) as i:
+            block(i, whole * LANES, rest)
+
+
+def scalar(value: Any, dtype: str) -> Any:
+    """Emits a local variable that holds the value, and returns it."""
+    cell = registers((1,), dtype)
+    T.buffer_store(cell, value, [0])
+    return cell[0]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction that runs in several lanes at once.
+
+    Attributes:
+        dtype: Element type of the partial results.
+        start: Neutral value.
+        update: (partial result, index of the term) → partial result.
+        merge: Two partial results → one.
+    """
+
+    dtype: str
+    start: float
+    update: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any]
+
+
+def add(term: Callable[[Any], Any]) -> Fold:
+    """Makes the fold that adds fp64 terms, by index."""
+    return Fold("float64", 0.0, lambda partial, k: partial + term(k), lambda a, b: a + b)
+
+
+def fold_line(count: int, folds: Sequence[Fold]) -> list[Any]:
+    """Emits folds over 0 … count and returns their results (scalars in local memory)."""
+    whole, rest = divmod(count, LANES)
+    results = []
+    lanes = [registers((LANES,), fold.dtype) for fold in folds] if whole else []
+    for fold, lane in zip(folds, lanes, strict=False):
+        with T.vectorized(0, LANES) as j:
+            T.buffer_store(lane, tirx.const(fold.start, fold.dtype), [j])
+    if whole:
+        with T.serial(0, whole) as v:
+            for fold, lane in zip(folds, lanes, strict=True):
+                with T.vectorized(0, LANES) as j:
+                    T.buffer_store(lane, fold.update(lane[j], v * LANES + j), [j])
+    for fold, lane in zip(folds, lanes, strict=False):
+        width = LANES // 2
+        while width > 1:
+            with T.vectorized(0, width) as j:
+                T.buffer_store(lane, fold.merge(lane[j], lane[j + width]), [j])
+            width //= 2
+        results.append(scalar(fold.merge(lane[0], lane[1]), fold.dtype))
+    if not rest and whole:
+        return results
+    ones = [registers((1,), fold.dtype) for fold in folds]
+    for n, (fold, one) in enumerate(zip(folds, ones, strict=True)):
+        T.buffer_store(one, results[n] if whole else tirx.const(fold.start, fold.dtype), [0])
+    with T.serial(0, rest) as k:
+        for fold, one in zip(folds, ones, strict=True):
+            T.buffer_store(one, fold.update(one[0], whole * LANES + k), [0])
+    return [one[0] for one in ones]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduction of fp32 values.
+
+    Attributes:
+        name: For the kernel's name.
+        folds: (index of a term → its fp32 value) → the folds that run over it.
+        finish: (results of the folds, number of terms) → fp32 result.
+    """
+
+    name: str
+    folds: Callable[[Callable[[Any], Any]], list[Fold]]
+    finish: Callable[[Sequence[Any], int], Any]
+
+
+def _extreme(name: str, start: float, better: Callable[[Any, Any], Any]) -> Reduction:
+    def folds(read: Callable[[Any], Any]) -> list[Fold]:
+        def pick(best: Any, value: Any) -> Any:
+            return tirx.Select(better(value, best), value, best)
+
+        def magnitude(k: Any) -> Any:
+            return tirx.bitwise_and(tirx.reinterpret("int32", read(k)), tirx.const(0x7FFFFFFF, "int32"))
+
+        return [
+            Fold("float32", start, lambda best, k: pick(best, read(k)), pick),
+            # Comparisons drop NaN; the largest magnitude as an integer remembers it.
+            Fold("int32", 0, lambda seen, k: tirx.max(seen, magnitude(k)), tirx.max),
+        ]
+
+    def finish(results: Sequence[Any], count: int) -> Any:
+        best, seen = results
+        return tirx.Select(seen > tirx.const(_NAN_BITS, "int32"), fp32(math.nan), best)
+
+    return Reduction(name, folds, finish)
+
+
+def _sum_folds(read: Callable[[Any], Any]) -> list[Fold]:
+    return [add(lambda k: widen(read(k)))]
+
+
+SUM = Reduction("sum", _sum_folds, lambda results, count: narrow(results[0]))
+MEAN = Reduction("mean", _sum_folds, lambda results, count: narrow(results[0] / fp64(count)))
+PROD = Reduction(
+    "prod",
+    lambda read: [Fold("float64", 1.0, lambda partial, k: partial * widen(read(k)), lambda a, b: a * b)],
+    lambda results, count: narrow(results[0]),
+)
+MAX = _extreme("max", -math.inf, lambda a, b: a > b)
+MIN = _extreme("min", math.inf, lambda a, b: a < b)
+
+
+def emit_centre(mean: Any) -> Callable[[Any], Any]:
+    """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to its last place."""
+    high = scalar(narrow(mean), "float32")
+    low = scalar(narrow(mean - widen(high)), "float32")
+    return lambda value: (value - high) - low
+
+
+def inverse_root(squares: Any, count: int, epsilon: float) -> Any:
+    """Returns 1/√(variance + ε) in fp32, computed in fp64 from the sum of squared deviations of so many terms."""
+    return narrow(fp64(1.0) / tirx.sqrt(squares / fp64(count) + fp64(epsilon)))
+
+
+def emit_moments(count: int, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Emits two passes over a line that stays in the cache: its mean and its sum of squared deviations, in fp64."""
+    (total,) = fold_line(count, [add(lambda k: widen(read(k)))])
+    mean = scalar(total / fp64(count), "float64")
+    centred = emit_centre(mean)
+
+    def square(k: Any) -> Any:
+        deviation = widen(centred(read(k)))
+        return deviation * deviation
+
+    (squares,) = fold_line(count, [add(square)])
+    return mean, squares
+
+
+def chunks_of(outer: int, count: int) -> int:
+    """Returns into how many equal chunks each of `outer` lines of `count` elements is cut, for threads to share."""
+    if outer >= _CUT_BELOW or count < 2 * CHUNK:
+        return 1
+    return next((n for n in range(count // CHUNK, 1, -1) if count % n == 0 and count // n <= 4 * CHUNK), 1)
+
+
+def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -> Callable[[Any], tuple[Any, Any]]:
+    """Emits the moments of `outer` lines, each cut into chunks if that is needed to keep all threads busy.
+
+    Args:
+        outer: Number of lines.
+        count: Elements of each.
+        read: (line, index) → fp32 element.
+
+    Returns:
+        line → (mean, sum of squared deviations), fp64; emits what it takes to combine the chunks.
+    """
+    chunks = chunks_of(outer, count)
+    size = count // chunks
+    means = T.alloc_buffer((outer, chunks), "float64")
+    squares = T.alloc_buffer((outer, chunks), "float64")
+    with tasks(outer * chunks, outer * count) as task:
+        i, c = task // chunks, task % chunks
+        mean, square = emit_moments(size, lambda k: read(i, c * size + k))
+        T.buffer_store(means, mean, [i, c])
+        T.buffer_store(squares, square, [i, c])
+
+    def combined(i: Any) -> tuple[Any, Any]:
+        if chunks == 1:
+            return means[i, 0], squares[i, 0]
+        (total,) = fold_line(chunks, [add(lambda c: means[i, c])])
+        mean = scalar(total / fp64(chunks), "float64")
+
+        def between(c: Any) -> Any:
+            deviation = means[i, c] - mean
+            return squares[i, c] + fp64(size) * deviation * deviation
+
+        (square,) = fold_line(chunks, [add(between)])
+        return mean, square
+
+    return combined
+
+
+def _merging(fold: Fold, partial: tirx.Buffer, i: Any) -> Fold:
+    """Makes the fold that merges the partial results partial[i, :] of another one."""
+    return Fold(fold.dtype, fold.start, lambda a, c: fold.merge(a, partial[i, c]), fold.merge)
+
+
+def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
+    """Reduces each of `outer` contiguous lines."""
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        chunks = chunks_of(outer, count)
+        size = count // chunks
+        if chunks == 1:
+            with tasks(outer, outer * count) as i:
+                results = fold_line(count, reduction.folds(lambda k: data[i, k]))
+                T.buffer_store(out, reduction.finish(results, count), [i])
+            return
+        shapes = reduction.folds(lambda k: data[0, k])
+        partials = [T.alloc_buffer((outer, chunks), fold.dtype) for fold in shapes]
+        with tasks(outer * chunks, outer * count) as task:
+            i, c = task // chunks, task % chunks
+            results = fold_line(size, reduction.folds(lambda k: data[i, c * size + k]))
+            for partial, result in zip(partials, results, strict=True):
+                T.buffer_store(partial, result, [i, c])
+        with T.serial(0, outer) as i:
+            merges = [_merging(fold, partial, i) for fold, partial in zip(shapes, partials, strict=True)]
+            T.buffer_store(out, reduction.finish(fold_line(chunks, merges), count), [i])
+
+    info = kernel(reduction.name, lines=outer, count=count)
+    return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
+
+
+def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]]) -> list[tirx.Buffer]:
+    """Emits folds over 0 … count for columns beside each other, and returns their results, [width] each.
+
+    Args:
+        count: Number of terms.
+        width: Number of columns.
+        folds: (column) → its folds.
+    """
+    shapes = folds(0)
+    lanes = [registers((width,), fold.dtype) for fold in shapes]
+    for fold, lane in zip(shapes, lanes, strict=True):
+        _fill(lane, width, tirx.const(fold.start, fold.dtype))
+    with T.serial(0, count) as k:
+        for n, lane in enumerate(lanes):
+
+            def step(j: Any, n: int = n, lane: tirx.Buffer = lane) -> None:
+                T.buffer_store(lane, folds(j)[n].update(lane[j], k), [j])
+
+            for_each_vector(width, LANES, step)
+    return lanes
+
+
+def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> tirx.PrimFunc:
+    """Reduces the middle of [outer, count, inner], a block of neighbouring columns at a time."""
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        def block(i: Any, first: Any, width: int) -> None:
+            lanes = fold_columns(count, width, lambda j: reduction.folds(lambda k: data[i, k, first + j]))
+            for_each_vector(
+                width,
+                LANES,
+                lambda j: T.buffer_store(out, reduction.finish([lane[j] for lane in lanes], count), [i, first + j]),
+            )
+
+        each_block(outer, count, inner, block)
+
+    arguments = [Argument("data", (outer, count, inner)), Argument("out", (outer, inner))]
+    return prim_func(reduction.name, arguments, body, kernel(reduction.name, lines=outer * inner, count=count))
+
+
+def _fill(buffer: tirx.Buffer, width: int, value: Any) -> None:
+    for_each_vector(width, LANES, lambda j: T.buffer_store(buffer, value, [j]))
+
+
+def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
+    """Builds the population variance (or its root) of each of `outer` contiguous lines."""
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        moments = emit_line_moments(outer, count, lambda i, k: data[i, k])
+        with T.serial(0, outer) as i:
+            _, squares = moments(i)
+            variance = squares / fp64(count)
+            T.buffer_store(out, narrow(tirx.sqrt(variance) if root else variance), [i])
+
+    name = "std" if root else "variance"
+    info = kernel(name, lines=outer, count=count)
+    return prim_func(name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
+
+
+def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] | None:
+    """Returns (outer, count, inner) if the axes are neighbours, not counting those of extent 1, else None."""
+    reduced = [a for a in range(len(shape)) if a in axes and shape[a] != 1]
+    if not reduced:
+        return math.prod(shape), 1, 1
+    first, last = reduced[0], reduced[-1] + 1
+    if any(a not in axes and shape[a] != 1 for a in range(first, last)):
+        return None
+    return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
+
+
+def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
+    """Makes a legalization by `reduction`; None stands for the variance."""
+
+    def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+        data = node.args[0]
+        shape = static_shape(data)
+        if shape is None or math.prod(shape) == 0:
+            return default(bb, node)
+        rank = len(shape)
+        axes = list(range(rank)) if node.attrs.axis is None else [int(a) % rank for a in node.attrs.axis]
+        extents = _split(shape, axes)
+        if extents is None or (reduction is None and extents[2] > 1):
+            order = [a for a in range(rank) if a not in axes] + sorted(axes)
+            data = bb.emit(bb.call_te(topi.transpose, data, order))
+            count = math.prod(shape[a] for a in axes)
+            extents = math.prod(shape) // count, count, 1
+        outer, count, inner = extents
+        name = reduction.name if reduction else "std" if root else "variance"
+        if reduction is None:
+            function = variance_kernel(outer, count, root)
+        elif inner == 1:
+            function = line_kernel(reduction, outer, count)
+        else:
+            function = column_kernel(reduction, outer, count, inner)
+        operand = reshaped(bb, data, (outer, count) if inner == 1 else extents)
+        result = bb.emit(call(bb, f"{name}_{outer}x{count}x{inner}", function, [operand]))
+        return reshaped(bb, result, [int(extent) for extent in node.ty.shape])
+
+    return legalize
+
+
+def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
+    """Builds running fp64 sums over the middle of [outer, count, inner], each rounded to fp32 once, as in PyTorch."""
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        with tasks(outer * inner, outer * count * inner) as task:
+            i, j = task // inner, task % inner
+            running = registers((1,), "float64")
+            T.buffer_store(running, fp64(0.0), [0])
+            with T.serial(0, count) as k:
+                if exclusive:
+                    T.buffer_store(out, narrow(running[0]), [i, k, j])
+                T.buffer_store(running, running[0] + widen(data[i, k, j]), [0])
+                if not exclusive:
+                    T.buffer_store(out, narrow(running[0]), [i, k, j])
+
+    shape = (outer, count, inner)
+    info = kernel("cumsum", lines=outer * inner, count=count)
+    return prim_func("cumsum", [Argument("data", shape), Argument("out", shape)], body, info)
+
+
+def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    data, attrs = node.args[0], node.attrs
+    shape = static_shape(data)
+    axis = None if attrs.axis is None else int(attrs.axis)
+    exclusive = bool(attrs.exclusive)
+    if not shape or math.prod(shape) == 0 or axis is None or str(node.ty.dtype) != "float32":
+        return bb.call_te(topi.cumsum, data, axis, str(node.ty.dtype), exclusive)
+    axis %= len(shape)
+    view = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    function = cumsum_kernel(*view, exclusive)
+    result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
+    return reshaped(bb, result, shape)
+
+
+LEGALIZE: dict[str, Legalize] = {
+    "relax.cumsum": _cumsum,
+    "relax.sum": _legalize(SUM),
+    "relax.mean": _legalize(MEAN),
+    "relax.prod": _legalize(PROD),
+    "relax.max": _legalize(MAX),
+    "relax.min": _legalize(MIN),
+    "relax.variance": _legalize(None),
+    "relax.std": _legalize(None, root=True),
+}
+"""Legalizations of fp32 reductions, by operator."""

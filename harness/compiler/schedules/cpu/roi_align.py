@@ -1,0 +1,138 @@
+"""Pooling of boxes (`roi_align`): one task per box and vector of channels, which all read the same places."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import Legalize, call, default, static_shape
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, view
+from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.reduction import scalar
+
+_CHANNELS = 16
+"""Channels of a task at most, a power of two: they share what is computed of each sample."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Attributes of `relax.vision.roi_align`.
+
+    Attributes:
+        rows, columns: Bins of a box.
+        scale: What coordinates are multiplied by.
+        samples: In each direction of a bin; 0 or less for as many as it has pixels, rounded up.
+        aligned: Whether a box may be smaller than a pixel; moving it by half a pixel is the caller's.
+    """
+
+    rows: int
+    columns: int
+    scale: float
+    samples: int
+    aligned: bool
+
+
+def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
+    """Builds the mean of bilinear samples of [n, c, h, w] in each bin of boxes (image index, x0, y0, x1, y1).
+
+    A bin without samples gives 0, samples further than a pixel outside count as 0.
+    Source: torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
+
+    Args:
+        image: Its shape, [n, c, h, w].
+        boxes: Number of boxes.
+        pooling: How they are pooled.
+    """
+    n, channels, height, width = image
+    lanes = math.gcd(channels, _CHANNELS)
+    groups = channels // lanes
+    shape = (boxes, channels, pooling.rows, pooling.columns)
+
+    def body(data: tirx.Buffer, box: tirx.Buffer, out: tirx.Buffer) -> None:
+        pixels = view(data, n, channels, height * width)
+        with T.parallel(0, boxes * groups) as task:
+            b, first = task // groups, task % groups * lanes
+            of = T.Bind(T.cast(box[b, 0], "int32"))
+            x_start, x_bin, x_samples = _bins(box[b, 1], box[b, 3], pooling.columns, pooling)
+            y_start, y_bin, y_samples = _bins(box[b, 2], box[b, 4], pooling.rows, pooling)
+            count = _fp32(T.cast(T.max(x_samples * y_samples, 1), "float32"))
+            with T.serial(0, pooling.rows) as i, T.serial(0, pooling.columns) as j:
+                total = registers((lanes,))
+                for_each_vector(lanes, lanes, lambda c: T.buffer_store(total, fp32(0.0), [c]))
+                with T.serial(0, y_samples) as s:
+                    y = _fp32(_position(y_start, y_bin, i, s, y_samples))
+                    above, below, down = _neighbours(y, height)
+                    with T.serial(0, x_samples) as t:
+                        x = _fp32(_position(x_start, x_bin, j, t, x_samples))
+                        left, right, along = _neighbours(x, width)
+
+                        def add(c: Any) -> None:
+                            def pixel(row: Any, column: Any) -> Any:
+                                return pixels[of, first + c, row * width + column]
+
+                            upper = (1 - down) * (1 - along) * pixel(above, left) + (1 - down) * along * pixel(
+                                above, right
+                            )
+                            lower = down * (1 - along) * pixel(below, left) + down * along * pixel(below, right)
+                            T.buffer_store(total, total[c] + (upper + lower), [c])
+
+                        with T.If(tirx.all(y >= -1, y <= height, x >= -1, x <= width)), T.Then():
+                            for_each_vector(lanes, lanes, add)
+                for_each_vector(lanes, lanes, lambda c: T.buffer_store(out, total[c] / count, [b, first + c, i, j]))
+
+    arguments = [Argument("data", image), Argument("boxes", (boxes, 5)), Argument("out", shape)]
+    extents = {"boxes": boxes, "channels": channels, "rows": pooling.rows, "columns": pooling.columns}
+    info = KernelInfo(Kind.KERNEL, "vision.roi_align", extents=extents, tile={"channels": lanes})
+    return prim_func("roi_align", arguments, body, info)
+
+
+def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any, Any]:
+    """Returns, of one axis, where the first bin begins, the size of a bin, and the number of samples in it."""
+    begin = _fp32(start * fp32(pooling.scale))
+    size: Any = end * fp32(pooling.scale) - begin
+    if not pooling.aligned:
+        size = T.max(size, fp32(1.0))
+    each = _fp32(size / fp32(count))
+    fixed = pooling.samples > 0
+    return begin, each, tirx.const(pooling.samples, "int32") if fixed else T.Bind(T.cast(tirx.ceil(each), "int32"))
+
+
+def _position(start: Any, size: Any, index: Any, sample: Any, samples: Any) -> Any:
+    """Returns the position of a sample in the bin of that index."""
+    middle = T.cast(sample, "float32") + fp32(0.5)
+    return start + T.cast(index, "float32") * size + middle * size / T.cast(samples, "float32")
+
+
+def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
+    """Returns the pixels before and after a position, clipped to the image, and the fraction between them."""
+    inside = _fp32(T.min(T.max(position, fp32(0.0)), fp32(extent - 1)))
+    low = T.Bind(T.max(T.min(T.cast(inside, "int32"), extent - 1), 0))
+    high = T.Bind(T.min(low + 1, extent - 1))
+    return low, high, _fp32(inside - T.cast(low, "float32"))
+
+
+def _fp32(value: Any) -> Any:
+    """Emits the value once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
+    return scalar(value, "float32")
+
+
+def _legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    data, boxes = node.args
+    image, listed, attributes = static_shape(data), static_shape(boxes), node.attrs
+    if not image or not listed or 0 in image + listed or (attributes.layout, attributes.mode) != ("NCHW", "avg"):
+        return default(bb, node)
+    rows, columns = (int(size) for size in attributes.pooled_size)
+    pooling = Pooling(
+        rows, columns, float(attributes.spatial_scale), int(attributes.sample_ratio), bool(attributes.aligned)
+    )
+    function = roi_align_kernel(image, listed[0], pooling)
+    return call(bb, "roi_align", function, [data, boxes])
+
+
+LEGALIZE: dict[str, Legalize] = {"relax.vision.roi_align": _legalize}
+"""The legalization of fp32 box pooling, by operator."""

@@ -1,0 +1,641 @@
+"""Decisions about kernels: workloads and their keys, schedules, and all schedules of a workload.
+
+A *workload* is everything about an operator's call that its kernel depends on, epilogue and folded moves aside. Its
+*key* is what a database knows it by; the type of what is multiplied is a part of it unless it is float32. Operands and
+results are float32 in any case: kernels round what they multiply. A *schedule* names decisions; a complete one names
+all decisions of its workload:
+
+    product, conv2d, conv2d_transpose   rows, vectors (the register tile), blocks (parts of the streaming operand, each
+                                        packed by its task), splits (parts of the resident one), chunk (terms of a sum
+                                        that stay in registers)
+    conv2d by minimal filtering         filtering = 1, rows, vectors, lines (of tiles, in a task), splits and groups of
+                                        filters
+    attention                           rows, vectors (tile of scores), result_rows, result_vectors, parts (of queries)
+    attention with streaming keys       the same without parts
+    attention of few queries            parts (of keys)
+
+Sums are cut into chunks of half the usual length at least and of that length at most, because longer ones are less
+accurate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+import tvm_ffi
+
+from harness.compiler.schedules import Schedule
+from harness.compiler.schedules.common.kernel import ceil_div, chunk_length
+from harness.compiler.schedules.cpu import division, product, winograd_plan
+from harness.compiler.schedules.cpu.bf16 import BF16, PAIR
+from harness.compiler.schedules.cpu.emit import Tiles
+from harness.compiler.schedules.cpu.product import Blocking, Partition, Side
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.compiler.schedules.cpu.window import Window
+from harness.core.errors import HarnessError
+
+# A lowering runs inside a pass, and TVM would make a RuntimeError of an error that it does not know.
+tvm_ffi.register_error("HarnessError", HarnessError)
+
+_MOST_ROWS, _MOST_VECTORS = 14, 6
+"""Largest tiles that are tried."""
+_LEAST_ACCUMULATORS = {32: 16, 16: 8}
+"""Vectors of sums in a tile, by number of registers: fewer neither hide latency nor share loads."""
+_MOST_TASKS = 1024
+"""Tasks at most; each costs some microseconds."""
+_WORKSPACE_BYTES = 64 << 20
+"""Workspace of one task at most."""
+_TASKS = 16
+"""Tasks of an attention wanted at least, however small they are."""
+_LEAST_KEYS = 128
+"""Fewer keys are not worth an attention of few queries."""
+_KEYS_OF_A_PART = 512
+"""Keys of one task of such an attention at least."""
+_MOST_KEYS = 576
+"""Keys of a block of attention at most: with values of 64 channels and 48 queries 400 KB, for a cache of 1 MB."""
+_AS_GOOD = 1.02
+"""Of numbers of parts that divide as well but for this, the fewest are taken: a task costs some microseconds."""
+_GROUP_BYTES = 256 * 1024
+"""Queries and results of the blocks of queries that share a pass over the keys; they stay in the second-level cache."""
+_COPIED_BYTES = 4 << 20
+"""Bytes of a head's keys and values up to which each thread copies all of them."""
+TILE = frozenset({"rows", "vectors"})
+"""Decisions that make one choice together."""
+RESULT_TILE = frozenset({"result_rows", "result_vectors"})
+"""Decisions that make one choice of the second product of attention."""
+
+
+def key_blocks(keys: int) -> int:
+    """Returns into how many equal blocks of at most `_MOST_KEYS` keys are cut; 1 where no fitting length divides."""
+    least = ceil_div(keys, _MOST_KEYS)
+    return next((n for n in range(least, 2 * least) if keys % n == 0), 1)
+
+
+def query_group(keys: int, columns: int, channels: int, width: int) -> int:
+    """Returns how many blocks of queries share a pass over keys at most: 1 where all keys are one block.
+
+    Args:
+        keys: Keys of a head.
+        columns: Queries of a block.
+        channels: Channels of a query.
+        width: Channels of a result, padded.
+    """
+    return 1 if key_blocks(keys) == 1 else max(1, _GROUP_BYTES // (4 * columns * (channels + width)))
+
+
+class Workload(Hashable, Protocol):
+    """An operator's call that can be scheduled: frozen, hashable, picklable."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of what is multiplied."""
+
+    @property
+    def key(self) -> str:
+        """The key under which a database knows it; equal wherever the same work is done."""
+
+    @property
+    def multiplications(self) -> int:
+        """Multiply-adds of a direct computation."""
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """Adds to the schedule the decisions that it does not name, as they are best without tuning.
+
+        Raises:
+            ValueError: It cannot be used; the message says why.
+        """
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Schedules worth trying, repetitions among them; some may be refused."""
+
+
+def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    """Completes the schedule of a workload.
+
+    Raises:
+        HarnessError: The schedule cannot be used.
+    """
+    try:
+        if wrong := [name for name, value in schedule.items() if type(value) is not int or value < 0]:
+            raise ValueError(f"{wrong[0]} = {schedule[wrong[0]]!r} is not a number of anything")
+        return workload.completed(unit, schedule)
+    except ValueError as error:
+        raise HarnessError(f"the schedule of {workload.key} cannot be used: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]:
+    """Returns every complete schedule of a workload, the default first, none twice."""
+    found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+    for candidate in ({}, *workload.candidates(unit)):
+        try:
+            schedule = workload.completed(unit, candidate)
+        except ValueError:
+            continue
+        found.setdefault(tuple(sorted(schedule.items())), schedule)
+    return tuple(found.values())
+
+
+def distance(a: Schedule, b: Schedule) -> int:
+    """Returns the number of choices in which two complete schedules differ; a tile is one choice."""
+    names = {name for name in {*a, *b} if a.get(name) != b.get(name)}
+    return sum(bool(names & together) for together in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
+
+
+def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
+    """Returns whether sums, a row of the right operand and a broadcast fit the registers, one of 32 left free."""
+    # A single row reads each vector once: that is an operand in memory.
+    needed = rows * vectors + (0 if rows == 1 else vectors) + 1
+    return rows > 0 and vectors > 0 and needed <= (31 if unit.registers == 32 else unit.registers)
+
+
+def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]]:
+    """Yields the tiles that are worth trying for a result of this many rows and columns."""
+    for height in range(1, min(_MOST_ROWS, rows) + 1):
+        for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
+            least = min(_LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows)
+            if fits(unit, height, vectors) and height * vectors >= least:
+                yield {"rows": height, "vectors": vectors}
+
+
+def _only(schedule: Schedule, names: Iterable[str]) -> None:
+    for name in schedule:
+        if name not in names:
+            raise ValueError(f"there is no decision {name!r} about it, only {', '.join(names)}")
+
+
+def _tile(unit: VectorUnit, schedule: Schedule, default: Tile, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
+    rows = schedule.get(names[0], default.rows)
+    vectors = schedule.get(names[1], default.columns // default.lanes)
+    if (rows, vectors) != (default.rows, default.columns // default.lanes) and not fits(unit, rows, vectors):
+        raise ValueError(f"a tile of {rows} rows and {vectors} vectors does not fit {unit.registers} registers")
+    return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _in_range(schedule: Schedule, name: str, default: int, most: int) -> int:
+    value = schedule.get(name, default)
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} = {value} is not in 1 … {most}")
+    return value
+
+
+def _parts(count: int) -> Iterator[int]:
+    """Yields the numbers of parts that `count` things can be cut into: 1, 2, 3, 4, 6, 8 and so on."""
+    n = 1
+    while n <= count:
+        yield n
+        if n > 1 and n * 3 // 2 <= count:
+            yield n * 3 // 2
+        n *= 2
+
+
+def _packed(workload: Product | Convolution | TransposedConvolution) -> product.Extents:
+    """Returns the extents of a product whose depth counts elements of panels: terms, or pairs of them."""
+    return workload.extents.packed(PAIR if workload.dtype == BF16 else 1)
+
+
+def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
+    tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
+    default = product.choose_partition(extents, streaming, tile)
+    panels, others = product.panels(extents, streaming, tile)
+    blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
+    splits = _in_range(schedule, "splits", default.splits, others)
+    usual = chunk_length(extents.depth)
+    chunk = schedule.get("chunk", usual)
+    if not usual <= 2 * chunk <= 2 * usual:
+        raise ValueError(f"chunk = {chunk} is not between half of {usual} and that")
+    # The same work in equal parts.
+    slots = ceil_div(panels, blocks)
+    per_split = ceil_div(others, splits)
+    depth = extents.depth if streaming == "left" else chunk
+    held = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
+    held += tile.size * (slots if streaming == "left" else per_split)
+    if 4 * held > _WORKSPACE_BYTES:
+        raise ValueError(f"a task would need {4 * held >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
+    return {
+        "rows": tile.rows,
+        "vectors": tile.columns // tile.lanes,
+        "blocks": ceil_div(panels, slots),
+        "splits": ceil_div(others, per_split),
+        "chunk": ceil_div(extents.depth, ceil_div(extents.depth, chunk)),
+    }
+
+
+def _blocked_candidates(extents: product.Extents, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
+    usual = chunk_length(extents.depth)
+    chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
+    default = _blocked(extents, streaming, unit, {})
+    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, extents.rows, extents.columns)]
+    for shape in tiles:
+        tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
+        panels, others = product.panels(extents, streaming, tile)
+        usual_blocks = ceil_div(panels, product.choose_partition(extents, streaming, tile).slots)
+        for blocks in {usual_blocks, *_parts(panels)}:
+            for splits in _parts(min(others, max(1, _MOST_TASKS // (extents.batch * blocks)))):
+                for chunk in sorted(chunks):
+                    yield {**shape, "blocks": blocks, "splits": splits, "chunk": chunk}
+
+
+def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
+    """Returns a register tile of a complete schedule."""
+    return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
+
+
+def blocking_of(unit: VectorUnit, extents: product.Extents, streaming: Side, schedule: Schedule) -> Blocking:
+    """Returns the blocking of a product that a complete schedule stands for."""
+    tile = tile_of(unit, schedule)
+    count, _ = product.panels(extents, streaming, tile)
+    return Blocking(tile, Partition(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
+
+
+def untuned_blocking(
+    unit: VectorUnit, extents: product.Extents, streaming: Side, shapes: Sequence[tuple[int, int]]
+) -> Blocking:
+    """Returns the blocking of a product in an arithmetic that has tiles of its own, which tuning does not know.
+
+    Args:
+        unit: The target's vector registers.
+        extents: The extents; the depth counts elements of panels.
+        streaming: Which operand streams.
+        shapes: Rows and vectors of the tiles.
+    """
+    tile = choose_tile(unit, extents.rows, extents.columns, shapes)
+    schedule = _blocked(extents, streaming, unit, {"rows": tile.rows, "vectors": tile.columns // tile.lanes})
+    return blocking_of(unit, extents, streaming, schedule)
+
+
+def blocking_in_tiles(tiles: Tiles, extents: product.Extents, streaming: Side, lanes: int) -> Blocking:
+    """Returns the blocking of a product in an arithmetic that multiplies whole panels, which tuning does not know.
+
+    Args:
+        tiles: How it multiplies them.
+        extents: The extents; the depth counts elements of panels.
+        streaming: Which operand streams.
+        lanes: fp32 numbers in a vector register, by which results are stored.
+    """
+    tile = tiles.tile(extents.rows, lanes)
+    partition = product.choose_partition(extents, streaming, tile, tiles.left_panels(tile, extents.depth))
+    return Blocking(tile, partition, tiles.chunk(extents.depth))
+
+
+def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
+    """Returns the plan of a convolution by minimal filtering that a complete schedule stands for."""
+    names = ("lines", "splits", "groups")
+    return winograd_plan.Plan(
+        window, winograd_plan.Blocking(tile_of(unit, schedule), *(schedule[name] for name in names))
+    )
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product.
+
+    Attributes:
+        extents: Its extents.
+        streaming: The operand that is packed by the tasks.
+        matrices: Number of stored matrices of the resident operand.
+        at_load: Whether that one is packed when the model is loaded.
+        transposed: Whether the streaming operand is stored the other way round.
+        dtype: Type of what is multiplied.
+    """
+
+    extents: product.Extents
+    streaming: Side
+    matrices: int = 1
+    at_load: bool = True
+    transposed: bool = False
+    dtype: str = "float32"
+
+    @property
+    def key(self) -> str:
+        """Does what `Workload` says."""
+        extents = self.extents
+        words = ["product", f"{extents.batch}x{extents.rows}x{extents.depth}x{extents.columns}", self.streaming]
+        words += [f"of {self.matrices}"] if self.matrices != extents.batch else []
+        words += ["transposed"] if self.transposed else []
+        words += [] if self.at_load else ["activations"]
+        return " ".join([*words, *_dtype_word(self.dtype)])
+
+    @property
+    def multiplications(self) -> int:
+        """Does what `Workload` says."""
+        return self.extents.batch * self.extents.rows * self.extents.depth * self.extents.columns
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """Does what `Workload` says."""
+        return _blocked(_packed(self), self.streaming, unit, schedule)
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Does what `Workload` says."""
+        yield from _blocked_candidates(_packed(self), self.streaming, unit)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that is a product with gathered columns, or done by minimal filtering.
+
+    Attributes:
+        window: Its geometry.
+        at_load: Whether the weights are known when the model is loaded.
+        dtype: Type of what is multiplied.
+    """
+
+    window: Window
+    at_load: bool = True
+    dtype: str = "float32"
+
+    @property
+    def key(self) -> str:
+        """Does what `Workload` says."""
+        window = self.window
+
+        def size(extents: Iterable[int]) -> str:
+            return "x".join(str(extent) for extent in extents)
+
+        words = ["conv2d", size(window.image), size((window.result[1], window.channels, *window.kernel))]
+        words += [f"stride {size(window.strides)}"] if window.strides != (1, 1) else []
+        words += [f"padding {size(window.padding)}"] if window.padding != (0, 0) else []
+        words += [f"dilation {size(window.dilation)}"] if window.dilation != (1, 1) else []
+        words += [f"to {size(window.result[2:])}"]
+        words += [] if self.at_load else ["activations"]
+        return " ".join([*words, *_dtype_word(self.dtype)])
+
+    @property
+    def multiplications(self) -> int:
+        """Does what `Workload` says."""
+        window = self.window
+        return window.result[0] * window.result[1] * window.pixels * window.depth
+
+    @property
+    def filterable(self) -> bool:
+        """Whether minimal filtering can do it, in fp32; by default it does, unless pairs can be multiplied."""
+        return self.at_load and winograd_plan.filterable(self.window)
+
+    @property
+    def extents(self) -> product.Extents:
+        """The product that a direct convolution is."""
+        window = self.window
+        return product.Extents(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """Does what `Workload` says."""
+        filtering = schedule.get("filtering", int(self.filterable and self.dtype != BF16))
+        if filtering not in (0, 1) or filtering > self.filterable:
+            raise ValueError(f"filtering = {filtering} is not possible")
+        rest = {name: value for name, value in schedule.items() if name != "filtering"}
+        if filtering:
+            return {"filtering": 1, **_filtered(self.window, unit, rest)}
+        direct = _blocked(_packed(self), "right", unit, rest)
+        return {"filtering": 0, **direct} if self.filterable else direct
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Does what `Workload` says."""
+        direct = _blocked_candidates(_packed(self), "right", unit)
+        if self.filterable:
+            yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
+            yield from ({"filtering": 0, **schedule} for schedule in direct)
+        else:
+            yield from direct
+
+
+def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+    _only(schedule, ("filtering", "rows", "vectors", "lines", "splits", "groups"))
+    default = winograd_plan.choose_blocking(unit, window)
+    lines, _ = winograd_plan.grid(window)
+    tile = _tile(unit, schedule, default.tile)
+    panels = ceil_div(window.filters, tile.rows)
+    height = _in_range(schedule, "lines", default.lines, lines)
+    splits = _in_range(schedule, "splits", min(default.splits, panels), panels)
+    usual = winograd_plan.choose_groups(window, tile, height, splits)
+    groups = _in_range(schedule, "groups", usual, ceil_div(panels, splits))
+    held = winograd_plan.Plan(window, winograd_plan.Blocking(tile, height, splits, groups)).workspace
+    if held > _WORKSPACE_BYTES:
+        raise ValueError(f"a task would need {held >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
+    return {
+        "rows": tile.rows,
+        "vectors": tile.columns // tile.lanes,
+        "lines": height,
+        "splits": splits,
+        "groups": groups,
+    }
+
+
+def _filtered_candidates(window: Window, unit: VectorUnit) -> Iterator[Schedule]:
+    default = winograd_plan.choose_blocking(unit, window)
+    lines, across = winograd_plan.grid(window)
+    for shape in _tiles(unit, window.filters, lines * across):
+        tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
+        for height in sorted({default.lines, *_parts(lines)}):
+            for splits in (1, 2, 4, 8):
+                usual = winograd_plan.choose_groups(window, tile, height, splits)
+                for groups in sorted({max(1, usual // 2), usual, usual * 2}):
+                    yield {**shape, "lines": height, "splits": splits, "groups": groups}
+
+
+@dataclass(frozen=True)
+class TransposedConvolution:
+    """A transposed convolution whose kernel tiles the result.
+
+    Attributes:
+        image: Input shape.
+        weight: Weight shape, [input channels, filters, height, width].
+        at_load: Whether the weights are known when the model is loaded.
+        dtype: Type of what is multiplied.
+    """
+
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    at_load: bool = True
+    dtype: str = "float32"
+
+    @property
+    def key(self) -> str:
+        """Does what `Workload` says."""
+        words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
+        words += [] if self.at_load else ["activations"]
+        return " ".join([*words, *_dtype_word(self.dtype)])
+
+    @property
+    def extents(self) -> product.Extents:
+        """The product that it is."""
+        batch, depth, height, width = self.image
+        return product.Extents(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
+
+    @property
+    def multiplications(self) -> int:
+        """Does what `Workload` says."""
+        return self.extents.batch * self.extents.rows * self.extents.columns * self.extents.depth
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """Does what `Workload` says."""
+        return _blocked(_packed(self), "right", unit, schedule)
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Does what `Workload` says."""
+        yield from _blocked_candidates(_packed(self), "right", unit)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Scaled dot-product attention.
+
+    Attributes:
+        batch, heads: Independent ones.
+        queries, keys: Lengths; 0 for a number of keys that is not known.
+        channels: Channels of queries and keys.
+        width: Channels of values.
+        bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
+        causal: Whether keys beyond a diagonal are masked.
+        bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
+        dtype: Type of what is multiplied, by both products.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    channels: int
+    width: int
+    bias: str | None = None
+    causal: bool = False
+    bias_shape: tuple[int, ...] = field(default=(), compare=False)
+    dtype: str = "float32"
+
+    @property
+    def key(self) -> str:
+        """Does what `Workload` says."""
+        words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
+        words += [f"to {self.width}"] if self.width != self.channels else []
+        words += [f"bias {self.bias}"] if self.bias else []
+        words += ["causal"] if self.causal else []
+        return " ".join([*words, *_dtype_word(self.dtype)])
+
+    @property
+    def multiplications(self) -> int:
+        """Does what `Workload` says."""
+        return self.batch * self.heads * self.queries * self.keys * (self.channels + self.width)
+
+    def few(self, unit: VectorUnit) -> bool:
+        """Returns whether queries are so few that keys and values are better read as they lie than packed for them."""
+        whole = self.channels % unit.lanes == 0 and self.width % unit.lanes == 0
+        return whole and 2 * self.queries <= unit.lanes and self.keys >= _LEAST_KEYS
+
+    @property
+    def streams(self) -> bool:
+        """Returns whether keys and values are packed a block at a time, and not copied whole by each task."""
+        uneven = self.keys > _MOST_KEYS and key_blocks(self.keys) == 1
+        return self.keys == 0 or uneven or 4 * self.keys * (self.channels + self.width) > _COPIED_BYTES
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """Does what `Workload` says."""
+        if self.few(unit):
+            _only(schedule, ("parts",))
+            most = ceil_div(self.keys, _KEYS_OF_A_PART)
+            return {"parts": _in_range(schedule, "parts", min(most, ceil_div(_TASKS, self.batch * self.heads)), most)}
+        parts_of_queries = () if self.streams else ("parts",)
+        _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", *parts_of_queries))
+        scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
+        output = _tile(unit, schedule, self._output(unit, scores.columns), ("result_rows", "result_vectors"))
+        if scores.columns % output.rows:
+            raise ValueError(f"{scores.columns} queries are no whole number of tiles of {output.rows}")
+        tiles = {
+            "rows": scores.rows,
+            "vectors": scores.columns // scores.lanes,
+            "result_rows": output.rows,
+            "result_vectors": output.columns // output.lanes,
+        }
+        if self.streams:
+            return tiles
+        blocks = ceil_div(self.queries, scores.columns)
+        parts = _in_range(schedule, "parts", self._parts(blocks, scores, output), blocks)
+        return {**tiles, "parts": ceil_div(blocks, ceil_div(blocks, parts))}
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Does what `Workload` says."""
+        if self.few(unit):
+            yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
+            return
+        default = self.completed(unit, {})
+        shapes = [{name: default[name] for name in TILE}, *_tiles(unit, self.keys, self.queries)]
+        for shape in shapes:
+            columns = shape["vectors"] * unit.lanes
+            output = self._output(unit, columns)
+            usual = {"rows": output.rows, "vectors": output.columns // output.lanes}
+            for result in (usual, *_tiles(unit, columns, self.width)):
+                if columns % result["rows"]:
+                    continue
+                tiles = {**shape, "result_rows": result["rows"], "result_vectors": result["vectors"]}
+                if self.streams:
+                    yield tiles
+                    continue
+                yield from ({**tiles, "parts": parts} for parts in _parts(ceil_div(self.queries, columns)))
+
+    def parts_in_tiles(self, tile: Tile) -> int:
+        """Returns the parts of the queries where whole panels are multiplied: keys, or channels, by queries."""
+        blocks = ceil_div(self.queries, tile.columns)
+        parts = self._parts(blocks, tile, Tile(tile.columns, tile.rows, tile.lanes))
+        return ceil_div(blocks, ceil_div(blocks, parts))
+
+    def _parts(self, blocks: int, scores: Tile, output: Tile) -> int:
+        """Chooses the parts that the queries of a head are cut into, so that tasks divide well on many threads.
+
+        A thread copies keys and values of a head once for all parts that it takes, so that parts cost nothing but what
+        their blocks of queries do not share: a pass over the keys. Where there are more blocks than can share one, a
+        part has half as many at least.
+        """
+        heads = self.batch * self.heads
+        least = min(blocks, ceil_div(_TASKS, heads))
+        padded = ceil_div(self.width, output.columns) * output.columns
+        group = query_group(self.keys, scores.columns, self.channels, padded)
+        of_block = scores.columns * self.keys * (self.channels + self.width)
+
+        smallest = max(ceil_div(division.LEAST_WORK, of_block), group // 2 if blocks > group else 1)
+
+        def cost(parts: int) -> float:
+            return sum(1 / division.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in division.THREADS)
+
+        costs = {parts: cost(parts) for parts in range(least, blocks + 1) if ceil_div(blocks, parts) >= smallest}
+        return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least)
+
+    def _scores(self, unit: VectorUnit, chosen: int | None) -> Tile:
+        """Chooses the tile of scores, keys × queries: the least work for this many queries, padding included."""
+        accumulators = _accumulators(unit)
+
+        def work(vectors: int) -> float:
+            columns = vectors * unit.lanes
+            rows = accumulators // vectors
+            return ceil_div(self.queries, columns) * columns * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+
+        vectors = min((3, 2, 1), key=work) if chosen is None else max(1, chosen)
+        return Tile(max(1, min(12, accumulators // vectors)), vectors * unit.lanes, unit.lanes)
+
+    def _output(self, unit: VectorUnit, columns: int) -> Tile:
+        """Chooses the tile of the result, queries × channels, so that a block of queries has whole tiles."""
+        accumulators = _accumulators(unit)
+
+        def cost(shape: tuple[int, int]) -> float:
+            rows, vectors = shape
+            padded = ceil_div(self.width, vectors * unit.lanes) * vectors * unit.lanes
+            return padded * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+
+        heights = [rows for rows in range(1, 13) if columns % rows == 0]
+        shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]
+        if self.streams:
+            # Sums, a row of values and a broadcast; with 32 registers LLVM needs one to spare.
+            most = 31 if unit.registers == 32 else unit.registers
+            shapes = [(rows, vectors) for rows, vectors in shapes if (rows + 1) * vectors + 1 <= most]
+        rows, vectors = min(shapes, key=cost)
+        return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _dtype_word(dtype: str) -> list[str]:
+    """Returns a key's word for the type of what is multiplied: none for float32, as in databases without types."""
+    return [] if dtype == "float32" else [dtype]
+
+
+def _accumulators(unit: VectorUnit) -> int:
+    return 24 if unit.registers > 16 else 12

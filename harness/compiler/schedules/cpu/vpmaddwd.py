@@ -1,0 +1,267 @@
+"""Products of bfloat16 pairs as integers, on x86 processors without an instruction for bfloat16.
+
+A pair of 16-bit integers takes the place of a pair of fp32 numbers: `vpmaddwd` multiplies and adds twice as many terms
+as an fp32 multiply-add, and processors with AVX-512 VNNI or AVX-VNNI add that to the sum in the same instruction
+(`vpdpwssd`, which LLVM puts in the place of both).
+
+This is block floating point. Operands are rounded to bfloat16 and packed in pairs, as
+`harness.compiler.schedules.cpu.bf16` says. Then the terms of a row of the left operand, or of a column of the right
+one, in a chunk of the depth become integers that share one scale in fp32: the largest becomes the largest integer for
+which no sum of the chunk can leave 32 bits. For 128 terms that is 4095. So the sums of a chunk are exact. They are
+multiplied by the scales of their column and their row, and added to those of the chunks before, in fp32.
+
+A term that is small beside the largest of its 128 loses bits that bfloat16 keeps, and any other one loses nothing or
+little: the error of an integer is at most 1/8190 of the largest term, that of bfloat16 1/256 of the term itself. The
+largest term counts as 2⁻¹⁰⁰ at least. A number that is not finite makes the sums of its row or column NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+from tvm.target import codegen
+
+from harness.compiler.schedules.common.kernel import registers
+from harness.compiler.schedules.cpu.bf16 import has_instruction, terms_of
+from harness.compiler.schedules.cpu.emit import Arithmetic, Scaled, Tiles, for_each_vector
+from harness.runtime.cpu import has_integer_pairs
+
+_SHAPES = {
+    8: ((4, 2), (3, 2), (2, 2)),
+    16: ((8, 2), (4, 2), (2, 2)),
+}
+"""By fp32 lanes of a register: rows and vectors of panels whose sums, operands and products fit the registers."""
+LEAST_ROWS = 2
+"""A product of one row is bound by memory, and fp32 keeps more of it."""
+LONGEST = 64
+"""Pairs of a chunk, which the first cache holds: its end costs as much as some four pairs."""
+_BYTES = 4
+LEAST = 2.0**-100
+"""The largest term of a row in a chunk counts as so much at least: its inverse is a normal number."""
+_EXPONENT = 0x7F800000
+"""Bits of infinity in fp32: those of the absolute value of NaN are larger, of every other number smaller."""
+_EXACT = -0x100
+"""Mask of 16 bits of a significand: the product of such a number and a bfloat16 is exact in fp32."""
+_TO_INTEGER = 1.5 * 2.0**23
+"""An fp32 number of small absolute value that this was added to has the nearest integer, even of two, in its last bits.
+"""
+_MULTIPLY = "multiply_scaled_integers"
+_INTRINSICS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def multiplies_integers(target: tvm.target.Target) -> bool:
+    """Returns whether a CPU without an instruction for bfloat16 multiplies integers faster than fp32."""
+    features = has_integer_pairs(lambda feature: bool(codegen.llvm_cpu_has_features(feature, target)))
+    return features and not has_instruction(target)
+
+
+def with_integers(vectors: Arithmetic, lanes: int) -> Arithmetic:
+    """Returns the arithmetic of integers, with the pairs of that of vectors.
+
+    Args:
+        vectors: The arithmetic of products that this one does not take.
+        lanes: fp32 lanes of a vector register.
+    """
+    functions = "\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])])
+    shapes = [(rows, across * lanes) for rows, across in _SHAPES[lanes]]
+    scaled = Scaled(_scale_row, _scale_columns)
+    tiles = Tiles(_MULTIPLY, shapes, LEAST_ROWS, 1, LONGEST, scaled=scaled, fetches_left=True)
+    return vectors.in_panels("vpmaddwd", functions, tiles)
+
+
+def largest_integer(pairs: int) -> int:
+    """Returns the largest integer whose square, times the terms of so many pairs, fits a signed number of 32 bits."""
+    return math.isqrt((2**31 - 1) // (2 * pairs))
+
+
+def _scale_row(panel: tirx.Buffer, at: Callable[[Any], Sequence[Any]], count: int, lanes: int) -> None:
+    """Emits that a row of a left panel is scaled.
+
+    Args:
+        panel: The panels.
+        at: (element of the chunk) → its index; contiguous. The scale gets that of the element after the chunk.
+        count: Elements of the chunk.
+        lanes: fp32 lanes of a vector register.
+    """
+    highest = registers((lanes,), "int32")
+    for lane in range(lanes):
+        T.buffer_store(highest, tirx.const(0, "int32"), [lane])
+
+    def find(k: Any) -> None:
+        # Tails are shorter vectors, which begin at the first lane.
+        lane = k % lanes
+        T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[tuple(at(k))])), [lane])
+
+    for_each_vector(count, lanes, find)
+    most: Any = highest[0]
+    for lane in range(1, lanes):
+        most = T.max(most, highest[lane])
+    factor = registers((1,))
+    most = T.Bind(most)
+    T.buffer_store(factor, _factor(most, count), [0])
+    for_each_vector(count, lanes, lambda k: T.buffer_store(panel, _integers(panel[tuple(at(k))], factor[0]), at(k)))
+    T.buffer_store(panel, _scale(most, factor[0]), at(count))
+
+
+def _scale_columns(
+    panel: tirx.Buffer, at: Callable[[Any, Any], Sequence[Any]], count: int, columns: int, lanes: int
+) -> None:
+    """Emits that the columns of a right panel are scaled.
+
+    Args:
+        panel: The panels.
+        at: (element of the chunk, column) → its index; contiguous in the column.
+        count: Elements of the chunk.
+        columns: Columns of the panel.
+        lanes: fp32 lanes of a vector register.
+    """
+    highest, factor = registers((columns,), "int32"), registers((columns,))
+    for_each_vector(columns, lanes, lambda j: T.buffer_store(highest, tirx.const(0, "int32"), [j]))
+
+    def find(k: Any, j: Any) -> None:
+        T.buffer_store(highest, T.max(highest[j], _magnitude(panel[tuple(at(k, j))])), [j])
+
+    def convert(k: Any, j: Any) -> None:
+        T.buffer_store(panel, _integers(panel[tuple(at(k, j))], factor[j]), at(k, j))
+
+    with T.serial(0, count) as k:
+        for_each_vector(columns, lanes, lambda j: find(k, j))
+    for_each_vector(columns, lanes, lambda j: T.buffer_store(factor, _factor(highest[j], count), [j]))
+    with T.serial(0, count) as k:
+        for_each_vector(columns, lanes, lambda j: convert(k, j))
+    for_each_vector(columns, lanes, lambda j: T.buffer_store(panel, _scale(highest[j], factor[j]), at(count, j)))
+
+
+def _magnitude(pair: Any) -> Any:
+    """Returns the bits of the larger absolute value of both terms."""
+    high, low = (tirx.bitwise_and(bits, _int(0x7FFFFFFF)) for bits in (pair, tirx.shift_left(pair, _int(16))))
+    return T.max(tirx.bitwise_and(high, _int(-0x10000)), low)
+
+
+def _factor(most: Any, pairs: int) -> Any:
+    """Returns what terms are multiplied by, from the bits of the largest absolute value; 0 if one is not finite."""
+    most = T.max(tirx.reinterpret("float32", most), tirx.const(LEAST, "float32"))
+    quotient = tirx.reinterpret("int32", tirx.const(largest_integer(pairs), "float32") / most)
+    factor = tirx.reinterpret("float32", tirx.bitwise_and(quotient, _int(_EXACT)))
+    return tirx.Select(most < tirx.const(math.inf, "float32"), factor, tirx.const(0.0, "float32"))
+
+
+def _scale(most: Any, factor: Any) -> Any:
+    """Returns the bits of what sums of integers are multiplied by; NaN if a term is not finite."""
+    inverse = tirx.reinterpret("int32", tirx.const(1.0, "float32") / factor)
+    return tirx.Select(most < _int(_EXPONENT), inverse, _int(0x7FC00000))
+
+
+def _integers(pair: Any, factor: Any) -> Any:
+    """Returns a pair of integers from one of bfloat16."""
+    low, high = (
+        tirx.reinterpret("int32", term * factor + tirx.const(_TO_INTEGER, "float32")) for term in terms_of(pair)
+    )
+    return tirx.bitwise_or(tirx.bitwise_and(low, _int(0xFFFF)), tirx.shift_left(high, _int(16)))
+
+
+def _int(value: int) -> Any:
+    return tirx.const(value, "int32")
+
+
+def _declared(lanes: int) -> str:
+    integers, pairs, floats = f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{lanes} x float>"
+    return (
+        f"declare {integers} @{_INTRINSICS[lanes]}({pairs}, {pairs})\n"
+        f"declare {floats} @{_fused(lanes)}({floats}, {floats}, {floats})"
+    )
+
+
+def _fused(lanes: int) -> str:
+    return f"llvm.fma.v{lanes}f32"
+
+
+def _function(rows: int, vectors: int, lanes: int) -> str:
+    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them."""
+    integers, floats, pairs = f"<{lanes} x i32>", f"<{lanes} x float>", f"<{2 * lanes} x i16>"
+    width = vectors * lanes * _BYTES
+    sums = [(i, j) for i in range(rows) for j in range(vectors)]
+
+    def row(i: int, name: str, base: str, ty: str, wide: str) -> list[str]:
+        """Loads one number of a row into all lanes."""
+        return [
+            f"  %at.{name}.{i} = getelementptr i8, ptr {base}, i64 %offset.{i}",
+            f"  %one.{name}.{i} = load {ty}, ptr %at.{name}.{i}, align 4",
+            f"  %first.{name}.{i} = insertelement {wide} poison, {ty} %one.{name}.{i}, i32 0",
+            f"  %{name}.{i} = shufflevector {wide} %first.{name}.{i}, {wide} poison, {integers} zeroinitializer",
+        ]
+
+    def columns(name: str, base: str, ty: str) -> list[str]:
+        """Loads the vectors of a row of columns."""
+        lines = []
+        for j in range(vectors):
+            lines += [
+                f"  %at.{name}.{j} = getelementptr i8, ptr {base}, i64 {j * lanes * _BYTES}",
+                f"  %{name}.{j} = load {ty}, ptr %at.{name}.{j}, align 4",
+            ]
+        return lines
+
+    offsets = "\n".join(f"  %offset.{i} = mul i64 %row, {i}" for i in range(rows))
+    totals = "\n".join(
+        f"  %sum.{i}.{j} = phi {integers} [ zeroinitializer, %entry ], [ %next.{i}.{j}, %step ]" for i, j in sums
+    )
+    step, scaled = columns("b", "%r", pairs), columns("column", "%r.next", floats)
+    for i in range(rows):
+        step += [*row(i, "both", "%l", "i32", integers), f"  %a.{i} = bitcast {integers} %both.{i} to {pairs}"]
+        scaled += row(i, "row", "%l.next", "float", floats)
+        for j in range(vectors):
+            step += [
+                f"  %product.{i}.{j} = call {integers} @{_INTRINSICS[lanes]}({pairs} %a.{i}, {pairs} %b.{j})",
+                f"  %next.{i}.{j} = add {integers} %sum.{i}.{j}, %product.{i}.{j}",
+            ]
+            scaled += [
+                f"  %number.{i}.{j} = sitofp {integers} %next.{i}.{j} to {floats}",
+                f"  %by.column.{i}.{j} = fmul {floats} %number.{i}.{j}, %column.{j}",
+                f"  %place.{i}.{j} = getelementptr i8, ptr %sums, i64 {i * width + j * lanes * _BYTES}",
+            ]
+    stored = "\n".join(
+        f"  %result.{i}.{j} = fmul {floats} %by.column.{i}.{j}, %row.{i}\n"
+        f"  store {floats} %result.{i}.{j}, ptr %place.{i}.{j}, align 4"
+        for i, j in sums
+    )
+    added = "\n".join(
+        f"  %before.{i}.{j} = load {floats}, ptr %place.{i}.{j}, align 4\n"
+        f"  %after.{i}.{j} = call {floats} @{_fused(lanes)}({floats} %by.column.{i}.{j}, {floats} %row.{i}, "
+        f"{floats} %before.{i}.{j})\n"
+        f"  store {floats} %after.{i}.{j}, ptr %place.{i}.{j}, align 4"
+        for i, j in sums
+    )
+    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
+    return f"""
+define linkonce_odr i32 @{_MULTIPLY}_{rows}x{vectors * lanes}({arguments}) {{
+entry:
+{offsets}
+  br label %step
+step:
+  %n = phi i32 [ 0, %entry ], [ %n.next, %step ]
+  %l = phi ptr [ %left, %entry ], [ %l.next, %step ]
+  %r = phi ptr [ %right, %entry ], [ %r.next, %step ]
+{totals}
+{chr(10).join(step)}
+  %l.next = getelementptr i8, ptr %l, i64 {_BYTES}
+  %r.next = getelementptr i8, ptr %r, i64 {width}
+  %n.next = add i32 %n, 1
+  %more = icmp slt i32 %n.next, %steps
+  br i1 %more, label %step, label %end
+end:
+{chr(10).join(scaled)}
+  %new = icmp eq i32 %added, 0
+  br i1 %new, label %make, label %add
+make:
+{stored}
+  ret i32 0
+add:
+{added}
+  ret i32 0
+}}
+"""

@@ -1,0 +1,420 @@
+"""Convolutions by minimal filtering (Winograd): fewer multiplications, in products of the usual kind.
+
+The image is cut into patches of n × n pixels that overlap, one for each tile of m × m outputs. Patches and filters are
+transformed, multiplied place by place with sums over channels only, and transformed back:
+
+    V[place, c, tile] = (before · patch · beforeᵀ)[place]          U[place, o, c] = (filters · weight · filtersᵀ)[place]
+    M[o, place, tile] = Σ_c U[place, o, c] · V[place, c, tile]     output = after · M · afterᵀ
+
+That takes n² instead of r² m² multiplications for each tile, channel and filter of r × r. U is made when the model is
+loaded. A task takes a few lines of tiles, and a part of the filters, all the way from the image to the result. V and M
+are its thread's, which keeps V for all parts of the filters that it takes.
+
+The pixels of an image that is upsampled by nearest neighbours are equal two by two in each direction. Patches of 3 × 3
+pixels of the image before are enough for 2 × 2 outputs then: 9 multiplications instead of 36. Nothing is transformed
+but to differences of neighbours, and operands may be rounded to bfloat16.
+
+A number that is not finite spreads over whole tiles on this way. A sum that is not finite is computed again, term by
+term, before it is stored, so that infinities and NaN end up where any other convolution puts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import call
+from harness.compiler.schedules.common.kernel import (
+    HELPER,
+    Argument,
+    ceil_div,
+    each_thread_keeps,
+    fp32,
+    prim_func,
+    registers,
+)
+from harness.compiler.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
+from harness.compiler.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, multiply_panels, vectors
+from harness.compiler.schedules.cpu.epilogue import Epilogue
+from harness.compiler.schedules.cpu.gemm import kernel_name
+from harness.compiler.schedules.cpu.lowering import Lowering
+from harness.compiler.schedules.cpu.winograd_plan import Plan
+
+_CHUNK = 32
+"""Channels that one register accumulates: near √channels rounding is least, and sums of patches need that."""
+_INFINITE = 0x7F800000
+"""|x| as an integer is at least this exactly if x is infinite or NaN."""
+
+
+def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: Arithmetic = FP32) -> Lowering:
+    """Lowers a convolution by minimal filtering.
+
+    Args:
+        plan: The convolution.
+        data: The image, before it is upsampled.
+        weights: Its filters.
+        arithmetic: What is multiplied.
+    """
+    window = plan.window
+    weight = (window.filters, window.channels, *window.kernel)
+    operator = "winograd" if plan.filtering.repeats == 1 else "winograd_upsampled"
+
+    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
+        packed = builder.emit(call(builder, "pack", _pack(plan, weight, arithmetic), [inputs[1]]))
+        shape = tuple(int(extent) for extent in packed.ty.shape)
+        operands = [Argument("packed", shape, arithmetic.dtype), Argument("weight", weight)]
+        arguments = [Argument("image", window.image), *operands, *epilogue.arguments, epilogue.result(window.layout)]
+        name = kernel_name(operator, arithmetic, epilogue)
+
+        def emit(*buffers: tirx.Buffer) -> None:
+            _emit(plan, epilogue, arithmetic, *buffers)
+
+        function = prim_func(name, arguments, emit, _info(plan, epilogue))
+        return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
+
+    return Lowering((data, weights), window.layout, build)
+
+
+def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
+    window, blocking = plan.window, plan.blocking
+    return KernelInfo(
+        Kind.KERNEL,
+        "nn.conv2d",
+        FILTERING,
+        window.sizes,
+        tile={"rows": blocking.tile.rows, "columns": blocking.tile.columns},
+        decisions={
+            "outputs": plan.filtering.outputs**2,
+            "multiplications": plan.places,
+            "lines": blocking.lines,
+            "splits": blocking.splits,
+            "groups": blocking.groups,
+        },
+        writes=epilogue.operators,
+        flop=2 * math.prod(window.result) * window.depth,
+    )
+
+
+def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.PrimFunc:
+    """Builds U, in fp64 and rounded to fp32 once; zero beyond the last filter.
+
+    It lies as [place, panel, element of channels, filter within the panel], or with filters before elements where
+    panels are multiplied as a whole.
+    """
+    n, rows = plan.filtering.inputs, plan.blocking.tile.rows
+    filters, channels = weight[:2]
+    elements = channels // arithmetic.terms
+    shape = (plan.places, plan.panels, *((rows, elements) if plan.in_panels else (elements, rows)))
+    matrix = plan.filtering.filters
+
+    def body(source: tirx.Buffer, packed: tirx.Buffer) -> None:
+        with T.parallel(0, plan.panels) as panel, T.serial(0, elements) as element, T.serial(0, rows) as i:
+            taps = registers((3, 3), "float64")
+            half = registers((n, 3), "float64")
+            values = registers((arithmetic.terms, plan.places))
+            at = T.Bind(panel * rows + i)
+            for term in range(arithmetic.terms):
+                for y in range(3):
+                    for x in range(3):
+                        c = element + term * elements
+                        value = tirx.Cast("float64", source[T.min(at, filters - 1), c, y, x])
+                        T.buffer_store(taps, value, [y, x])
+                for a in range(n):
+                    for x in range(3):
+                        T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
+                for a in range(n):
+                    for b in range(n):
+                        value = tirx.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
+                        T.buffer_store(values, value, [term, a * n + b])
+            for place in range(plan.places):
+                value = arithmetic.joined(_column(values, place), 0, 1)
+                if filters % rows:
+                    value = T.if_then_else(at < filters, value, tirx.const(0, arithmetic.dtype))
+                T.buffer_store(packed, value, [place, panel, *((i, element) if plan.in_panels else (element, i))])
+
+    return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
+
+
+def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:
+    """Computes Σ factors[k] · value(k), beginning with a term whose factor is 1 if there is one."""
+    terms = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
+    total: Any = None
+    for k in terms:
+        factor = factors[k]
+        size = value(k) if abs(factor) == 1 else value(k) * tirx.const(float(abs(factor)), dtype)
+        if total is None:
+            total = size if factor > 0 else tirx.const(0.0, dtype) - size
+        else:
+            total = total + size if factor > 0 else total - size
+    return total
+
+
+def _row(matrix: tirx.Buffer, row: int) -> Callable[[int], Any]:
+    """Returns (column) → element of a row."""
+    return lambda column: matrix[row, column]
+
+
+def _taps(row: tirx.Buffer, lane: Any) -> Callable[[int], Any]:
+    """Returns (column) → element of a row of vectors."""
+    return lambda column: row[column, lane]
+
+
+def _column(matrix: tirx.Buffer, column: int) -> Callable[[int], Any]:
+    """Returns (row) → element of a column."""
+    return lambda row: matrix[row, column]
+
+
+def _across(count: int, lanes: int, body: Callable[[Any, int], None]) -> None:
+    """Emits `body(start, width)` for pieces that cover 0 … count; the last one may repeat a part of the one before."""
+    if count < lanes:
+        for start, width in vectors(count, lanes):
+            body(start, width)
+        return
+    with T.serial(0, ceil_div(count, lanes)) as v:
+        body(T.Bind(T.min(v * lanes, count - lanes)) if count % lanes else v * lanes, lanes)
+
+
+def _patch(plan: Plan, elements: int, at: Any, k: Any, r: Any, j: Any) -> tuple[Any, Any]:
+    """Returns where an element of the patches lies: column j of panel r, in place `at`."""
+    columns = plan.blocking.tile.columns
+    return at, (r * elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
+
+
+def _product(plan: Plan, o: Any, at: Any, r: Any, j: Any) -> tuple[Any, Any]:
+    """Returns where a product lies: filter o of a group, column j of panel r, in place `at`."""
+    tile = plan.blocking.tile
+    if plan.in_panels:
+        return o // tile.rows, ((at * (plan.tiles // tile.columns) + r) * tile.rows + o % tile.rows) * tile.columns + j
+    return o, at * plan.tiles + r * tile.columns + j
+
+
+def _column_of(plan: Plan, tile: Any) -> tuple[Any, Any]:
+    """Returns panel and column of the first tile of a vector; where panels are not apart, all are one."""
+    columns = plan.blocking.tile.columns
+    return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
+
+
+def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx.Buffer) -> None:
+    image, packed, weight, *extras, result = buffers
+    window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
+    group, elements = plan.group, window.channels // arithmetic.terms
+    lines = plan.grid[0]
+    blocks = ceil_div(lines, blocking.lines)
+    groups = ceil_div(plan.panels, group)
+    per_split = ceil_div(groups, blocking.splits)
+    chunk = _CHUNK if plan.filtering.repeats == 1 else None
+    if arithmetic.tiles is not None:
+        chunk = arithmetic.tiles.chunk(elements)
+    store, _ = epilogue.write_back(window.layout, extras, result)
+    of_patches = (plan.places, elements * plan.tiles)
+    of_filter = plan.places * plan.tiles
+    of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
+    # The parts of the filters follow each other, so that a thread has the patches of its block already.
+    tasks = each_thread_keeps(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
+    with arithmetic.imported(), tasks as (task, kept), arithmetic.held():
+        (patches,) = kept.buffers
+        products = T.alloc_buffer(of_products, "float32")
+        block = T.Bind(task // blocking.splits)
+        b = T.Bind(block // blocks)
+        first_line = T.Bind(block % blocks * blocking.lines)
+        here = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
+        with kept.unless(block):
+            _transform_patches(plan, arithmetic, image, patches, (b, first_line, here))
+        first_group = T.Bind(task % blocking.splits * per_split)
+        with T.serial(0, T.min(per_split, groups - first_group)) as g:
+            first_panel = T.Bind((first_group + g) * group)
+            panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
+            with T.serial(0, plan.places) as at, T.serial(0, ceil_div(here * plan.line, tile.columns)) as r:
+
+                def left(p: Any, first: Any, k: Any, i: int, at: Any = at) -> Any:
+                    place = (i, first + k) if plan.in_panels else (first + k, i)
+                    return packed[(at, first_panel + p, *place)]
+
+                def right(first: Any, k: Any, j: Any, at: Any = at, r: Any = r) -> Any:
+                    return patches[_patch(plan, elements, at, first + k, r, j)]
+
+                def place(p: Any, i: int, j: Any, at: Any = at, r: Any = r) -> tuple[Any, Any]:
+                    return _product(plan, p * tile.rows + i, at, r, j)
+
+                multiply_panels(
+                    tile,
+                    elements,
+                    panels,
+                    left,
+                    right,
+                    products,
+                    place=place,
+                    longest=chunk,
+                    arithmetic=arithmetic,
+                    stride=elements,
+                )
+            first_filter = T.Bind(first_panel * tile.rows)
+            with (
+                T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
+                T.serial(0, here) as at_line,
+            ):
+                row = _transform_back(plan, products, o, at_line)
+                y = T.Bind((first_line + at_line) * plan.filtering.outputs)
+                _repair(plan, row, image, weight, (b, first_filter + o, y))
+                rows = window.result[2] % plan.filtering.outputs
+                bottom = T.min(plan.filtering.outputs, window.result[2] - y) if rows else plan.filtering.outputs
+                with T.serial(0, bottom) as dy:
+
+                    def put(x: Any) -> None:
+                        store(b, first_filter + o, (y + dy) * window.result[3] + x, row[dy, x])
+
+                    for_each_vector(window.result[3], tile.lanes, put)
+
+
+def _transform_patches(
+    plan: Plan, arithmetic: Arithmetic, image: tirx.Buffer, patches: tirx.Buffer, block: tuple[Any, Any, Any]
+) -> None:
+    """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
+    window, matrix = plan.window, plan.filtering.before
+    n, step = plan.filtering.inputs, plan.filtering.step
+    lanes, terms = plan.blocking.tile.lanes, arithmetic.terms
+    elements = window.channels // terms
+    b, first_line, lines = block
+    lines_read, width_read = plan.blocking.lines * step + n - step, plan.line + (n - 1) // step
+    phases = T.alloc_buffer((terms, lines_read, step, width_read), "float32")
+    halves = [[registers((n, lanes)) for _ in range(n)] for _ in range(terms)]
+    with T.serial(0, elements) as element:
+        for term in range(terms):
+            _take_apart(plan, image, phases, (b, element + term * elements, first_line, lines), term)
+        with T.serial(0, lines) as at_line:
+
+            def piece(start: Any, width: int, at_line: Any = at_line) -> None:
+                for term, half in enumerate(halves):
+                    for a in range(n):
+                        for x in range(n):
+                            with T.vectorized(0, width) as j:
+
+                                def pixel(y: int, term: int = term, x: int = x, j: Any = j) -> Any:
+                                    return phases[term, at_line * step + y, x % step, start + x // step + j]
+
+                                T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
+                panel, column = _column_of(plan, at_line * plan.line + start)
+                for a in range(n):
+                    for e in range(n):
+                        with T.vectorized(0, width) as j:
+
+                            def value(term: int, a: int = a, e: int = e, j: Any = j) -> Any:
+                                return _combined(matrix[e], _taps(halves[term][a], j))
+
+                            at = _patch(plan, elements, a * n + e, element, panel, column + j)
+                            T.buffer_store(patches, arithmetic.joined(value, 0, 1), at)
+
+            _across(plan.line, lanes, piece)
+
+
+def _take_apart(
+    plan: Plan, image: tirx.Buffer, phases: tirx.Buffer, channel: tuple[Any, Any, Any, Any], term: int
+) -> None:
+    """Emits every `step`-th pixel of the lines of a channel, for each of the phases, with zeros around the image.
+
+    Args:
+        plan: The convolution.
+        image: The image.
+        phases: Gets the pixels, [term, line, phase, tile].
+        channel: Image, channel, first line of tiles, number of lines.
+        term: Where the channel goes.
+    """
+    window, n, step = plan.window, plan.filtering.inputs, plan.filtering.step
+    (top, left), (height, width) = window.padding, window.image[2:]
+    count = int(phases.shape[3])
+    b, c, first_line, lines = channel
+    # Tiles whose pixels of their own all lie in the image.
+    begin = min(ceil_div(left, step), count)
+    end = min(max(begin, (width + left) // step), count)
+    with T.serial(0, lines * step + n - step) as r:
+        y = T.Bind(first_line * step + r - top)
+
+        def outside(x: Any) -> Any:
+            inside = tirx.all(y >= 0, y < height, x >= left, x < width + left)
+            return T.if_then_else(inside, image[b, c, y, x - left], fp32(0.0))
+
+        with T.If(tirx.all(y >= 0, y < height)):
+            with T.Then():
+                with T.serial(begin, end) as t:
+                    for q in range(step):
+                        T.buffer_store(phases, image[b, c, y, t * step + q - left], [term, r, q, t])
+                for first, last in (edge for edge in ((0, begin), (end, count)) if edge[0] < edge[1]):
+                    with T.serial(first, last) as t:
+                        for q in range(step):
+                            T.buffer_store(phases, outside(t * step + q), [term, r, q, t])
+            with T.Else(), T.serial(0, count) as t:
+                for q in range(step):
+                    T.buffer_store(phases, fp32(0.0), [term, r, q, t])
+
+
+def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> tirx.Buffer:
+    """Emits the outputs [m, pixels of a line] of filter o of a group in one line of tiles of a block."""
+    n, m, matrix = plan.filtering.inputs, plan.filtering.outputs, plan.filtering.after
+    lanes, across = plan.blocking.tile.lanes, plan.grid[1]
+    row = T.alloc_buffer((m, across * m), "float32")
+    phases = T.alloc_buffer((m, m, plan.line), "float32")
+    half = [registers((n, lanes)) for _ in range(m)]
+
+    def piece(start: Any, width: int) -> None:
+        panel, column = _column_of(plan, at_line * plan.line + start)
+        for a in range(m):
+            for x in range(n):
+                with T.vectorized(0, width) as j:
+
+                    def product(y: int, x: int = x, j: Any = j) -> Any:
+                        return products[_product(plan, o, y * n + x, panel, column + j)]
+
+                    T.buffer_store(half[a], _combined(matrix[a], product), [x, j])
+        for a in range(m):
+            for e in range(m):
+                with T.vectorized(0, width) as j:
+                    value = _combined(matrix[e], _taps(half[a], j))
+                    T.buffer_store(phases, value, [a, e, start + j])
+
+    _across(plan.line, lanes, piece)
+    with T.serial(0, m) as dy, T.serial(0, across) as t:
+        for q in range(m):
+            T.buffer_store(row, phases[dy, q, t], [dy, t * m + q])
+    return row
+
+
+def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffer, first: tuple[Any, Any, Any]) -> None:
+    """Emits the repetition, term by term and in fp64, of the sums in `row` that are not finite.
+
+    Args:
+        plan: The convolution.
+        row: Outputs, [m, pixels of a line].
+        image: The input.
+        weight: The filters as they are.
+        first: Image, filter and line of the result that the row begins with.
+    """
+    window, m = plan.window, plan.filtering.outputs
+    b, o, y = first
+    (top, left), repeats = window.padding, plan.filtering.repeats
+    height, width = (extent * repeats for extent in window.image[2:])
+    pixels = plan.grid[1] * m
+
+    def magnitude(value: Any) -> Any:
+        return tirx.bitwise_and(tirx.reinterpret("int32", value), tirx.const(0x7FFFFFFF, "int32"))
+
+    highest = registers((1,), "int32")
+    T.buffer_store(highest, tirx.const(0, "int32"), [0])
+    with T.serial(0, m) as dy, T.serial(0, pixels) as x:
+        T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
+    not_finite = highest[0] >= tirx.const(_INFINITE, "int32")
+    with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
+        found = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
+        with T.If(found), T.Then():
+            total = registers((1,), "float64")
+            T.buffer_store(total, tirx.const(0.0, "float64"), [0])
+            with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
+                at, to = y + dy + ky - top, x + kx - left
+                with T.If(tirx.all(at >= 0, at < height, to >= 0, to < width)), T.Then():
+                    pixel = image[b, c, at // repeats, to // repeats]
+                    value, factor = (tirx.Cast("float64", v) for v in (pixel, weight[o, c, ky, kx]))
+                    T.buffer_store(total, total[0] + value * factor, [0])
+            T.buffer_store(row, tirx.Cast("float32", total[0]), [dy, x])

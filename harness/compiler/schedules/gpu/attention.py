@@ -1,0 +1,592 @@
+"""Scaled dot-product attention that never stores its scores: online softmax, sums in two levels, all in fp32.
+
+A block of threads takes a block of queries of one head and walks over the keys in steps. Queries, and the keys and
+values of a step, lie in shared memory; weights take the place of the keys that they came from. Of each query the
+highest score so far and the sum of weights are kept, and both with the result are rescaled when a higher score appears:
+
+    score[key] = Σ_c key[key, c] · (scale · query[c])  (+ bias, -inf where masked)
+    highest'   = max(highest, score of this step),  rescaling = exp(highest - highest')
+    weight[key] = exp(score[key] - highest')
+    total      = total · rescaling + Σ_key weight[key]
+    result     = result · rescaling + Σ_key weight[key] · value[key]
+
+`highest` starts at the lowest finite number, so that no difference of infinities can occur: what is masked with -inf
+weighs nothing, and a query whose keys are all masked gives zero, as in PyTorch. The values of a step are added up in
+registers of their own and then to the result: sums in two levels. Where there are many steps, or nobody knows how many,
+those of a span are added up first: sums in three levels.
+
+Where there are too few queries to keep a GPU busy, groups of threads share the keys of a step, each with a highest
+score, a total and a result of its own; they are merged when all keys are done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common import kernel_info
+from harness.compiler.schedules.common.attention import Attention
+from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.kernel import Argument, at_most, ceil_div, chunk_length, prim_func
+from harness.compiler.schedules.common.kernel_info import ATTENTION
+from harness.compiler.schedules.gpu.folding import Operands
+from harness.compiler.schedules.gpu.loading import LANES, BoundOperand, QueryBlock
+from harness.compiler.schedules.gpu.threads import (
+    MULTIPROCESSORS,
+    barrier,
+    converted,
+    fp32,
+    launch,
+    local,
+    merge_lanes,
+    power_of_two,
+)
+from harness.compiler.schedules.gpu.threads import shared as shared_memory
+
+LOWEST = -3.4028234663852886e38
+"""The lowest finite fp32 number."""
+
+_MOST_RESULTS = 128
+"""fp32 numbers of the result that a thread holds, with those of all levels of its sums."""
+_MOST_SCORES = 32
+"""Scores of a step that a thread holds."""
+_SPAN = 64
+"""Steps of a span."""
+_MOST_STEPS = 4 * _SPAN
+"""Steps whose sums are added to the result one after the other; if there are more, spans are."""
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """The tile of attention that a block of threads computes.
+
+    Attributes:
+        queries: Queries of a block.
+        keys: Keys of a step.
+        groups: Groups of threads that share the keys of a step.
+        rows: Threads of a group along the queries.
+        columns: Threads of a group along keys and channels; neighbours in a warp.
+    """
+
+    queries: int
+    keys: int
+    groups: int
+    rows: int
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.groups * self.rows * self.columns
+
+    @property
+    def rows_each(self) -> int:
+        """Queries of a thread."""
+        return self.queries // self.rows
+
+    @property
+    def keys_each(self) -> int:
+        """Keys of a thread in a step."""
+        return self.keys // (self.groups * self.columns)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of shared memory, in fp32 numbers; rows are padded to whole vectors of four.
+
+    Attributes:
+        channels: Length of a row of queries or keys.
+        width: Length of a row of values; every thread has the same number of vectors.
+        keys: Where keys, and then the weights, begin; queries lie before them.
+        values: Where values begin.
+        size: Size of the whole; when keys are done, results of groups lie there as well.
+    """
+
+    channels: int
+    width: int
+    keys: int
+    values: int
+    size: int
+
+
+def shared_layout(attention: Attention, tile: AttentionTile) -> Layout:
+    """Returns the shared memory of a block."""
+    channels = 4 * ceil_div(attention.channels, 4)
+    width = 4 * tile.columns * ceil_div(attention.width, 4 * tile.columns)
+    keys = tile.queries * channels
+    values = keys + tile.keys * max(channels, tile.queries)
+    merged = tile.groups * tile.queries * (width + 2) if tile.groups > 1 else 0
+    return Layout(channels, width, keys, values, max(values + tile.keys * width, merged))
+
+
+def choose_attention_tile(attention: Attention, shared_bytes: int) -> AttentionTile | None:
+    """Chooses how to divide the work; None if no way fits heads of this size.
+
+    Args:
+        attention: What is computed.
+        shared_bytes: Shared memory of a block at most.
+    """
+    columns = 8 if attention.width <= 32 else 16
+    longest = max(16, power_of_two(attention.keys)) if isinstance(attention.keys, int) else math.inf
+    heads = attention.batch * attention.heads
+    wide = [
+        AttentionTile(queries, keys, 1, 128 // columns, columns) for queries in (64, 32, 16) for keys in (64, 32, 16)
+    ]
+    split = [AttentionTile(16, keys, 4, 4, 8) for keys in (32, 64)]
+    few = power_of_two(attention.queries)
+    narrow = [AttentionTile(few, 8 * groups, groups, 1, 8) for groups in (16, 8, 4)]
+    if few <= 8:
+        candidates = [*narrow, *split, *wide]
+    elif heads * ceil_div(attention.queries, 64) < MULTIPROCESSORS:
+        candidates = [*split, *wide]
+    else:
+        candidates = [*wide, *split]
+    candidates.append(AttentionTile(16, 8, 1, 16, 8))  # heads of 256 in the 32 KiB of Metal
+
+    def fits(tile: AttentionTile) -> bool:
+        layout = shared_layout(attention, tile)
+        return (
+            tile.rows_each > 0
+            and tile.keys_each > 0
+            and tile.rows_each * tile.keys_each <= _MOST_SCORES
+            and _levels(attention, tile) * tile.rows_each * (layout.width // tile.columns) <= _MOST_RESULTS
+            and 4 * layout.size <= shared_bytes
+        )
+
+    fitting = [tile for tile in candidates if fits(tile)]
+    return next((tile for tile in fitting if tile.keys <= longest), fitting[0] if fitting else None)
+
+
+def _levels(attention: Attention, tile: AttentionTile) -> int:
+    """Levels of the sums of weighted values: steps and the result, with spans of steps between them if need be."""
+    keys = attention.keys
+    return 2 if isinstance(keys, int) and ceil_div(keys, tile.keys) <= _MOST_STEPS else 3
+
+
+def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> tirx.PrimFunc:
+    """Builds the kernel, see `kernel_of`."""
+    sizes = {"queries": tile.queries, "keys": tile.keys, "groups": tile.groups, "threads": tile.threads}
+    return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, tile))
+
+
+def kernel_of(
+    attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
+) -> tirx.PrimFunc:
+    """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
+
+    Args:
+        attention: What is computed.
+        operands: How queries, keys and values are loaded.
+        algorithm: Its name among the facts of the kernel.
+        tile: Queries and threads of a block, keys of a step, and whatever else describes how the work is divided.
+        emitter: (attention, queries, thread, buffer of the bias in a list, result) → what has `emit`, of three
+            operands; the attention's number of keys is a variable of the kernel if it is symbolic.
+    """
+    heads, queries = attention.heads, tile["queries"]
+    blocks = ceil_div(attention.queries, queries)
+
+    def body(*buffers: tirx.Buffer) -> None:
+        *inputs, result = buffers
+        sources = [BoundOperand(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
+        with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
+            m = T.Bind(block // blocks)
+            own = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
+            emitter(_counted(attention), own, thread, inputs[len(operands.inputs) :], result).emit(*sources)
+
+    info = kernel_info.attention(
+        algorithm,
+        [operand.operations > 0 for operand in operands.all],
+        attention.width,
+        batch=attention.batch,
+        heads=heads,
+        queries=attention.queries,
+        keys=attention.keys,
+        channels=attention.channels,
+    )
+    return prim_func("attention", arguments_of(attention, operands), body, replace(info, tile=tile))
+
+
+def _counted(attention: Attention) -> Attention:
+    """Emits variables of 32 bits for the number of keys, and for the diagonal that depends on it, if it is symbolic."""
+    if isinstance(attention.keys, int):
+        return attention
+    keys, diagonal = T.Bind(T.Cast("int32", attention.keys)), attention.diagonal
+    if not isinstance(diagonal, int | None):
+        diagonal = T.Bind(T.Cast("int32", diagonal))
+    return replace(attention, keys=keys, diagonal=diagonal)
+
+
+def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
+    """Returns the tensors of a kernel, the result last; a call passes their `free_variables` before that as well."""
+    result = (attention.batch, attention.queries, attention.heads, attention.width)
+    return [
+        *(Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(operands.inputs)),
+        *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
+        Argument("result", result, attention.dtype),
+    ]
+
+
+def comes_out_even(count: Any, part: int) -> bool:
+    """Whether so many are whole parts, as far as is known."""
+    return isinstance(count, int) and count % part == 0
+
+
+def masked(
+    attention: Attention, bias: Any, block: QueryBlock, score: Any, query: Any, key: Any, queries: int, keys: int
+) -> Any:
+    """Adds the bias to the score of a query and a key; the result is -inf where it is masked.
+
+    Args:
+        attention: What is computed.
+        bias: The buffer of the bias, if there is one, in a list.
+        block: Batch and head.
+        score: The score without bias.
+        query: Position of the query.
+        key: Position of the key.
+        queries: Queries of a block, which may reach beyond the last.
+        keys: Keys of a step, which may as well.
+    """
+    if attention.bias is not None:
+        row = T.min(query, attention.queries - 1) if attention.queries % queries else query
+        column = key if comes_out_even(attention.keys, keys) else T.min(key, attention.keys - 1)
+        index = (block.batch, block.head, row, column)[4 - len(attention.bias) :]
+        broadcast = [isinstance(extent, int) and extent == 1 for extent in attention.bias]
+        stored = bias[0][tuple(0 if once else x for once, x in zip(broadcast, index, strict=True))]
+        masks = attention.bias_dtype == "bool"
+        score = T.Select(stored, score, fp32(-math.inf)) if masks else score + fp32(stored)
+    if attention.diagonal is not None:
+        score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
+    if not comes_out_even(attention.keys, keys):
+        score = T.Select(key < attention.keys, score, fp32(-math.inf))
+    return score
+
+
+def _parts_of(count: Any, part: int) -> Any:
+    """Emits ⌈count / part⌉ of what is not negative; TVM's code generation fails on `//` of what it does not know."""
+    return ceil_div(count, part) if isinstance(count, int) else T.Bind(T.truncdiv(count + (part - 1), part))
+
+
+def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> Any:
+    """Counts the steps over the keys that any query of a block sees.
+
+    Args:
+        attention: What is computed.
+        queries: Queries of a block.
+        keys: Keys of a step.
+        block: The block's queries.
+    """
+    every = _parts_of(attention.keys, keys)
+    if attention.diagonal is None:
+        return every
+    seen = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
+    return T.Bind(T.max(0, T.min(every, (seen + (keys - 1)) // keys)))
+
+
+class _Emitter:
+    """Emits the body of the kernel for one thread."""
+
+    def __init__(
+        self, tile: AttentionTile, attention: Attention, block: QueryBlock, thread: Any, bias: Any, result: tirx.Buffer
+    ) -> None:
+        self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
+        self.bias, self.result = bias, result
+        self.layout = shared_layout(attention, tile)
+        self.column = T.Bind(thread % tile.columns)
+        self.row = T.Bind(thread // tile.columns % tile.rows * tile.rows_each)
+        self.group_keys = tile.keys // tile.groups
+        self.group = T.Bind(thread // (tile.columns * tile.rows)) if tile.groups > 1 else 0
+        # Vectors of keys are permuted within their row, so that threads that read other rows meet other banks; weights
+        # likewise, so that rows of threads that write at once do.
+        whole = self.layout.channels // 4
+        self.key_twist = min(whole & -whole, 8)
+        rows_at_once = min(32 // tile.columns, tile.rows, max(1, self.group_keys // tile.columns))
+        self.weight_twist = thread // tile.columns % rows_at_once * tile.columns if rows_at_once > 1 else 0
+        self.vectors = self.layout.width // (4 * tile.columns)
+        self.shared = shared_memory(self.layout.size)
+        self.scores = local(tile.rows_each * tile.keys_each)
+        self.sums = local(tile.rows_each * 4 * self.vectors)
+        self.results = local(tile.rows_each * 4 * self.vectors)
+        self.highest, self.totals = local(tile.rows_each), local(tile.rows_each)
+
+    def emit(self, query: BoundOperand, key: BoundOperand, value: BoundOperand) -> None:
+        attention, tile = self.attention, self.tile
+        for i in range(tile.rows_each):
+            T.buffer_store(self.highest, fp32(LOWEST), [i])
+            T.buffer_store(self.totals, fp32(0.0), [i])
+        fill(self.results)
+        self._load(query, self.block.first, tile.queries, attention.queries, 0, attention.scale)
+        steps = steps_of(attention, tile.queries, tile.keys, self.block)
+        if _levels(attention, tile) == 2:
+            with T.serial(0, steps) as step:
+                self._step(key, value, step)
+        else:
+            self._add_spans(steps, partial(self._step, key, value))
+        for i in range(tile.rows_each):
+            (total,) = merge_lanes([self.totals[i]], [lambda a, b: a + b], tile.columns, self.thread)
+            T.buffer_store(self.totals, total, [i])
+        if tile.groups == 1:
+            self._store()
+        else:
+            self._merge_groups()
+
+    def _step(self, key: BoundOperand, value: BoundOperand, step: Any) -> None:
+        """Emits a step over the keys."""
+        attention, tile = self.attention, self.tile
+        first = T.Bind(step * tile.keys)
+        self._load(key, first, tile.keys, attention.keys, self.layout.keys, twist=self.key_twist)
+        self._load(value, first, tile.keys, attention.keys, self.layout.values)
+        barrier()
+        self._multiply_keys()
+        barrier()
+        self._weigh(first)
+        barrier()
+        self._multiply_values()
+        barrier()
+
+    def _add_spans(self, steps: Any, each: Callable[[Any], None]) -> None:
+        """Emits `each(step)` for all steps; totals and results of a span begin at zero, and are added when it ends."""
+        rows, width = self.tile.rows_each, 4 * self.vectors
+        totals, results, before = local(rows), local(rows * width), local(rows)
+        fill(totals)
+        fill(results)
+        with T.serial(0, _parts_of(steps, _SPAN)) as span:
+            for i in range(rows):
+                T.buffer_store(before, self.highest[i], [i])
+            with T.serial(0, T.min(_SPAN, steps - span * _SPAN)) as step:
+                each(span * _SPAN + step)
+            for i in range(rows):
+                T.buffer_store(before, T.exp(before[i] - self.highest[i]), [i])
+                T.buffer_store(totals, totals[i] * before[i] + self.totals[i], [i])
+                for n in range(i * width, (i + 1) * width):
+                    T.buffer_store(results, results[n] * before[i] + self.results[n], [n])
+            fill(self.totals)
+            fill(self.results)
+        self.totals, self.results = totals, results
+
+    def _load(
+        self, source: BoundOperand, first: Any, rows: int, length: Any, base: int, scale: float = 1.0, twist: int = 1
+    ) -> None:
+        """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
+        channels = source.folded.shape[3]
+        width = self.layout.width if base == self.layout.values else self.layout.channels
+        whole, threads = width // LANES, self.tile.threads
+
+        def copy(index: Any) -> None:
+            row, vector = T.Bind(index // whole), T.Bind(index % whole)
+            position = T.Bind(first + row)
+            limit = None if comes_out_even(length, rows) else length
+            values = source.load(self.block, position, vector, limit=limit, padded=width > channels)
+            staged = local(LANES)
+            for v, value in enumerate(values):
+                T.buffer_store(staged, _scaled(fp32(value), scale), [v])
+            target = base + row * width + LANES * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
+            with T.vectorized(0, LANES) as v:
+                T.buffer_store(self.shared, staged[v], [target + v])
+
+        _each(rows * whole, threads, self.thread, copy)
+
+    def _multiply_keys(self) -> None:
+        """Emits the scores of the thread's queries and keys, of many channels as sums in two levels."""
+        vectors = self.layout.channels // 4
+        chunks = ceil_div(4 * vectors, chunk_length(4 * vectors))
+        if chunks == 1:
+            self._add_products(self.scores, 0, vectors)
+            return
+        count, each = self.tile.rows_each * self.tile.keys_each, ceil_div(vectors, chunks)
+        sums = local(count)
+        fill(self.scores)
+        with T.serial(0, chunks) as c:
+            self._add_products(sums, c * each, at_most(each, vectors, c * each))
+            for n in range(count):
+                _accumulate(self.scores, n, sums[n])
+
+    def _add_products(self, sums: tirx.Buffer, first: Any, count: Any) -> None:
+        """Emits the sums of products of some vectors of the channels, in place of what the registers hold."""
+        tile, channels = self.tile, self.layout.channels
+        each = tile.keys_each
+        keys, queries = local(4 * each), local(4)
+        row = self.layout.keys + (self.group * self.group_keys + self.column) * channels
+        fill(sums)
+        with T.serial(0, count) as n:
+            vector = first + n
+            place = T.bitwise_xor(vector, self.column % self.key_twist) if self.key_twist > 1 else vector
+            for j in range(each):
+                self._take(keys, 4 * j, row + tile.columns * j * channels + 4 * place)
+            for i in range(tile.rows_each):
+                self._take(queries, 0, (self.row + i) * channels + 4 * vector)
+                for j in range(each):
+                    for v in range(4):
+                        _accumulate(sums, i * each + j, queries[v] * keys[4 * j + v])
+
+    def _weigh(self, first: Any) -> None:
+        """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
+        tile, each = self.tile, self.tile.keys_each
+        column = self.group * self.group_keys + self.column
+        tops = []
+        for i in range(tile.rows_each):
+            query = self.block.first + self.row + i
+            for j in range(each):
+                key, score = first + column + tile.columns * j, self.scores[i * each + j]
+                score = masked(self.attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
+                T.buffer_store(self.scores, score, [i * each + j])
+            top = self.scores[i * each]
+            for j in range(1, each):
+                top = T.max(top, self.scores[i * each + j])
+            tops.append(top)
+        tops = merge_lanes(tops, [T.max] * len(tops), tile.columns, self.thread)
+        before = local(1)
+        for i, top in enumerate(tops):
+            T.buffer_store(before, self.highest[i], [0])
+            T.buffer_store(self.highest, T.max(before[0], top), [i])
+            T.buffer_store(before, T.exp(before[0] - self.highest[i]), [0])
+            for n in range(4 * self.vectors):
+                at = i * 4 * self.vectors + n
+                T.buffer_store(self.results, self.results[at] * before[0], [at])
+            T.buffer_store(self.totals, self.totals[i] * before[0], [i])
+            for j in range(each):
+                at = i * each + j
+                T.buffer_store(self.scores, T.exp(self.scores[at] - self.highest[i]), [at])
+                place = column + tile.columns * j
+                if not isinstance(self.weight_twist, int):
+                    place = T.bitwise_xor(place, self.weight_twist)
+                T.buffer_store(self.shared, self.scores[at], [self.layout.keys + (self.row + i) * tile.keys + place])
+            weights = self.scores[i * each]
+            for j in range(1, each):
+                weights = weights + self.scores[i * each + j]
+            _accumulate(self.totals, i, weights)
+
+    def _multiply_values(self) -> None:
+        """Emits the sum over a step of weighted values, and its addition to the result."""
+        tile, vectors, width = self.tile, self.vectors, self.layout.width
+        values, weights = local(16 * vectors), local(4)
+        first = self.group * self.group_keys
+        fill(self.sums)
+        with T.serial(0, self.group_keys // 4) as k:
+            for u in range(4):
+                row = self.layout.values + (first + 4 * k + u) * width
+                for n in range(vectors):
+                    self._take(values, 4 * (u * vectors + n), row + 4 * (self.column + tile.columns * n))
+            place = 4 * k if isinstance(self.weight_twist, int) else T.bitwise_xor(4 * k, self.weight_twist)
+            for i in range(tile.rows_each):
+                self._take(weights, 0, self.layout.keys + (self.row + i) * tile.keys + first + place)
+                for u in range(4):
+                    for n in range(4 * vectors):
+                        _accumulate(self.sums, i * 4 * vectors + n, weights[u] * values[4 * u * vectors + n])
+        for n in range(tile.rows_each * 4 * vectors):
+            _accumulate(self.results, n, self.sums[n])
+
+    def _store(self) -> None:
+        tile, vectors = self.tile, self.vectors
+        for i in range(tile.rows_each):
+            for n in range(vectors):
+                self._write(
+                    self.row + i,
+                    self.column + tile.columns * n,
+                    [self.results[(i * vectors + n) * 4 + v] for v in range(4)],
+                    self.totals[i],
+                )
+
+    def _merge_groups(self) -> None:
+        """Emits the results of all groups, rescaled to the highest score of all and added."""
+        tile, vectors, width = self.tile, self.vectors, self.layout.width
+        statistics = tile.groups * tile.queries * width
+
+        def row_of(group: Any, query: Any) -> Any:
+            return group * tile.queries + query
+
+        barrier()
+        for i in range(tile.rows_each):
+            row = row_of(self.group, self.row + i)
+            for n in range(vectors):
+                with T.vectorized(0, 4) as v:
+                    place = row * width + 4 * (self.column + tile.columns * n) + v
+                    T.buffer_store(self.shared, self.results[(i * vectors + n) * 4 + v], [place])
+            with T.If(tirx.EQ(self.column, 0)), T.Then():
+                T.buffer_store(self.shared, self.highest[i], [statistics + 2 * row])
+                T.buffer_store(self.shared, self.totals[i], [statistics + 2 * row + 1])
+        barrier()
+
+        def merge(index: Any) -> None:
+            query, vector = T.Bind(index // (width // 4)), T.Bind(index % (width // 4))
+            top, factor, total, part, sums = local(1), local(1), local(1), local(4), local(4)
+            T.buffer_store(top, fp32(LOWEST), [0])
+            T.buffer_store(total, fp32(0.0), [0])
+            fill(sums)
+            with T.serial(0, tile.groups) as g:
+                T.buffer_store(top, T.max(top[0], self.shared[statistics + 2 * row_of(g, query)]), [0])
+            with T.serial(0, tile.groups) as g:
+                row = T.Bind(row_of(g, query))
+                T.buffer_store(factor, T.exp(self.shared[statistics + 2 * row] - top[0]), [0])
+                _accumulate(total, 0, factor[0] * self.shared[statistics + 2 * row + 1])
+                self._take(part, 0, row * width + 4 * vector)
+                for v in range(4):
+                    _accumulate(sums, v, factor[0] * part[v])
+            self._write(query, vector, [sums[v] for v in range(4)], total[0])
+
+        _each(tile.queries * width // 4, tile.threads, self.thread, merge)
+
+    def _write(self, row: Any, vector: Any, values: list[Any], total: Any) -> None:
+        """Emits the store of four channels of a query's result, divided by the sum of weights."""
+        attention = self.attention
+        width, dtype = attention.width, attention.dtype
+        query = self.block.first + row
+        staged = local(4, dtype)
+        for v, value in enumerate(values):
+            mean = T.Select(tirx.EQ(total, fp32(0.0)), fp32(0.0), value / total)
+            T.buffer_store(staged, converted(mean, dtype), [v])
+
+        def store(v: Any) -> None:
+            T.buffer_store(self.result, staged[v], [self.block.batch, query, self.block.head, 4 * vector + v])
+
+        conditions = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
+        if width % 4 == 0:
+            when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
+        else:
+            for v in range(4):
+                when([*conditions, 4 * vector + v < width], partial(store, v))
+
+    def _take(self, registers: tirx.Buffer, at: int, place: Any) -> None:
+        """Emits the copy of a vector of four from shared memory."""
+        with T.vectorized(0, 4) as v:
+            T.buffer_store(registers, self.shared[place + v], [at + v])
+
+
+def _vector(body: Callable[[Any], None]) -> None:
+    with T.vectorized(0, 4) as v:
+        body(v)
+
+
+def when(conditions: list[Any], body: Callable[[], None]) -> None:
+    """Emits the body, under all of the conditions."""
+    if not conditions:
+        body()
+        return
+    with T.If(tirx.all(*conditions)), T.Then():
+        body()
+
+
+def _each(count: int, threads: int, thread: Any, body: Callable[[Any], None]) -> None:
+    """Emits `body(index)` for 0 … count, divided among the threads."""
+    with T.serial(0, ceil_div(count, threads)) as n:
+        index = T.Bind(n * threads + thread)
+        when([] if count % threads == 0 else [index < count], lambda: body(index))
+
+
+def fill(registers: tirx.Buffer) -> None:
+    """Emits zeros in all of the registers."""
+    for n in range(int(registers.shape[0])):
+        T.buffer_store(registers, fp32(0.0), [n])
+
+
+def _accumulate(registers: tirx.Buffer, at: int, value: Any) -> None:
+    T.buffer_store(registers, registers[at] + value, [at])
+
+
+def _scaled(value: Any, scale: float) -> Any:
+    return value if scale == 1.0 else value * fp32(scale)

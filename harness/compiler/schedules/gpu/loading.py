@@ -1,0 +1,161 @@
+"""How a thread loads neighbouring channels of a folded operand: 16 bytes at once where they lie side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import ir, sym, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.folding import Folded, Index, Reader, ravel
+from harness.compiler.schedules.common.kernel import ceil_div, view
+from harness.compiler.schedules.gpu.threads import local
+
+LANES = 4
+"""Channels that are loaded together."""
+_VECTOR_BYTES = 16
+"""Bytes of the longest load of a thread."""
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """The queries that a block of threads works on: batch, head, first query."""
+
+    batch: Any
+    head: Any
+    first: Any
+
+
+@dataclass(frozen=True)
+class BoundOperand:
+    """A folded operand with the buffers that it reads.
+
+    Attributes:
+        folded: The operand, [batch, position, head, channel].
+        buffers: What it reads.
+    """
+
+    folded: Folded
+    buffers: Sequence[tirx.Buffer]
+
+    def load(
+        self, block: QueryBlock, position: Any, vector: Any, *, limit: Any, padded: bool, lanes: int = LANES
+    ) -> list[Any]:
+        """Emits the loads of a few channels of a position; returns them, in the operand's type, zero beyond the edges.
+
+        Args:
+            block: The block's batch and head, variables.
+            position: Of the query, key or value, a variable.
+            vector: The channels are those from lanes · vector on, a variable.
+            limit: Where positions end, a number or a variable; None if no position is beyond that.
+            padded: There are vectors beyond the last channel.
+            lanes: Channels, a power of two.
+        """
+        batch, length, heads, channels = self.folded.shape
+        analyzer = sym.Analyzer()
+        for variable, extent in (
+            (block.batch, batch),
+            (block.head, heads),
+            (position, length),
+            (vector, ceil_div(channels, lanes)),
+        ):
+            if isinstance(extent, int):
+                analyzer.bind(variable, ir.Range(0, extent))  # where anything is read
+        conditions = [] if limit is None else [position < limit]
+        places = [[block.batch, position, block.head, lanes * vector + v] for v in range(lanes)]
+        if channels % lanes:
+            return [self._alone(index, analyzer, [*conditions, index[3] < channels]) for index in places]
+        if padded:
+            conditions.append(vector < channels // lanes)
+        notes: list[_Note] = []
+        noting = [_Noting(n, buffer, notes, analyzer) for n, buffer in enumerate(self.buffers)]
+        for index in places:
+            self.folded.element(Reader(noting, analyzer), index)
+        taking = [_Taking(iter(self._registers(notes, analyzer, conditions)))] * len(self.buffers)
+        return [self.folded.element(Reader(taking, analyzer), index) for index in places]
+
+    def _alone(self, index: Index, analyzer: sym.Analyzer, conditions: Sequence[Any]) -> Any:
+        value = self.folded.element(Reader(self.buffers, analyzer), index)
+        return T.if_then_else(tirx.all(*conditions), value, tirx.const(0.0, str(value.ty)))
+
+    def _registers(self, notes: Sequence[_Note], analyzer: sym.Analyzer, conditions: Sequence[Any]) -> list[Any]:
+        """Emits each load once, neighbours as one vector; returns the registers in the order of the notes."""
+        found: list[Any] = [None] * len(notes)
+        for n, buffer in enumerate(self.buffers):
+            own = [i for i, note in enumerate(notes) if note.buffer == n]
+            most = _VECTOR_BYTES * 8 // tvm.DataType(buffer.dtype).bits
+            while own:
+                distances = {i: _number(analyzer.simplify(notes[i].place - notes[own[0]].place)) for i in own}
+                known = {i: d for i, d in distances.items() if d is not None}
+                least = min(known.values())
+                near = {i: d for i, d in known.items() if d < least + most}
+                count = max(near.values()) - least + 1
+                if count & (count - 1) or len(set(near.values())) != count:
+                    near, count = {i: d for i, d in near.items() if d == least}, 1
+                first = analyzer.simplify(notes[own[0]].place + least)
+                registers = _load(view(buffer, math.prod(_extents(buffer))), first, count, conditions)
+                for i, distance in near.items():
+                    found[i] = registers[distance - least]
+                own = [i for i in own if i not in near]
+        return found
+
+
+@dataclass(frozen=True)
+class _Note:
+    """A load: of which buffer, and of which of its elements."""
+
+    buffer: int
+    place: Any
+
+
+@dataclass(frozen=True)
+class _Noting:
+    """Stands in for a buffer: notes what is read, and gives zero."""
+
+    number: int
+    buffer: tirx.Buffer
+    notes: list[_Note]
+    analyzer: sym.Analyzer = field(repr=False)
+
+    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+        place = ravel(index, _extents(self.buffer))
+        self.notes.append(_Note(self.number, self.analyzer.simplify(tirx.convert(place))))
+        return tirx.const(0.0, str(self.buffer.dtype))
+
+
+@dataclass(frozen=True)
+class _Taking:
+    """Stands in for every buffer: gives what was loaded, in the order in which it was noted."""
+
+    loaded: Any
+
+    def __getitem__(self, _index: tuple[Any, ...]) -> Any:
+        return next(self.loaded)
+
+
+def _extents(buffer: tirx.Buffer) -> tuple[Any, ...]:
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape)
+
+
+def _number(value: Any) -> int | None:
+    return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def _load(line: tirx.Buffer, first: Any, count: int, conditions: Sequence[Any]) -> tirx.Buffer:
+    dtype = str(line.dtype)
+    registers = local(count, dtype)
+
+    def element(place: Any) -> Any:
+        zero = tirx.const(0.0, dtype)
+        return T.if_then_else(tirx.all(*conditions), line[place], zero) if conditions else line[place]
+
+    if count == 1:
+        T.buffer_store(registers, element(first), [0])
+    else:
+        with T.vectorized(0, count) as v:
+            T.buffer_store(registers, element(first + v), [v])
+    return registers

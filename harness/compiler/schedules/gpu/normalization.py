@@ -1,0 +1,168 @@
+"""Layer and group normalization with careful moments, in fp32.
+
+The mean is found in two passes: its rounded value, and what is left of it as the mean of the deviations from that. So a
+large common offset of the inputs costs no digits. A long line is cut into chunks, each reduced by a block; their
+moments are merged (Chan, Golub and LeVeque, 1979), and the elementwise rest is left to TVM, which fuses it with what
+follows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel_info import kernel
+from harness.compiler.schedules.common.normalization import recognized
+from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
+from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scalar
+
+
+def normalize_kernel(
+    extents: tuple[int, int, int], groups: int, epsilon: float, scaled: bool, shifted: bool, dtype: str
+) -> tirx.PrimFunc:
+    """Normalizes each line of [lines, channels, inner] over channels and inner.
+
+    The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out; line i is of group i modulo
+    `groups`.
+    """
+    lines, channels, inner = extents
+    count = channels * inner
+
+    def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
+        *affine, out = rest
+        with each_line(lines, count) as (i, there, threads, thread):
+            line = Line(count, threads, thread, lambda k: fp32(data[i, k // inner, k % inner]))
+            _, left, squares = _centre(line, count)
+            factor = scalar(_inverse_root(squares, count, epsilon))
+
+            def write(deviation: Any, k: Any) -> None:
+                value = (deviation - left) * factor
+                if scaled:
+                    value = value * fp32(affine[0][i % groups, k // inner])
+                if shifted:
+                    value = value + fp32(affine[-1][i % groups, k // inner])
+                store(there, out, converted(value, dtype), [i, k // inner, k % inner])
+
+            line.for_each(write)
+
+    names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
+    parameters = [Argument(name, (groups, channels), dtype) for name in names]
+    arguments = [Argument("data", extents, dtype), *parameters, Argument("out", extents, dtype)]
+    return prim_func("normalize", arguments, body, kernel("normalize", lines=lines, count=count))
+
+
+def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
+    """Emits deviations from the rounded mean in place of the elements.
+
+    Returns:
+        The rounded mean; what is left of the mean; the sum of squared deviations from both together.
+    """
+    length = fp32(count)
+    (total,) = line.fold([added(lambda value, k: value)])
+    mean = scalar(total / length)
+    line.replace(lambda value: value - mean)
+    first, second = line.fold([added(lambda value, k: value), added(lambda value, k: value * value)])
+    left = scalar(first / length)
+    return mean, left, scalar(second - first * left)
+
+
+def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
+    """Computes 1/√(variance + ε)."""
+    variance = T.max(squares / fp32(count), fp32(0.0))
+    return fp32(1.0) / T.sqrt(variance + fp32(epsilon))
+
+
+def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
+    """Builds mean and squared deviations' sum of chunks of lines: data [lines, count], out [lines, chunks, 2]."""
+    chunks = ceil_div(count, CHUNK)
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, length, thread):
+            mean, left, squares = _centre(line, length)
+            with T.If(tirx.EQ(thread, 0)), T.Then():
+                T.buffer_store(out, mean + left, [i, c, 0])
+                T.buffer_store(out, squares, [i, c, 1])
+
+    arguments = [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks, 2))]
+    return prim_func("chunk_moments", arguments, body, kernel("moments", "of chunks", lines=lines, count=count))
+
+
+def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
+    """Moments of lines from those of their chunks: moments [lines, chunks, 2], out [lines, 3].
+
+    Of each line out has the mean in two parts, the second far smaller, and 1/√(variance + ε).
+    """
+    chunks = ceil_div(count, CHUNK)
+
+    def body(moments: tirx.Buffer, out: tirx.Buffer) -> None:
+        with each_line(lines, chunks) as (i, there, threads, thread):
+
+            def length(c: Any) -> Any:
+                return fp32(CHUNK) if count % CHUNK == 0 else fp32(T.min(CHUNK, count - c * CHUNK))
+
+            line = Line(chunks, threads, thread, lambda c: moments[i, c, 0])
+            (total,) = line.fold([added(lambda mean, c: length(c) * mean)])
+            mean = scalar(total / fp32(count))
+            first, between, within = line.fold(
+                [
+                    added(lambda value, c: length(c) * (value - mean)),
+                    added(lambda value, c: length(c) * ((value - mean) * (value - mean))),
+                    added(lambda value, c: moments[i, c, 1]),
+                ]
+            )
+            left = scalar(first / fp32(count))
+            squares = scalar(within + (between - first * left))
+            with T.If(tirx.EQ(thread % threads, 0)), T.Then():
+                store(there, out, mean, [i, 0])
+                store(there, out, left, [i, 1])
+                store(there, out, _inverse_root(squares, count, epsilon), [i, 2])
+
+    arguments = [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))]
+    return prim_func("merged_moments", arguments, body, kernel("moments", "merged", lines=lines, count=count))
+
+
+def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    found = recognized(node, FLOATS)
+    if found is None:
+        return default(bb, node)
+    data, shape, groups, epsilon, values = found.data, found.shape, found.groups, found.epsilon, found.affine
+    extents = lines, channels, inner = found.lines, found.channels, found.inner
+    count, dtype = channels * inner, str(data.ty.dtype)
+    scaled, shifted = found.scale is not None, found.shift is not None
+    label = "x".join(map(str, extents))
+    if count <= LONGEST:
+        function = normalize_kernel(extents, groups, epsilon, scaled, shifted, dtype)
+        arguments = [reshaped(bb, data, extents), *(reshaped(bb, value, (groups, channels)) for value in values)]
+        return reshaped(bb, bb.emit(call(bb, f"normalize_{label}", function, arguments)), shape)
+    chunk_moments = chunk_moments_kernel(lines, count, dtype)
+    moments = bb.emit(call(bb, f"chunk_moments_{label}", chunk_moments, [reshaped(bb, data, (lines, count))]))
+    merged = bb.emit(call(bb, f"merged_moments_{label}", merged_moments_kernel(lines, count, epsilon), [moments]))
+
+    def finish(x: te.Tensor, statistics: te.Tensor, *rest: te.Tensor) -> te.Tensor:
+        def wide(value: te.TensorSlice) -> Any:
+            return value if dtype == "float32" else value.astype("float32")
+
+        def element(*index: Any) -> Any:
+            flat = tirx.const(0, "int32")
+            for i, extent in zip(index, shape, strict=True):
+                flat = flat * extent + i
+            line, channel = flat // count, flat // inner % (groups * channels)
+            value = ((wide(x[index]) - statistics[line, 0]) - statistics[line, 1]) * statistics[line, 2]
+            if scaled:
+                value = value * wide(rest[0][channel])
+            if shifted:
+                value = value + wide(rest[-1][channel])
+            return converted(value, dtype)
+
+        return te.compute(shape, element, name="normalized")
+
+    flattened = [reshaped(bb, value, (groups * channels,)) for value in values]
+    return bb.emit(bb.call_te(finish, data, merged, *flattened, primfunc_name_hint="normalized"))
+
+
+LEGALIZE: dict[str, Legalize] = {"relax.nn.layer_norm": _normalize, "relax.nn.group_norm": _normalize}
+"""Legalizations of normalizations, by operator."""

@@ -1,0 +1,62 @@
+"""From the imported Relax module to one that is ready for code generation on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+
+from harness.compiler.schedules.common import resizing
+from harness.compiler.schedules.common.nan import keep_nan
+from harness.compiler.schedules.common.ordering import order_nan
+from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
+from harness.compiler.schedules.common.repeats import merge_calls
+from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.schedules.gpu import legalization, normalization, reduction
+from harness.compiler.schedules.gpu.rewrite import call_attention, group_transposed_products
+from harness.compiler.schedules.gpu.rules import schedule_kernels
+from harness.compiler.schedules.gpu.scan import call_scans
+
+_LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE, **resizing.LEGALIZE}
+"""This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
+
+
+def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass] = ()) -> tvm.transform.Pass:
+    """Returns the pass for a GPU target.
+
+    Args:
+        target: TVM's target, with its host.
+        finish: Passes over the scheduled kernels.
+    """
+    passes = tvm.transform.Sequential(
+        [
+            relax.backend.DispatchSampling(),
+            call_scans,
+            order_nan(extremes=True),
+            relax.backend.DispatchSortScan(),
+            call_attention(target),
+            group_transposed_products,
+            relax.transform.FuseTransposeMatmul(),  # weights are read as they lie, and not transposed in every run
+            relax.transform.DeadCodeElimination(),
+            relax.transform.LegalizeOps(_LEGALIZE),
+            keep_origins,
+            relax.transform.CanonicalizeBindings(),  # no operation is fused with another name of a result
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            fuse_calls,
+            relax.transform.FuseTIR(),
+            merge_calls,
+            keep_nan(reductions=False),
+            schedule_kernels(),
+            *finish,
+            lower_to_vm(),
+        ]
+    )
+
+    @tvm.transform.module_pass(opt_level=0, name="GpuPipeline")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with target:
+            return passes(module)
+
+    return run

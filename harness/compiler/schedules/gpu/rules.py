@@ -1,0 +1,160 @@
+"""Schedule rules for kernels whose loops have no threads yet: this project's and DLight's, the first that fits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.error import InternalError
+from tvm.s_tir import dlight
+from tvm.s_tir.schedule import ScheduleError
+
+from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind, LostSchedule, first_line, info_of, with_info
+from harness.compiler.schedules.gpu.product import Product
+
+
+class Rule(Protocol):
+    """A schedule rule, as DLight's are."""
+
+    def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
+        """Returns a schedule, several of which the first is taken, or None where the rule does not fit."""
+
+
+class OuterLoops:
+    """The rule for what DLight's leave alone: one thread for each point of the outer parallel loops of each block.
+
+    `roi_align` is such a kernel: how many samples a point averages depends on the box, so its inner loops are of
+    unknown length and belong to a block of their own.
+    """
+
+    def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule:
+        """Returns a schedule with every outer block on threads; TVM raises where that would be wrong."""
+        schedule = s_tir.Schedule(function)
+        threads = min(256, int(target.attrs["max_threads_per_block"]))
+        for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+            loops = schedule.get_loops(block)
+            variables = schedule.get(block).iter_vars
+            parallel = [
+                loop
+                for loop, _ in itertools.takewhile(
+                    lambda pair: pair[1].iter_type == tirx.IterVar.DataPar, zip(loops, variables, strict=False)
+                )
+            ]
+            if len(loops) != len(variables) or not parallel:
+                parallel = [schedule.add_unit_loop(loops[0] if loops else block)]
+            block_loop, thread_loop = schedule.split(schedule.fuse(*parallel), [None, threads])
+            schedule.bind(block_loop, "blockIdx.x")
+            schedule.bind(thread_loop, "threadIdx.x")
+        return schedule
+
+
+class GEMV(dlight.gpu.GEMV):  # type: ignore[misc]
+    """DLight's rule for products with a vector, which does not fit where a block reads or writes several elements.
+
+    In TVM 0.27 its analysis asserts there that they are one.
+    """
+
+    def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
+        """A schedule, or None where the rule does not fit."""
+        try:
+            return super().apply(function, target, tunable)
+        except AssertionError:
+            return None
+
+
+RULES: tuple[Rule, ...] = (
+    Product(),
+    GEMV(),
+    dlight.gpu.Reduction(),
+    dlight.gpu.GeneralReduction(),
+    dlight.gpu.Fallback(),
+    OuterLoops(),
+)
+"""The rules in the order in which they are tried; products are this project's own, not DLight's `Matmul`."""
+
+_REFUSALS = (
+    ScheduleError,
+    InternalError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""Errors of rules, where TVM refuses a step, or their arithmetic meets a shape that it does not expect."""
+
+_THREADS = "threads as TVM's operator has them"
+"""Stands for a rule's name where the loops have threads already."""
+
+
+def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
+    """Schedules every kernel by the first rule that fits; a rule that crashes is passed over, and the facts tell why.
+
+    Args:
+        rules: The rules, in order.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        target = tvm.target.Target.current(allow_none=False)
+        scheduled = module.clone()
+        for variable, function in module.functions_items():
+            if not isinstance(function, tirx.PrimFunc) or _is_scheduled(function):
+                continue
+            if _launches_threads(function.body):
+                scheduled[variable] = with_info(function, KernelInfo(Kind.LOOPS, schedules=(_THREADS,)))
+            else:
+                scheduled[variable] = schedule_kernel(variable.name_hint, function, target, rules)
+        return scheduled
+
+    return run
+
+
+def schedule_kernel(
+    name: str, function: tirx.PrimFunc, target: tvm.target.Target, rules: Sequence[Rule]
+) -> tirx.PrimFunc:
+    """Schedules a kernel by the first rule that fits and neither crashes nor leaves loops outside of threads.
+
+    Its facts name the rule, unless the rule attaches facts of its own, and every rule that crashed.
+
+    Raises:
+        RuntimeError: No rule fits.
+    """
+    lost: list[LostSchedule] = []
+    for rule in rules:
+        rule_name = type(rule).__name__
+        try:
+            schedule = rule.apply(function, target, False)
+        except _REFUSALS as error:
+            lost.append(LostSchedule(rule_name, first_line(error)))
+            continue
+        if isinstance(schedule, list):
+            schedule = schedule[0] if schedule else None
+        if schedule is not None:
+            scheduled = schedule.mod["main"].with_attr("tirx.is_scheduled", True)
+            info = info_of(scheduled)
+            if info is None or info.kind is not Kind.KERNEL:
+                info = KernelInfo(Kind.LOOPS, schedules=(rule_name,))
+            return with_info(scheduled, replace(info, lost=tuple(lost)))
+    raise RuntimeError(f"no schedule rule fits the kernel {name}" + "".join(f"; {one}" for one in lost))
+
+
+def _is_scheduled(function: tirx.PrimFunc) -> bool:
+    attributes = function.attrs
+    return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
+
+
+def _launches_threads(statement: Any) -> bool:
+    """Returns whether the statement is written with its threads, as TVM's operators for GPUs are (scatter, sort)."""
+    if isinstance(statement, s_tir.SBlockRealize):
+        return _launches_threads(statement.block.body)
+    if isinstance(statement, tirx.SeqStmt):
+        return any(_launches_threads(part) for part in statement.seq)
+    if isinstance(statement, tirx.AttrStmt):
+        return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
+    return False

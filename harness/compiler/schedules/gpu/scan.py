@@ -1,0 +1,87 @@
+"""Running sums: threads of a block add up parts of a line, and each starts where those before it end, in fp32.
+
+TVM's own kernel (`tvm.relax.backend.gpu_generic.gpu_2d_continuous_cumsum`) has no barrier between a thread's write to
+shared memory and its neighbours' reads in the scan of a warp: it is right only where the warp runs in lockstep, which
+CUDA does not promise since sm_70.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.graph import call, is_call, reshaped, static_shape
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel_info import kernel
+from harness.compiler.schedules.gpu.threads import barrier, fp32, launch, local, power_of_two, shared
+
+_EACH = 8
+"""Elements of a line that a thread adds up at least."""
+_THREADS = 256
+"""Threads that share a line at most."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="CallScans")
+def call_scans(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Replaces `relax.cumsum` of fp32 tensors of static shape by calls of the kernel; leaves others to TVM."""
+    rewriter = _Rewriter(module)
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+    return rewriter.builder_.get()
+
+
+@mutator
+class _Rewriter(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, op: ir.Call) -> relax.Expr:
+        node = super().visit_call_(op)
+        if not is_call(node, "relax.cumsum"):
+            return node
+        data, attrs = node.args[0], node.attrs
+        shape = static_shape(data)
+        if not shape or math.prod(shape) == 0 or attrs.axis is None or static_shape(op) is None:
+            return node
+        axis = int(attrs.axis) % len(shape)
+        view = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        function = cumsum_kernel(*view, bool(attrs.exclusive))
+        name = f"cumsum_{'x'.join(map(str, view))}"
+        result = self.builder_.emit(call(self.builder_, name, function, [reshaped(self.builder_, data, view)]))
+        return reshaped(self.builder_, result, shape)
+
+
+def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
+    """Builds running sums over the middle of [outer, count, inner], with or without the element itself."""
+    threads = min(_THREADS, power_of_two(ceil_div(count, _EACH)))
+    part = ceil_div(count, threads)
+
+    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+        with launch(outer * inner, threads) as (line, thread):
+            i, j = line // inner, line % inner
+            totals, running = shared(threads), local(1)
+
+            def each(store: bool) -> None:
+                with T.serial(0, part) as n:
+                    k = T.Bind(thread * part + n)
+                    with T.If(k < count), T.Then():
+                        if store and exclusive:
+                            T.buffer_store(out, running[0], [i, k, j])
+                        T.buffer_store(running, running[0] + data[i, k, j], [0])
+                        if store and not exclusive:
+                            T.buffer_store(out, running[0], [i, k, j])
+
+            T.buffer_store(running, fp32(0.0), [0])
+            each(store=False)
+            T.buffer_store(totals, running[0], [thread])
+            barrier()
+            T.buffer_store(running, fp32(0.0), [0])
+            with T.serial(0, threads) as before, T.If(before < thread), T.Then():
+                T.buffer_store(running, running[0] + totals[before], [0])
+            each(store=True)
+
+    shape = (outer, count, inner)
+    info = kernel("cumsum", lines=outer * inner, count=count)
+    return prim_func("cumsum", [Argument("data", shape), Argument("out", shape)], body, info)

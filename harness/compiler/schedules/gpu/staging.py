@@ -1,0 +1,278 @@
+"""Operands of sums of products on their way to shared memory, and results on theirs to memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.gpu.capabilities import VECTORS_OF_FOUR, has
+from harness.compiler.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
+from harness.compiler.schedules.gpu.threads import FLOATS, converted
+
+_BYTES = 16
+"""Bytes that a thread loads or stores at once, at most."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One of the two operands of a sum of products.
+
+    Attributes:
+        load: (batch, row or column, term, lane) → element; several lanes only if they are neighbours.
+        extent: Its rows or columns.
+        count: Its terms.
+        dtype: Element type in memory.
+        along_terms: Whether neighbours in memory are neighbouring terms.
+        runs: Elements that may be loaded at once, the largest number first; 1 at last.
+    """
+
+    load: Callable[[Any, Any, Any, Any], Any]
+    extent: int
+    count: int
+    dtype: str
+    along_terms: bool
+    runs: tuple[int, ...]
+
+
+def operand(element: Any, batch: Group, along: Group, terms: Group) -> Operand:
+    """Makes an operand of its element, an expression of loop variables.
+
+    Args:
+        element: The expression.
+        batch: Loop variables of the batch.
+        along: Loop variables of rows or columns.
+        terms: Loop variables of the terms.
+    """
+    element = stored(element)
+    plain = plain_load(element)
+    places = strides(plain, (batch, along, terms)) if plain is not None else None
+    if plain is None or places is None:
+
+        def compute(b: Any, at: Any, term: Any, _lane: Any) -> Any:
+            return substituted(element, {**batch.values(b), **along.values(at), **terms.values(term)})
+
+        return Operand(compute, along.size, terms.size, str(element.ty), False, (1,))
+    dtype = str(plain.value.ty)
+    flat = T.decl_buffer((_size(plain.tensor),), dtype, data=plain.tensor.data)
+
+    def load(b: Any, at: Any, term: Any, lane: Any) -> Any:
+        return flat[places.offset((b, at, term)) + lane]
+
+    lanes = [
+        n for n in (8, 4) if n <= _most_lanes() and n * (4 if dtype == "float32" else 2) <= _BYTES and dtype in FLOATS
+    ]
+    along_terms = places.runs_along(2)
+    runs = tuple(n for n in lanes if places.runs_along(2 if along_terms else 1, n))
+    return Operand(load, along.size, terms.size, dtype, along_terms, (*runs, 1))
+
+
+def _most_lanes() -> int:
+    """Returns the largest number of elements that a vector has here."""
+    return 4 if has(tvm.target.Target.current(allow_none=True), VECTORS_OF_FOUR) else 8
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A slab of an operand's tile: some terms of some rows or columns, in shared memory.
+
+    Attributes:
+        operand: What is loaded.
+        span: Rows or columns of the tile.
+        slab: Terms.
+        threads: Threads that load it.
+        by_term: Whether it lies as [term, row or column] in shared memory, and not the other way around.
+        pitch: Distance of two neighbours of the first dimension there.
+        dtype: Element type there.
+    """
+
+    operand: Operand
+    span: int
+    slab: int
+    threads: int
+    by_term: bool
+    pitch: int
+    dtype: str
+
+    @property
+    def lanes(self) -> int:
+        """Elements that a thread loads at once."""
+        across = self.slab if self.operand.along_terms else self.span
+        return next(n for n in self.operand.runs if across % n == 0)
+
+    @property
+    def size(self) -> int:
+        """Elements in shared memory."""
+        return (self.slab if self.by_term else self.span) * self.pitch
+
+    @property
+    def registers(self) -> int:
+        """Elements that a thread loads."""
+        return ceil_div(self.slab * self.span // self.lanes, self.threads) * self.lanes
+
+    def place(self, at: Any, term: Any) -> Any:
+        """Returns where an element lies in shared memory.
+
+        Args:
+            at: Row or column in the tile.
+            term: Term in the slab.
+        """
+        return term * self.pitch + at if self.by_term else at * self.pitch + term
+
+    def fetch(self, b: Any, first: Any, start: Any, thread: Any, registers: tirx.Buffer) -> None:
+        """Emits loading a thread's part of the slab into registers, zeros for what lies outside of the operand.
+
+        Args:
+            b: Index of the batch.
+            first: First row or column of the tile.
+            start: First term of the slab.
+            thread: Index of the thread.
+            registers: For `self.registers` elements.
+        """
+
+        def unit(register: Any, at: Any, term: Any) -> None:
+            index, k = first + at, start + term
+            with T.If(tirx.all(index < self.operand.extent, k < self.operand.count)):
+                with T.Then():
+                    each_lane(
+                        self.lanes,
+                        lambda lane: T.buffer_store(registers, self.operand.load(b, index, k, lane), [register + lane]),
+                    )
+                with T.Else():
+                    zero = tirx.const(0.0, self.operand.dtype)
+                    each_lane(self.lanes, lambda lane: T.buffer_store(registers, zero, [register + lane]))
+
+        self._units(thread, unit)
+
+    def put(self, thread: Any, registers: tirx.Buffer, shared: tirx.Buffer) -> None:
+        """Emits storing a thread's part of the slab to shared memory."""
+        as_it_is = self.by_term != self.operand.along_terms and self.dtype == self.operand.dtype
+        together = as_it_is and self.pitch % self.lanes == 0
+
+        def unit(register: Any, at: Any, term: Any) -> None:
+            def one(lane: Any) -> None:
+                i, k = (at, term + lane) if self.operand.along_terms else (at + lane, term)
+                value = registers[register + lane]
+                T.buffer_store(shared, value if as_it_is else _as(value, self.dtype), [self.place(i, k)])
+
+            if together:
+                each_lane(self.lanes, one)
+            else:
+                with T.unroll(self.lanes) as lane:
+                    one(lane)
+
+        self._units(thread, unit)
+
+    def _units(self, thread: Any, body: Callable[[Any, Any, Any], None]) -> None:
+        """Emits body(place in registers, index in the tile, term in the slab) for what a thread loads of a slab."""
+        along_terms, lanes = self.operand.along_terms, self.lanes
+        terms, span = (self.slab // lanes, self.span) if along_terms else (self.slab, self.span // lanes)
+        count = terms * span
+        with T.unroll(ceil_div(count, self.threads)) as turn:
+            unit = turn * self.threads + thread
+            # Neighbouring threads take neighbours in memory.
+            if along_terms:
+                at, term = unit // terms, unit % terms * lanes
+            else:
+                at, term = unit % span * lanes, unit // span
+            if count % self.threads == 0:
+                body(turn * lanes, at, term)
+            else:
+                with T.If(unit < count), T.Then():
+                    body(turn * lanes, at, term)
+
+
+class Result:
+    """The arithmetic after a sum, and where the result is stored."""
+
+    def __init__(self, contraction: Contraction) -> None:
+        self._contraction = contraction
+        element = contraction.result
+        self._places = strides(element, (contraction.batch, contraction.rows, contraction.columns))
+        self._dtype = str(element.value.ty)
+        self._flat = T.decl_buffer((_size(element.tensor),), self._dtype, data=element.tensor.data)
+
+    def registers(self, lanes: int) -> tirx.Buffer:
+        """Registers for `store`."""
+        return T.alloc_buffer((lanes,), self._dtype, scope="local")
+
+    def store(self, b: Any, i: Any, j: Any, lanes: int, total: Callable[[Any], Any], registers: tirx.Buffer) -> None:
+        """Emits what follows the sums of a few neighbouring columns, and stores what there is of them.
+
+        Args:
+            b: Index of the batch.
+            i: Row.
+            j: First column.
+            lanes: Number of columns.
+            total: Lane → its sum, fp32.
+            registers: From `registers`.
+        """
+        rows, columns, places = self._contraction.rows, self._contraction.columns, self._places
+        together = lanes > 1 and self._dtype in FLOATS and places is not None and places.runs_along(2, lanes)
+        with T.If(tirx.all(i < rows.size, j < columns.size)), T.Then():
+            if together and places is not None:
+                with T.unroll(lanes) as lane:
+                    T.buffer_store(registers, self._value(b, i, j + lane, total(lane)), [lane])
+                with T.vectorized(lanes) as lane:
+                    T.buffer_store(self._flat, registers[lane], [places.offset((b, i, j)) + lane])
+            else:
+                with T.unroll(lanes) as lane, T.If(j + lane < columns.size), T.Then():
+                    self._put(b, i, j + lane, self._value(b, i, j + lane, total(lane)))
+
+    def _value(self, b: Any, i: Any, j: Any, total: Any) -> Any:
+        of = self._contraction
+        kind = str(of.total.ty)
+        values = {**of.batch.values(b), **of.rows.values(i), **of.columns.values(j), of.total: converted(total, kind)}
+        return substituted(of.result.value, values)
+
+    def _put(self, b: Any, i: Any, j: Any, value: Any) -> None:
+        of = self._contraction
+        if self._places is not None:
+            T.buffer_store(self._flat, value, [self._places.offset((b, i, j))])
+        else:
+            values = {**of.batch.values(b), **of.rows.values(i), **of.columns.values(j)}
+            T.buffer_store(of.result.tensor, value, [substituted(at, values) for at in of.result.index])
+
+
+@contextmanager
+def launch_tiles(
+    contraction: Contraction, height: int, width: int, threads: int
+) -> Iterator[tuple[Any, tuple[Any, Any], Any]]:
+    """Emits a kernel whose blocks compute tiles of the result.
+
+    Yields:
+        The product of the batch; first row and first column of the block's tile; the thread's index in the block.
+    """
+    batch, rows, columns = contraction.batch.size, contraction.rows.size, contraction.columns.size
+    with (
+        T.launch_thread("blockIdx.z", batch) as b,
+        T.launch_thread("blockIdx.y", ceil_div(rows, height)) as down,
+        T.launch_thread("blockIdx.x", ceil_div(columns, width)) as across,
+        T.launch_thread("threadIdx.x", threads) as thread,
+        T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
+    ):
+        yield b, (down * height, across * width), thread
+
+
+def each_lane(lanes: int, body: Callable[[Any], None]) -> None:
+    """Emits body(lane) for all lanes at once."""
+    if lanes == 1:
+        body(tirx.const(0, "int32"))
+    else:
+        with T.vectorized(lanes) as lane:
+            body(lane)
+
+
+def _size(tensor: Any) -> int:
+    return math.prod(int(extent) for extent in tensor.ty.shape)
+
+
+def _as(value: Any, dtype: str) -> Any:
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)

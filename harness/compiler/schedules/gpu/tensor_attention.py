@@ -1,0 +1,243 @@
+"""Attention of half operands on NVIDIA's tensor cores: scores and results stay in registers, sums and softmax in fp32.
+
+A warp has sixteen queries of one head, whose fragments it keeps, and the warps of a block walk over the keys together:
+keys and values of a step lie in shared memory, in the operands' type. Of the scores of a step [16, keys] a lane holds
+parts of two rows, which it shares with three neighbours. As sums of one product they lie as the left operand of the
+next one has to (`harness.compiler.schedules.gpu.fragments`), so that only softmax and rounding are between the two
+products, as in FlashAttention-2 (arXiv:2307.08691).
+
+Softmax is online as in `harness.compiler.schedules.gpu.attention`, to base 2: scores are multiplied by log₂e
+beforehand, which changes a weight by |score| · 2⁻²⁴, far less than its rounding to half. The total is that of the
+weights before they are rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from harness.compiler.schedules.common.attention import Attention
+from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel_info import TENSOR_CORES
+from harness.compiler.schedules.gpu import fragments
+from harness.compiler.schedules.gpu.attention import LOWEST, comes_out_even, fill, kernel_of, masked, steps_of, when
+from harness.compiler.schedules.gpu.folding import Operands
+from harness.compiler.schedules.gpu.loading import BoundOperand, QueryBlock
+from harness.compiler.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
+
+_ROWS = 16
+"""Queries of a warp, and terms of one product."""
+_PADDING = 8
+"""Elements between two rows in shared memory: the eight that are read at once then lie in different banks."""
+_WIDEST = 64
+"""Channels up to which a warp's queries, scores and results fit its registers."""
+
+
+@dataclass(frozen=True)
+class AttentionWarpTile:
+    """The tile of attention that a block of warps computes.
+
+    Attributes:
+        warps: Warps of a block, each with sixteen queries.
+        keys: Keys of a step.
+    """
+
+    warps: int
+    keys: int = 64
+
+    @property
+    def queries(self) -> int:
+        """Queries of a block."""
+        return _ROWS * self.warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARP * self.warps
+
+
+def choose_attention_warp_tile(attention: Attention) -> AttentionWarpTile | None:
+    """Divides the work; None for few queries, keys or channels and for wide heads, which the other kernel takes."""
+    widths = (attention.channels, attention.width)
+    many = attention.keys if isinstance(attention.keys, int) else math.inf
+    if attention.dtype not in fragments.SHORT or min(attention.queries, many, *widths) < _ROWS or max(widths) > _WIDEST:
+        return None
+    blocks = attention.batch * attention.heads * ceil_div(attention.queries, 4 * _ROWS)
+    return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if many > 32 else 32)
+
+
+def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> tirx.PrimFunc:
+    """Builds the kernel, see `harness.compiler.schedules.gpu.attention.kernel_of`."""
+    sizes = {"queries": tile.queries, "keys": tile.keys, "threads": tile.threads}
+    return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, tile))
+
+
+class _Emitter:
+    """Emits the body of the kernel for one thread."""
+
+    def __init__(
+        self,
+        tile: AttentionWarpTile,
+        attention: Attention,
+        block: QueryBlock,
+        thread: Any,
+        bias: Any,
+        result: tirx.Buffer,
+    ) -> None:
+        self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
+        self.bias, self.result, self.dtype = bias, result, attention.dtype
+        self.depth, self.width = (_ROWS * ceil_div(n, _ROWS) for n in (attention.channels, attention.width))
+        lane = T.Bind(thread % WARP)
+        self.first = T.Bind(thread // WARP * _ROWS)
+        self.row, self.pair = T.Bind(lane // 4), T.Bind(lane % 4 * 2)
+        # Rows of the four matrices of a load: the second is below the first, the third and fourth beside them.
+        self.below, self.beside = T.Bind(lane % 16), T.Bind(lane // 16 * 8)
+        # The other way round for keys, whose matrices lie along the terms first.
+        self.key_below, self.key_beside = T.Bind(lane // 16 * 8 + lane % 8), T.Bind(lane // 8 % 2 * 8)
+        rows = max(tile.keys, tile.queries)  # queries come to lie where keys will
+        self.keys = T.alloc_buffer((rows * (self.depth + _PADDING),), self.dtype, scope="shared")
+        self.values = T.alloc_buffer((tile.keys * (self.width + _PADDING),), self.dtype, scope="shared")
+        self.queries = local(self.depth // 4, "uint32")
+        self.scores = local(tile.keys // 2)
+        self.results = local(self.width // 2)
+        self.highest, self.totals = local(2), local(2)
+        self.right, self.weights = local(4, "uint32"), local(4, "uint32")
+
+    def emit(self, query: BoundOperand, key: BoundOperand, value: BoundOperand) -> None:
+        attention, tile = self.attention, self.tile
+        for i in range(2):
+            T.buffer_store(self.highest, fp32(LOWEST), [i])
+            T.buffer_store(self.totals, fp32(0.0), [i])
+        fill(self.results)
+        self._load(query, self.block.first, tile.queries, attention.queries, self.keys, self.depth)
+        barrier()
+        for k in range(0, self.depth, _ROWS):
+            row = (self.first + self.below) * (self.depth + _PADDING) + k + self.beside
+            fragments.load(self.dtype, self.queries, k // 4, self._pointer(self.keys, row))
+        with T.serial(0, steps_of(attention, tile.queries, tile.keys, self.block)) as step:
+            first = T.Bind(step * tile.keys)
+            barrier()
+            self._load(key, first, tile.keys, attention.keys, self.keys, self.depth)
+            self._load(value, first, tile.keys, attention.keys, self.values, self.width)
+            barrier()
+            self._multiply_keys()
+            self._weigh(first)
+            self._multiply_values()
+        totals = merge_lanes([self.totals[i] for i in range(2)], [lambda a, b: a + b] * 2, 4, self.thread)
+        self._store(totals)
+
+    def _pointer(self, buffer: tirx.Buffer, place: Any) -> Any:
+        return buffer.access_ptr("r", offset=place)
+
+    def _load(self, source: BoundOperand, first: Any, rows: int, length: Any, target: tirx.Buffer, width: int) -> None:
+        """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
+        channels = source.folded.shape[3]
+        lanes = 8 if channels % 8 == 0 else 4
+        whole, threads = width // lanes, self.tile.threads
+        count = rows * whole
+
+        def copy(index: Any) -> None:
+            row, vector = T.Bind(index // whole), T.Bind(index % whole)
+            position = T.Bind(first + row)
+            limit = None if comes_out_even(length, rows) else length
+            values = source.load(self.block, position, vector, limit=limit, padded=width > channels, lanes=lanes)
+            staged = local(lanes, self.dtype)
+            for v, value in enumerate(values):
+                T.buffer_store(staged, value, [v])
+            with T.vectorized(0, lanes) as v:
+                T.buffer_store(target, staged[v], [row * (width + _PADDING) + lanes * vector + v])
+
+        # Computing an operand takes registers: one after the other, so that none are spilled.
+        annotations = {"disable_unroll": True} if source.folded.operations else None
+        with T.serial(0, ceil_div(count, threads), annotations=annotations) as n:
+            index = T.Bind(n * threads + self.thread)
+            when([] if count % threads == 0 else [index < count], partial(copy, index))
+
+    def _multiply_keys(self) -> None:
+        """Emits the scores of the warp's queries with the keys of a step."""
+        fill(self.scores)
+        for j in range(0, self.tile.keys, _ROWS):
+            for k in range(0, self.depth, _ROWS):
+                row = (j + self.key_below) * (self.depth + _PADDING) + k + self.key_beside
+                fragments.load(self.dtype, self.right, 0, self._pointer(self.keys, row))
+                for n in range(2):
+                    at = (j // 8 + n) * 4
+                    fragments.multiply(self.dtype, self.scores, at, self.queries, k // 4, self.right, 2 * n)
+
+    def _weigh(self, first: Any) -> None:
+        """Emits weights in place of scores, and the rescaling of what was summed with smaller ones."""
+        attention, tile, count = self.attention, self.tile, self.tile.keys // 2
+        plain = attention.bias is None
+        factor = attention.scale * math.log2(math.e) if plain else attention.scale
+        for at in range(count):
+            query = self.block.first + self.first + self.row + at // 2 % 2 * 8
+            key = first + (at // 4 * 8 + self.pair + at % 2)
+            score = self.scores[at] * fp32(factor)
+            score = masked(attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
+            T.buffer_store(self.scores, score if plain else score * fp32(math.log2(math.e)), [at])
+        tops = []
+        for i in range(2):
+            own = [self.scores[at] for at in range(count) if at // 2 % 2 == i]
+            top = own[0]
+            for other in own[1:]:
+                top = T.max(top, other)
+            tops.append(top)
+        tops = merge_lanes(tops, [T.max] * 2, 4, self.thread)
+        before = local(1)
+        for i, top in enumerate(tops):
+            T.buffer_store(before, self.highest[i], [0])
+            T.buffer_store(self.highest, T.max(before[0], top), [i])
+            T.buffer_store(before, T.exp2(before[0] - self.highest[i]), [0])
+            for at in range(self.width // 2):
+                if at // 2 % 2 == i:
+                    T.buffer_store(self.results, self.results[at] * before[0], [at])
+            T.buffer_store(self.totals, self.totals[i] * before[0], [i])
+            for at in range(count):
+                if at // 2 % 2 == i:
+                    T.buffer_store(self.scores, T.exp2(self.scores[at] - self.highest[i]), [at])
+                    T.buffer_store(self.totals, self.totals[i] + self.scores[at], [i])
+
+    def _multiply_values(self) -> None:
+        """Emits the addition of a step's weighted values to the results."""
+        for k in range(0, self.tile.keys, _ROWS):
+            for n in range(4):
+                at = k // 2 + 2 * n
+                pair = fragments.packed(self.dtype, self.scores[at], self.scores[at + 1])
+                T.buffer_store(self.weights, pair, [n])
+            for j in range(0, self.width, _ROWS):
+                row = (k + self.below) * (self.width + _PADDING) + j + self.beside
+                fragments.load(self.dtype, self.right, 0, self._pointer(self.values, row), transposed=True)
+                for n in range(2):
+                    at = (j // 8 + n) * 4
+                    fragments.multiply(self.dtype, self.results, at, self.weights, 0, self.right, 2 * n)
+
+    def _store(self, totals: list[Any]) -> None:
+        attention, width = self.attention, self.attention.width
+        staged = local(2, self.dtype)
+        for at in range(0, self.width // 2, 2):
+            i = at // 2 % 2
+            query = T.Bind(self.block.first + self.first + self.row + 8 * i)
+            channel = T.Bind(at // 4 * 8 + self.pair)
+            for n in range(2):
+                value = self.results[at + n] / totals[i]
+                value = T.Select(tirx.EQ(totals[i], fp32(0.0)), fp32(0.0), value)
+                T.buffer_store(staged, tirx.Cast(self.dtype, value), [n])
+            inside = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
+            if width % 2 == 0:
+                conditions = [*inside, *([channel < width] if width < self.width else [])]
+                when(conditions, partial(self._put_pair, query, channel, staged))
+            else:
+                for n in range(2):
+                    when([*inside, channel + n < width], partial(self._put, query, channel + n, staged[n]))
+
+    def _put_pair(self, query: Any, channel: Any, values: tirx.Buffer) -> None:
+        with T.vectorized(0, 2) as v:
+            self._put(query, channel + v, values[v])
+
+    def _put(self, query: Any, channel: Any, value: Any) -> None:
+        T.buffer_store(self.result, value, [self.block.batch, query, self.block.head, channel])

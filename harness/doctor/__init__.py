@@ -1,5 +1,0 @@
-"""Diagnoses this machine: its targets, and problems of its installation."""
-
-from harness.doctor.diagnosis import Finding, diagnose
-
-__all__ = ["Finding", "diagnose"]

@@ -1,6 +1,0 @@
-"""Exports modules by torch.export and imports them into Relax, with one file for each importer defect."""
-
-from harness.lowering.frontends.exporting import export_program
-from harness.lowering.frontends.torch_export.importing import import_program, nodes_of
-
-__all__ = ["export_program", "import_program", "nodes_of"]

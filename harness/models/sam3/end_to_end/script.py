@@ -1,0 +1,149 @@
+"""Asks the compiled whole model the questions about photographs, and judges its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.case import Case
+from harness.core.expectations import Expectation
+from harness.core.outcome import Verdict
+from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays
+from harness.core.settings import Settings
+from harness.models.sam3.detections import Detections, ReferenceDetections, judge_detections
+from harness.models.sam3.end_to_end import FINAL, RAW
+from harness.models.sam3.end_to_end.questions import Question, load_questions
+from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
+from harness.models.sam3.source import UpstreamModel
+from harness.parity.distribution import add_distributions
+from harness.parity.references import Reference, add_prefix, select
+from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.model import Sam3
+from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.sam3.segmentation import Found as Segmented
+
+UPSTREAM = "harness.models.sam3.end_to_end.upstream"
+"""The module that asks upstream."""
+
+
+def load(case: Case, settings: Settings) -> Sequence[Question]:
+    """Returns the questions of a case."""
+    return asked_questions(load_questions(image=settings.image), case)
+
+
+def ask_compiled(model: Sam3, questions: Sequence[Question], _upstream: UpstreamModel) -> Iterator[Arrays]:
+    """Yields the compiled model's answers by `answer/part`, `RAW` and `FINAL`; an image is encoded once."""
+    for path, image_questions in groupby(questions, lambda question: question.image):
+        image = model.set_image(path)
+        for question in image_questions:
+            arrays: Arrays = {}
+            for name, found in zip(question.answers, image.segment_each(prompts(question, image.size)), strict=True):
+                arrays |= add_prefix(name, _arrays(found))
+            yield arrays
+
+
+def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
+    """Converts a question to the runtime's prompts, in pixels of a photograph of the given width and height."""
+    centers = np.array(question.boxes, np.float64).reshape(-1, 2, 2) * size
+    boxes = np.concatenate([centers[:, 0] - centers[:, 1] / 2, centers[:, 0] + centers[:, 1] / 2], axis=1)
+    points = np.array(question.points, np.float64).reshape(-1, 2) * size
+    return [
+        Prompt(text, boxes, question.box_labels, points, question.point_labels) for text in question.texts or (None,)
+    ]
+
+
+def _arrays(found: Segmented) -> Arrays:
+    queries = np.zeros(found.outputs.scores.shape[1], bool)
+    queries[found.queries] = True
+    final = (queries, found.masks, found.boxes, found.scores)
+    return {name: getattr(found.outputs, name) for name in RAW} | dict(zip(FINAL, final, strict=True))
+
+
+def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, case: Case) -> Iterator[Verdict]:
+    """Yields the verdicts on all answers."""
+    for answer in answers:
+        size = load_image(answer.question.image).size
+        for name in answer.question.answers:
+            actual, reference = select(answer.actual, name), answer.reference.part(name)
+            by_oracle = PRECISIONS[case.precision].judged_by_oracle
+            yield from judge_answer(name, actual, reference, size, expectation, by_oracle=by_oracle)
+
+
+def judge_answer(
+    name: str,
+    actual: Arrays,
+    reference: Reference,
+    size: tuple[int, int],
+    expectation: Expectation | None = None,
+    *,
+    by_oracle: bool = False,
+) -> tuple[Verdict, ...]:
+    """Returns the verdicts on one answer.
+
+    Args:
+        name: Prefix of the names of the verdicts.
+        actual: The compiled model's answer, `RAW` and `FINAL`.
+        reference: Upstream's answer from `harness.models.sam3.end_to_end.upstream`.
+        size: Width and height of the photograph.
+        expectation: If it allows the oracle verdict, raw outputs may pass on it.
+        by_oracle: Whether the case is in half precision. Raw outputs may then pass by the oracle, and detections are
+            held to upstream's detections on the raw outputs.
+    """
+    first = reference.first
+    comparable = all((actual[raw].shape, actual[raw].dtype) == (first[raw].shape, first[raw].dtype) for raw in RAW)
+
+    def raw_outputs(arrays: Arrays) -> Arrays:
+        raw = {raw: arrays[raw] for raw in RAW if raw in arrays}
+        if by_oracle and comparable and raw:
+            raw["presence"] = pool((raw["logits"], raw["presence"]))  # the logits that form the scores with it
+        return add_prefix(name, raw)
+
+    compiled, expected = raw_outputs(actual), reference.map(raw_outputs)
+    raw = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)
+    truth = _decided(actual if comparable else first, size) if by_oracle else _truth(reference, size)
+    detections = _detections(actual)
+    verdicts = (*raw, *judge_detections(f"{name}/found/", detections, truth))
+    masks = f"{name}/found/masks"
+    return add_distributions(
+        verdicts, compiled | {masks: detections.masks}, expected.first | {masks: truth.first.masks}
+    )
+
+
+def _detections(arrays: Arrays) -> Detections:
+    return Detections(*(arrays[name] for name in FINAL))
+
+
+def _decided(raw: Arrays, size: tuple[int, int]) -> ReferenceDetections:
+    """Returns upstream's detections for raw outputs."""
+    from harness.models.sam3.end_to_end.upstream import decide_detections
+
+    arrays = decide_detections(raw, size)
+    return ReferenceDetections(_detections(arrays), _detections(arrays), arrays["undecided"])
+
+
+def _truth(reference: Reference, size: tuple[int, int]) -> ReferenceDetections:
+    """Returns upstream's detections; boxes and scores of the float64 outputs are those of the same queries."""
+    first, exact = _detections(reference.first), reference.exact
+    boxes = scores = None
+    if exact:
+        boxes = _pixels(exact["boxes"], size)[first.queries]
+        scores = (_sigmoid(exact["logits"])[0, :, 0] * _sigmoid(exact["presence"])[0])[first.queries]
+    return ReferenceDetections(first, _detections(reference.again), reference.first["undecided"], boxes, scores)
+
+
+def _pixels(boxes: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Converts normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
+    center, extent = boxes[0, :, :2], boxes[0, :, 2:]
+    return np.concatenate([center - extent / 2, center + extent / 2], axis=1) * (*size, *size)
+
+
+def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    result: npt.NDArray[np.float64] = 1 / (1 + np.exp(-x))
+    return result
+
+
+SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge),)

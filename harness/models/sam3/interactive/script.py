@@ -1,0 +1,137 @@
+"""Asks the compiled model for masks of one object in every round, and judges its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from harness.core.case import Case
+from harness.core.expectations import Expectation
+from harness.core.outcome import Verdict
+from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays
+from harness.core.settings import Settings
+from harness.models.sam3.detections import judge_masks
+from harness.models.sam3.interactive.questions import Question, load_questions
+from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
+from harness.models.sam3.source import UpstreamModel
+from harness.parity.distribution import add_distributions
+from harness.parity.references import Reference, add_prefix, select
+from harness.runtime.sam3.image_model import EncodedImage
+from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.model import Sam3
+
+UPSTREAM = "harness.models.sam3.interactive.upstream"
+"""The module that asks upstream."""
+
+
+def load(case: Case, settings: Settings) -> Sequence[Question]:
+    """Returns the questions of a case."""
+    return asked_questions(load_questions(image=settings.image), case)
+
+
+def ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
+    """Yields the compiled model's answers by `answer/part`; an image is encoded once.
+
+    A round refines the best mask of the previous round, in half precision upstream's.
+    """
+    for path, image_questions in groupby(questions, lambda question: question.image):
+        image = model.set_image(path)
+        for question in image_questions:
+            refined = upstream.answer(UPSTREAM, question).first if upstream.half else None
+            yield _answer_rounds(image, question, refined)
+
+
+def _answer_rounds(image: EncodedImage, question: Question, source: Arrays | None) -> Arrays:
+    """Answers every round; it refines the best mask of the previous round in `source`, or else of its own answers."""
+    from harness.models.sam3.interactive.upstream import best_mask
+
+    scale = np.array(image.size, np.float64)
+    arrays: Arrays = {}
+    refined: Any = None
+    for name, prompt in zip(question.answers, question.rounds, strict=True):
+        predicted = image.predict(
+            points=np.array(prompt.points).reshape(-1, 2) * scale,
+            labels=prompt.labels,
+            box=None if prompt.box is None else (np.array(prompt.box).reshape(2, 2) * scale).ravel(),
+            mask=refined,
+            multimask=question.multimask,
+        )
+        refined = predicted.logits[predicted.best] if source is None else best_mask(source, name)
+        arrays |= add_prefix(name, {"logits": predicted.logits, "iou": predicted.iou, "masks": predicted.masks})
+    return arrays
+
+
+def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, case: Case) -> Iterator[Verdict]:
+    """Yields the verdicts on all rounds, in half precision with one on the predicted IoU of all rounds together."""
+    by_oracle = PRECISIONS[case.precision].judged_by_oracle
+    rounds: list[tuple[Arrays, Reference]] = []
+    for answer in answers:
+        size = load_image(answer.question.image).size
+        for name in answer.question.answers:
+            actual, reference = select(answer.actual, name), answer.reference.part(name)
+            yield from judge_round(name, actual, reference, size, expectation, by_oracle=by_oracle)
+            rounds.append((actual, reference))
+    if by_oracle:
+        yield from judge_ious(rounds)
+
+
+def judge_round(
+    name: str,
+    actual: Arrays,
+    reference: Reference,
+    size: tuple[int, int],
+    expectation: Expectation | None = None,
+    *,
+    by_oracle: bool = False,
+) -> tuple[Verdict, ...]:
+    """Judges one round; in half precision without the predicted IoU, and inside `upstream()`.
+
+    Args:
+        name: Prefix of the names of the verdicts.
+        actual: The compiled model's answer, `harness.models.sam3.interactive.OUTPUTS`.
+        reference: Upstream's answer from `harness.models.sam3.interactive.upstream`.
+        size: Width and height of the photograph.
+        expectation: If it allows the oracle verdict, logits and IoU may pass on it.
+        by_oracle: Whether the case is in half precision. Logits may then pass by the oracle, and masks are held to
+            upstream's decision on the compiled model's own logits.
+    """
+    outputs = ("logits",) if by_oracle else ("logits", "iou")
+
+    def numbers(arrays: Arrays) -> Arrays:
+        return {f"{name}/{output}": arrays[output] for output in outputs if output in arrays}
+
+    compiled, expected = numbers(actual), reference.map(numbers)
+    verdicts = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)
+    if by_oracle:
+        from harness.models.sam3.interactive.upstream import decide_masks
+
+        logits = reference.first["logits"]
+        decided, undecided = decide_masks(actual["logits"] if actual["logits"].shape == logits.shape else logits, size)
+        again = decided
+    else:
+        decided, again = reference.first["masks"], reference.again["masks"]
+        undecided = reference.first["undecided"]
+    masks = f"{name}/masks"
+    return add_distributions(
+        (*verdicts, judge_masks(masks, actual["masks"], decided, again, undecided)),
+        compiled | {masks: actual["masks"]},
+        expected.first | {masks: decided},
+    )
+
+
+def judge_ious(rounds: Sequence[tuple[Arrays, Reference]]) -> tuple[Verdict, ...]:
+    """Judges the predicted IoU of all rounds in half precision."""
+    compiled = {"iou": pool(actual["iou"] for actual, _ in rounds)}
+    first, again, exact = (
+        {"iou": pool(arrays["iou"] for arrays in runs)}
+        for runs in zip(*((reference.first, reference.again, reference.exact) for _, reference in rounds), strict=True)
+    )
+    verdicts = judge_numbers(compiled, Reference(first, again, exact), by_oracle=True)
+    return add_distributions(verdicts, compiled, first)
+
+
+SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge, asks_upstream_first=True),)

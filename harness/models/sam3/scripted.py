@@ -1,0 +1,157 @@
+"""Verifies whole models that are asked questions: upstream's and the compiled model answer, and a judge compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.case import Case
+from harness.core.expectations import Expectation
+from harness.core.outcome import Verdict
+from harness.core.precision import PRECISIONS
+from harness.core.program import Arrays, Program
+from harness.core.settings import Settings
+from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.options import Sam3Options
+from harness.models.sam3.deployed.running import deployed_model
+from harness.models.sam3.questions import Question
+from harness.models.sam3.source import UpstreamModel
+from harness.parity.references import Reference
+from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
+from harness.parity.verdict import judge, judge_by_gate
+from harness.runtime.sam3.model import Sam3
+
+if TYPE_CHECKING:
+    from harness.compiler.execution.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Generic[Question]):
+    """The answers of both models to a question.
+
+    Attributes:
+        question: The question.
+        actual: The compiled model's arrays by name.
+        reference: Upstream's arrays.
+    """
+
+    question: Question
+    actual: Arrays
+    reference: Reference
+
+
+@dataclass(frozen=True)
+class Script(Generic[Question]):
+    """Defines what is asked, how both models are asked, and how their answers are judged.
+
+    Attributes:
+        load: Reads the questions of a case; questions about one photograph or video follow each other.
+        upstream: The module whose function `answer` gives upstream's answers, see `UpstreamModel.answer`.
+        ask_compiled: Returns the compiled model's answers in the order of the questions; upstream's model is for
+            questions that contain upstream's answers.
+        judge: Returns the verdicts on all answers; an expectation may allow the oracle verdict.
+        asks_upstream_first: Whether the compiled model's questions contain upstream's answers in half precision.
+    """
+
+    load: Callable[[Case, Settings], Sequence[Question]]
+    upstream: str
+    ask_compiled: Callable[[Sam3, Sequence[Question], UpstreamModel], Iterator[Arrays]]
+    judge: Callable[[Iterable[Answer[Question]], Expectation | None, Case], Iterable[Verdict]]
+    asks_upstream_first: bool = False
+
+
+class ScriptedWorkload:
+    """The questions of a case, answered by the compiled model through the runtime as users ask it."""
+
+    def __init__(self, scripts: Sequence[Script[Any]], options: Sam3Options, case: Case, settings: Settings) -> None:
+        """Reads the questions; upstream's model is built for the first answer that is not in the cache.
+
+        Args:
+            scripts: The kinds of questions.
+            options: The options that the compiled model must have.
+            case: The case.
+            settings: Its settings.
+
+        Raises:
+            HarnessError: Questions or cache cannot be used.
+        """
+        self._options = options
+        self._case = case
+        self._settings = settings
+        self._questions = [(script, script.load(case, settings)) for script in scripts]
+        self._upstream = UpstreamModel(case, settings)
+        self._saved = saved_folder(case)
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """Builds and returns the entry points of the compiled model that the questions need."""
+        return {program.name: program for program in programs(self._case, self._settings, self._options)}
+
+    def run(self, run: Run) -> bool:
+        """Compiles the folder, asks every question and saves the answers; returns False if code cannot be run here."""
+        for script, questions in self._questions:
+            if script.asks_upstream_first and self._upstream.half:
+                for question in questions:  # into the cache, before a device is taken
+                    self._upstream.answer(script.upstream, question)
+        with deployed_model(run, self._saved / "model") as model:
+            if model is None:
+                return False
+            for script, questions in self._questions:
+                answers = script.ask_compiled(model, questions, self._upstream)
+                for question, arrays in zip(questions, answers, strict=True):
+                    save_outputs(self._saved / question.name, arrays)
+        return True
+
+    def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
+        """Returns the verdicts on the saved answers."""
+        return tuple(
+            verdict
+            for script, questions in self._questions
+            for verdict in script.judge(self._answers(script, questions), expectation, self._case)
+        )
+
+    def _answers(self, script: Script[Any], questions: Sequence[Any]) -> Iterator[Answer[Any]]:
+        for question in questions:
+            actual = load_outputs(self._saved / question.name)
+            yield Answer(question, actual, self._upstream.answer(script.upstream, question, actual))
+
+
+def asked_questions(questions: Sequence[Any], case: Case) -> tuple[Any, ...]:
+    """Returns the questions of a case about photographs: in half precision those that are answered in float64."""
+    return tuple(question for question in questions if question.float64 or not PRECISIONS[case.precision].is_half)
+
+
+def judge_numbers(
+    actual: Arrays, reference: Reference, expectation: Expectation | None = None, *, by_oracle: bool = False
+) -> tuple[Verdict, ...]:
+    """Judges outputs against two runs and float64, or by the strict gate alone where upstream did not run in float64.
+
+    Args:
+        actual: The compiled model's outputs by name.
+        reference: Upstream's outputs with the same names.
+        expectation: If it allows the oracle verdict, outputs may pass on it.
+        by_oracle: Whether every output may pass by the oracle, as in half precision.
+    """
+    if not reference.exact:
+        return judge_by_gate(actual, reference.first, reference.again)
+    return judge(
+        actual,
+        reference.first,
+        reference.exact,
+        reference_again=reference.again,
+        expectation=expectation,
+        by_oracle=by_oracle,
+    )
+
+
+def pool(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Joins outputs of half precision that are judged as one array, because one of them has too few numbers.
+
+    The error of a few numbers says little about its usual size, by which the oracle verdict divides. A component draws
+    further errors there (`harness.parity.monte_carlo`); the whole model has others of the same kind.
+    """
+    return np.concatenate([array.ravel() for array in arrays])

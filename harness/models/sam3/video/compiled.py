@@ -1,0 +1,213 @@
+"""Asks the compiled model about videos as its users do, and records the results of its tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.core.program import Arrays
+from harness.models.sam3.video.questions import (
+    Pixels,
+    Question,
+    Request,
+    SessionQuestion,
+    frames_of,
+    mask_of,
+    number_frames,
+    pixels_of,
+)
+from harness.parity.references import add_prefix
+from harness.runtime.artifact import LoadedModel, Tensors
+from harness.runtime.sam3.interactive import MASK_SIZE
+from harness.runtime.sam3.model import Sam3
+from harness.runtime.sam3.video.bfloat16 import Bits
+from harness.runtime.sam3.video.frames import Frames
+from harness.runtime.sam3.video.memory_bank import AttentionInputs, MemoryBank, MemoryEntry
+from harness.runtime.sam3.video.memory_selection import Retention
+from harness.runtime.sam3.video.session import Session, TrackedFrame
+from harness.runtime.sam3.video.tracker import TrackedMasks, Tracker
+
+Floats = npt.NDArray[np.float32]
+
+
+def _no_results() -> Arrays:
+    """Returns the results of a frame on which nothing is tracked, by names of `upstream.PARTS`."""
+    return {
+        "logits": np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32),
+        "object_logits": np.zeros(0, np.float32),
+        "memories": np.zeros((0, 64, 72, 72), np.uint16),
+        "remembered": np.zeros(0, bool),
+        "births": np.zeros(1, np.int64),
+    }
+
+
+class RecordingTracker(Tracker):
+    """The compiled model's tracker, which records its results.
+
+    Attributes:
+        frame: The frame that is being processed.
+        computed: Results of all buckets by frame; `births` counts new objects.
+    """
+
+    def __init__(self, artifact: LoadedModel) -> None:
+        """Takes a loaded model."""
+        super().__init__(artifact)
+        self.frame = 0
+        self.computed: dict[int, Arrays] = {}
+
+    def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
+        """Tracks as `Tracker.track` and records mask and object logits."""
+        tracked = super().track(features, attended)
+        self._record(logits=tracked.logits, object_logits=tracked.object_logits[:, 0])
+        return tracked
+
+    def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes a memory as `Tracker.encode_memory`, and records it with the objects that it has."""
+        bits = super().encode_memory(features, logits, object_logits)
+        self._record(memories=bits, remembered=object_logits > 0)
+        return bits
+
+    def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+        """Encodes the memory of new objects as `Tracker.encode_prompt_memory`, and counts the objects."""
+        self._record()["births"] += len(logits)
+        return super().encode_prompt_memory(features, logits, object_logits)
+
+    def _record(self, **arrays: npt.NDArray[Any]) -> Arrays:
+        """Appends a bucket's arrays to those of the frame, and returns all of them."""
+        results = self.computed.setdefault(self.frame, _no_results())
+        results |= {name: np.concatenate([results[name], array]) for name, array in arrays.items()}
+        return results
+
+
+def answer_question(model: Sam3, question: Question) -> Arrays:
+    """Returns the compiled model's answer to a question.
+
+    Returns:
+        Arrays by answer and name: `0/…` answers the prompt, `1/…` is the prompt's frame, and so on, with the names in
+        `harness.models.sam3.video.upstream.PARTS` and boxes (x0, y0, x1, y1) in pixels; `births` int64 [1] of each
+        frame; and `left` int64 [1], the number of objects in the end.
+    """
+    frames = frames_of(question)
+    tracker = RecordingTracker(model.artifact)
+    session = Session(model, tracker, _reporting_frames(frames, tracker))
+    height, width = frames[0].shape[:2]
+    box = None if question.box is None else np.array(question.box) * (width, height, width, height)
+    arrays = add_prefix("0", frame_arrays(session.add_prompt(question.frame, question.text, box)))
+    tracker.computed.clear()
+    for number, frame in enumerate(session.propagate(), start=1):
+        arrays |= add_prefix(str(number), frame_arrays(frame))
+    for number, index in enumerate(range(question.frame, question.length), start=1):
+        arrays |= add_prefix(str(number), tracker.computed.get(index, _no_results()))
+    return arrays | {"left": np.array([len(session.objects)])}
+
+
+def compute_step(model: Sam3, state: Arrays, length: int) -> Arrays:
+    """Returns the compiled model's outputs from PyTorch's own state, by the names in `STEP`, and `rounded`.
+
+    Args:
+        model: The model.
+        state: The state of a `harness.models.sam3.video.upstream.Step`.
+        length: The number of frames of the video.
+    """
+    observed = _ObservedMemories(model.artifact)
+    tracker = Tracker(observed)
+    features = {name: state[name] for name in ("high_res_0", "high_res_1", "features")}
+    bank = _memory_bank(state)
+    tracked = tracker.track(features, bank.read(bank.plan(int(state["frame"][0]), num_frames=length)))
+    bits = tracker.encode_memory(features, state["masks"], state["present"])
+    return {
+        "logits": tracked.logits,
+        "pointers": tracked.pointers,
+        "object_logits": tracked.object_logits,
+        "iou": tracked.iou.max(axis=-1),
+        "memory": np.concatenate(observed.memories),
+        "rounded": bits,
+    }
+
+
+def _memory_bank(state: Arrays) -> MemoryBank:
+    """Returns upstream's memories of a bucket."""
+    count = len(state["present"])
+    names = ("frames", "memories", "pointers", "object_logits", "scores")
+    entries = {
+        int(frame): MemoryEntry(
+            memory, pointer, logits, np.zeros(count, np.float32), None if np.isnan(score) else score
+        )
+        for frame, memory, pointer, logits, score in zip(*(state[name] for name in names), strict=True)
+    }
+    conditioning = tuple(map(int, state["conditioning"]))
+    return MemoryBank(
+        tuple(range(count)),
+        Retention.EVERYTHING,
+        conditioning={frame: entries[frame] for frame in conditioning},
+        tracked={frame: entry for frame, entry in sorted(entries.items()) if frame not in conditioning},
+        first_frame=min(conditioning),
+    )
+
+
+class _ObservedMemories:
+    """A loaded model that records encoded memories before they are rounded."""
+
+    def __init__(self, artifact: LoadedModel) -> None:
+        self._artifact = artifact
+        self.folder, self.manifest = artifact.folder, artifact.manifest
+        self.fetch, self.reading_once = artifact.fetch, artifact.reading_once
+        self.memories: list[Floats] = []
+
+    def call(self, entry: str, **inputs: Any) -> Tensors:
+        outputs = self._artifact.call(entry, **inputs)
+        if entry == "encode_memory":
+            self.memories.append(self._artifact.fetch(outputs["memory"]))
+        return outputs
+
+
+def _reporting_frames(frames: Sequence[Pixels], tracker: RecordingTracker) -> Frames:
+    """Returns frames whose reader sets the tracker's frame to the frame that is read, which is processed next."""
+
+    def read_frames() -> Generator[Pixels, None, None]:
+        for index, frame in enumerate(frames):
+            tracker.frame = index
+            yield frame
+
+    return Frames("the video", read_frames, len(frames))
+
+
+def answer_session(model: Sam3, question: SessionQuestion) -> Arrays:
+    """Returns the compiled model's answers to the requests of a session: the arrays of `frame_arrays`, numbered."""
+    frames = frames_of(question)
+    session = model.start_session(list(frames), keep=True)
+    size = frames[0].shape[:2]
+    return number_frames(
+        (position, frame_arrays(frame))
+        for position, request in enumerate(question.requests)
+        for frame in _send(session, request, size)
+    )
+
+
+def frame_arrays(frame: TrackedFrame) -> Arrays:
+    """Returns the judged arrays of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1), `masks`."""
+    names = ("ids", "scores", "boxes", "masks")
+    return {"index": np.array([frame.index]), **{name: getattr(frame, name) for name in names}}
+
+
+def _send(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:
+    if request.type == "propagate_in_video":
+        return list(session.propagate(start=request.frame, reverse=request.reverse))
+    if request.text is not None:
+        return [session.add_prompt(request.frame, request.text)]
+    assert request.object is not None
+    if request.type == "remove_object":
+        session.remove_object(request.object)
+        return []
+    prompted = session.add_prompt(
+        request.frame,
+        object_id=request.object,
+        points=pixels_of(request.points, size).tolist() if request.points else None,
+        labels=list(request.labels) or None,
+        box=None if request.box is None else pixels_of(request.box, size).ravel().tolist(),
+        mask=None if request.mask is None else mask_of(request.mask, size),
+    )
+    return [prompted]

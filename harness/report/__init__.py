@@ -1,9 +1,0 @@
-"""Builds reports: JSON is the truth; Markdown and HTML are rendered from it."""
-
-from __future__ import annotations
-
-from harness.report.verification.document import Result, read_report, repro_command
-from harness.report.verification.markdown import render, render_report
-from harness.report.verification.writer import ADVICE, write_report
-
-__all__ = ["ADVICE", "Result", "read_report", "render", "render_report", "repro_command", "write_report"]

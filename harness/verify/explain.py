@@ -1,0 +1,177 @@
+"""Explains the lowering of each Relax operator of a component: by a kernel, by loops, or by TVM's default."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.compiler.targets import TARGETS
+from harness.core import files
+from harness.core.budget import NO_GROUPS, Groups
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Stage
+from harness.core.processors import THIS_MACHINE, Processors
+from harness.models.registry import subjects
+
+if TYPE_CHECKING:
+    from harness.compiler.schedules.common.provenance import Operator
+
+ADVICE = "choose another file with --json"
+"""Advice for the user if the file cannot be written."""
+
+_SHAPES_SHOWN = 3
+_FUNCTIONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The operators of one case's main sample, in the order of the imported module."""
+
+    case: Case
+    operators: tuple[Operator, ...]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Number of operators by kind of lowering."""
+        return dict(Counter(operator.how.value for operator in self.operators))
+
+
+def explain(
+    case: Case,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    database: Path | None = None,
+    processors: Processors = THIS_MACHINE,
+    float32: Groups = NO_GROUPS,
+) -> Explanation:
+    """Exports, imports and lowers a component in a worker process, and returns how each operator was lowered.
+
+    Args:
+        case: The case.
+        on_stage: Called with the name of each stage, soon after the worker has entered it.
+        database: Folder of the tuning database with the schedules; None for the default schedules.
+        processors: The processors to lower for.
+        float32: Groups of products that stay float32 in half precision.
+
+    Raises:
+        HarnessError: The case is not a component, or lowering it fails.
+    """
+    from harness.core.processes import WorkerEnd, run_isolated
+
+    subject = subjects().get(case.component)
+    if subject is None or subject.whole:
+        raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
+    request = (case, database, processors, float32)
+    result = run_isolated("harness.verify.explain:explain_request", request, on_stage=on_stage)
+    if result.kind is not WorkerEnd.OK:
+        first_line = result.error.message.partition("\n")[0] if result.error else result.kind.value
+        raise HarnessError(
+            f"cannot explain {case.id}: {result.stage} {result.kind.value.replace('_', ' ')}: {first_line}"
+        )
+    explanation: Explanation = result.value
+    return explanation
+
+
+def explain_request(
+    request: tuple[Case, Path | None, Processors, Groups], on_stage: Callable[[str], None]
+) -> Explanation:
+    """Explains a component in this process, with the signature that `harness.core.processes` needs."""
+    from harness.compiler.schedules.common.provenance import trace
+    from harness.compiler.tuned.database import chosen_schedules
+    from harness.models.importing import imported_module
+
+    case, database, processors, float32 = request
+    target = TARGETS[case.target]
+    module = imported_module(case, on_stage, float32)
+    on_stage(Stage.COMPILE)
+    tvm_target = target.tvm_target(processors)
+    pipeline = target.pipeline(tvm_target, chosen_schedules(database, case.target, processors).schedules)
+    return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
+
+
+def render(explanation: Explanation) -> Any:
+    """Builds a table for the terminal (rich), with one row for operators of one kind that are lowered alike."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from harness.compiler.schedules.common.provenance import MEANINGS, How
+
+    groups: dict[tuple[Any, ...], list[Operator]] = {}
+    for operator in explanation.operators:
+        functions = operator.functions if operator.how is How.KERNEL else ()
+        groups.setdefault((operator.how, operator.name, *functions), []).append(operator)
+    table = Table("operator", "calls", "shapes", "lowered to", title=explanation.case.id, highlight=False)
+    for kind in How:
+        groups_of_kind = [group for group in groups.values() if group[0].how is kind]
+        if not groups_of_kind:
+            continue
+        count = sum(map(len, groups_of_kind))
+        table.add_section()
+        table.add_row(
+            Text(kind.value, style="red" if kind is How.UNSCHEDULED else "bold"), str(count), "", MEANINGS[kind]
+        )
+        for group in sorted(groups_of_kind, key=lambda group: group[0].name):
+            table.add_row(f"  {group[0].name}", str(len(group)), Text(_shapes(group)), Text(_lowering_text(group)))
+    return table
+
+
+def summary(explanation: Explanation) -> str:
+    """Returns the totals in one line, and the operators that got TVM's default lowering."""
+    from harness.compiler.schedules.common.provenance import How
+
+    totals = ", ".join(
+        f"{count} {kind}" for kind, count in sorted(explanation.totals.items(), key=lambda item: -item[1])
+    )
+    at_load = sum(operator.at_load for operator in explanation.operators)
+    lines = [f"{len(explanation.operators)} operators: {totals}; {at_load} of them run once, when the model is loaded"]
+    for kind, text in ((How.DEFAULT, "no kernel, but scheduled loops"), (How.UNSCHEDULED, "left as TVM has it")):
+        names = Counter(operator.name for operator in explanation.operators if operator.how is kind)
+        if names:
+            lines.append(f"{text}: " + ", ".join(f"{name} {count}" for name, count in names.most_common()))
+    return "\n".join(lines)
+
+
+def write_json(explanations: Sequence[Explanation], path: Path) -> None:
+    """Writes everything that is known of every operator, completely or not at all.
+
+    Raises:
+        HarnessError: The file cannot be written.
+    """
+    cases = [
+        {
+            **asdict(explanation.case),
+            "totals": explanation.totals,
+            "operators": [asdict(operator) for operator in explanation.operators],
+        }
+        for explanation in explanations
+    ]
+    files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
+
+
+def _shapes(group: Iterable[Operator]) -> str:
+    shapes = dict.fromkeys(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
+    suffix = [f"and {len(shapes) - _SHAPES_SHOWN} more"] if len(shapes) > _SHAPES_SHOWN else []
+    return "\n".join([*list(shapes)[:_SHAPES_SHOWN], *suffix])
+
+
+def _lowering_text(group: Sequence[Operator]) -> str:
+    """Returns how the operators of a group were lowered, one line for each distinct description."""
+    lines = list(dict.fromkeys(filter(None, map(_description, group))))
+    suffix = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
+    return "\n".join([*lines[:_FUNCTIONS_SHOWN], *suffix])
+
+
+def _description(operator: Operator) -> str:
+    from harness.compiler.schedules.common.provenance import How
+
+    companions = Counter(operator.beside) - Counter([operator.name])
+    names = dict.fromkeys("fused" if name.startswith("fused_") else name for name in operator.functions)
+    functions = " and ".join(names) + (", at load" if operator.at_load else "")
+    if operator.how is How.FOLDED:
+        return functions
+    companion_names = ", ".join(name if count == 1 else f"{count} {name}" for name, count in companions.items())
+    companion_text = f"with {companion_names}" if companion_names else ""
+    return ": ".join(filter(None, [functions, "; ".join(filter(None, [operator.detail, companion_text]))]))

@@ -1,0 +1,69 @@
+"""Writes the performance report: `PERFORMANCE_REPORT.md`, and its plots in a folder beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from harness.core.errors import HarnessError
+from harness.core.files import write_files
+from harness.core.precision import DEFAULT_PRECISION
+from harness.verify.report.performance import plots, tables
+from harness.verify.report.performance.reading import PERCENTILES, read_results
+from harness.verify.report.template import rendered
+from harness.verify.report.verification.markdown import cell
+from harness.verify.report.verification.wording import size
+
+MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
+_TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
+
+
+def write_performance_report(results: Sequence[Path], directory: Path, order: Sequence[str] = ()) -> Path:
+    """Writes page and plots, each complete or not at all, and returns the page's path.
+
+    Args:
+        results: JSON files of `pytest perf … --benchmark-json=FILE`, or these compressed by gzip.
+        directory: Is made if it does not exist.
+        order: Names of components that come first on the page, in this order.
+
+    Raises:
+        HarnessError: If the results cannot be read or are not what the suites write, or the folder cannot be
+            written.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise HarnessError(f"{directory} is a file; give --out a folder.")
+    found = read_results(results)
+    sections = tables.sections(found, order)
+    pictures = {
+        f"performance/{name}-{number}.png": picture
+        for number, section in enumerate(sections, 1)
+        for name, picture in plots.render_plots(section).items()
+    }
+    page = rendered(
+        _TEMPLATE,
+        {"cell": cell, "giga": tables.giga, "size": size, "table": table},
+        sections=sections,
+        pictures=pictures,
+        t=tables,
+        percentiles=PERCENTILES,
+        half=not found["precision"].isin({"", DEFAULT_PRECISION}).all(),
+        others=found[found["kind"] == "other"],
+    )
+    write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
+    return directory / MARKDOWN_NAME
+
+
+def table(found: pd.DataFrame, columns: Sequence[str] = ()) -> str:
+    """Writes a table in Markdown, whose index is the first column.
+
+    Args:
+        found: The table.
+        columns: Those that it shows; all of them by default.
+    """
+    found = found[list(columns or found.columns)]
+    texts = pd.DataFrame({name: found[name].map(tables.WRITERS.get(name, tables.text)) for name in found})
+    rules = ["---:" if name in tables.WRITERS else "---" for name in found]
+    lines = [[found.index.name, *found], ["---", *rules], *texts.itertuples()]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)

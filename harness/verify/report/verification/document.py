@@ -1,0 +1,329 @@
+"""Builds, validates and reads the JSON report.
+
+Schema 1:
+
+    {"schema": 1, "created": ISO 8601 in UTC, "machine": {…}, "versions": {…},
+     "cases": [{"component", "strategy", "target", "scale", "seed", "status", "stage",
+                "precision": where it is not fp32, "frontend": where it is not torch,
+                "weights": where they are not seeded,
+                "expected": true, false, or null where the case was skipped as unavailable,
+                "problem": why it is not expected, or why it was skipped, else null,
+                "why": the cause of a known discrepancy, from the expectations, else null,
+                "error": {"type", "message", "details"} or null,
+                "device": the machine that ran it, if that was another one: {"told": in words, …},
+                "seconds": {stage: s}, "sizes": {artifact: bytes}, "peak_rss_bytes", "repro",
+                "outputs": [{"name", "shape", "dtype", "elements", "outside", "max_abs", "mean_abs", "max_rel",
+                             "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason",
+                             "distribution": how the errors are distributed, where that was measured: see
+                                 `harness.verify.report.verification.distribution`}],
+                "emulated": true where the CPU ran the GPU's kernels,
+                "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
+                "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.verify.diagnose.report`),
+                "not_diagnosed": why a case was not, where a diagnosis was asked for,
+                "kernels": for a GPU target, {architecture: [[a value for each of `KERNEL_COLUMNS`], …]}}],
+     "summary": {"cases", "passed", "expected_failures", "unexpected", "unavailable",
+                 "compiled_only": those of the unavailable that were compiled,
+                 "emulated", "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
+
+Every case is counted once: cases = passed + expected_failures + unexpected + unavailable, where `passed` counts those
+that passed as expected. JSON has no NaN and no infinity: NaN (the metric does not apply) is null, infinities are the
+strings "inf" and "-inf"; `harness.verify.report.verification.numbers.number` turns them back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.case import DEFAULT_FRONTEND
+from harness.core.errors import HarnessError
+from harness.core.expectations import CheckKind, Expectation, check
+from harness.core.outcome import Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.weights import Weights
+from harness.verify.report.verification import diagnosis, distribution
+from harness.verify.report.verification.numbers import jsonable
+
+if TYPE_CHECKING:
+    from harness.core.case import Case
+
+SCHEMA = 1
+
+METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
+"""The floats of an output, in the order of the schema."""
+
+KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
+"""The stored properties of a kernel, in this order; null if one is unknown."""
+
+_CASE_KEYS = {
+    "component": str,
+    "strategy": str,
+    "target": str,
+    "scale": str,
+    "seed": int,
+    "status": str,
+    "stage": str,
+    "expected": (bool, type(None)),
+    "problem": (str, type(None)),
+    "why": (str, type(None)),
+    "error": (dict, type(None)),
+    "seconds": dict,
+    "sizes": dict,
+    "peak_rss_bytes": int,
+    "repro": str,
+    "outputs": list,
+}
+_OUTPUT_KEYS = {
+    "name": str,
+    "shape": list,
+    "dtype": str,
+    "elements": int,
+    "outside": int,
+    **{metric: (int, float, str, type(None)) for metric in METRICS},
+    "verdict": str,
+    "reason": str,
+}
+_SUMMARY_KEYS = ("cases", "passed", "expected_failures", "unexpected", "unavailable", "outputs")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case with its outcome, and whether the outcome was expected.
+
+    Attributes:
+        case: The case.
+        outcome: The outcome.
+        expected: Whether the outcome was expected; None if the case was skipped as unavailable.
+        problem: Why the outcome is not expected, or why the case was skipped.
+        why: The cause of a known discrepancy, from the expectations.
+        diagnosis: The diagnosis, as `harness.verify.diagnose.report` writes it; None if the case was not diagnosed.
+        not_diagnosed: Why a requested diagnosis failed, in a sentence.
+    """
+
+    case: Case
+    outcome: Outcome
+    expected: bool | None
+    problem: str = ""
+    why: str = ""
+    diagnosis: Mapping[str, Any] | None = None
+    not_diagnosed: str = ""
+
+    @property
+    def compiled_only(self) -> bool:
+        """Returns whether code was generated for the case, and no device here runs it."""
+        return self.expected is None and self.outcome.compiled
+
+    @classmethod
+    def from_outcome(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
+        """Returns the result of comparing the outcome with its expectation."""
+        rating = check(case, outcome, expectation)
+        expected = None if rating.kind is CheckKind.SKIPPED else rating.kind is CheckKind.AS_EXPECTED
+        return cls(case, outcome, expected, rating.sentence, expectation.why if expectation else "")
+
+
+def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
+    """Returns the command that runs this one case again; `flags` are appended (for instance `--checkpoint PATH`)."""
+    words = ["sam3-tvm", "verify", "--component", case.component, "--strategy", case.strategy, "--target", case.target]
+    precision = () if case.precision == DEFAULT_PRECISION else ("--precision", case.precision)
+    frontend = () if case.frontend == DEFAULT_FRONTEND else ("--frontend", case.frontend)
+    weights = () if case.weights == Weights.SEEDED else ("--weights", case.weights)
+    options = (*precision, *frontend, *weights)
+    return shlex.join([*words, "--scale", case.scale, *options, "--seed", str(case.seed), *flags])
+
+
+def build_report(
+    results: Sequence[Result],
+    machine: Mapping[str, Any],
+    versions: Mapping[str, Any],
+    *,
+    flags: Sequence[str] = (),
+    created: datetime | None = None,
+) -> dict[str, Any]:
+    """Builds the report as JSON-able data."""
+    moment = (created or datetime.now(UTC)).astimezone(UTC)
+    return {
+        "schema": SCHEMA,
+        "created": moment.isoformat(timespec="seconds"),
+        "machine": dict(machine),
+        "versions": dict(versions),
+        "cases": [_case(result, flags) for result in results],
+        "summary": _summary(results),
+    }
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Reads a JSON report and checks it against the schema.
+
+    Raises:
+        HarnessError: The file cannot be read, is not JSON, or is not a report of this schema.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise HarnessError(f"cannot read the report {path}: {error}; write one with `sam3-tvm verify`") from error
+    except (ValueError, RecursionError) as error:
+        raise HarnessError(f"{path} is not JSON ({error}); write the report again") from error
+    problem = _schema_problem(data)
+    if problem:
+        raise HarnessError(f"{path} is not a verification report of schema {SCHEMA}: {problem}; write the report again")
+    report: dict[str, Any] = data
+    return report
+
+
+def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
+    case, outcome = result.case, result.outcome
+    error = outcome.error
+    return {
+        "component": case.component,
+        "strategy": case.strategy,
+        "target": case.target,
+        "scale": str(case.scale),
+        "seed": case.seed,
+        "status": outcome.status.value,
+        "stage": outcome.stage.value,
+        "expected": result.expected,
+        "problem": result.problem or None,
+        "why": result.why or None,
+        "error": {"type": error.type, "message": error.message, "details": error.details} if error else None,
+        "seconds": {stage: jsonable(seconds) for stage, seconds in outcome.seconds.items()},
+        "sizes": dict(outcome.sizes),
+        "peak_rss_bytes": outcome.peak_rss_bytes,
+        "repro": repro_command(case, flags),
+        "outputs": [_output(verdict) for verdict in outcome.verdicts],
+        **({} if case.precision == DEFAULT_PRECISION else {"precision": case.precision}),
+        **({} if case.frontend == DEFAULT_FRONTEND else {"frontend": case.frontend}),
+        **({} if case.weights == Weights.SEEDED else {"weights": str(case.weights)}),
+        **({"device": _device(outcome.device)} if outcome.device else {}),
+        **({"emulated": True} if outcome.emulated else {}),
+        **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),
+        **({"diagnosis": dict(result.diagnosis)} if result.diagnosis else {}),
+        **({"not_diagnosed": result.not_diagnosed} if result.not_diagnosed else {}),
+        **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
+    }
+
+
+def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
+    """Groups kernels by architecture; kernels that samples of a component share are listed once."""
+    rows: dict[str, dict[tuple[Any, ...], None]] = {}
+    for kernel in kernels:
+        row = tuple(getattr(kernel, column) for column in KERNEL_COLUMNS)
+        rows.setdefault(kernel.architecture, {})[row] = None
+    return {architecture: [list(row) for row in sorted(group, key=str)] for architecture, group in rows.items()}
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {**asdict(device), "told": str(device)}
+
+
+def _output(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "name": verdict.name,
+        "shape": list(verdict.shape),
+        "dtype": verdict.dtype,
+        "elements": verdict.elements,
+        "outside": verdict.outside,
+        **{metric: jsonable(getattr(verdict, metric)) for metric in METRICS},
+        "verdict": verdict.kind.value,
+        "reason": verdict.reason,
+        **({"distribution": distribution.to_json(verdict.distribution)} if verdict.distribution else {}),
+    }
+
+
+def _summary(results: Sequence[Result]) -> dict[str, Any]:
+    verdicts = [verdict for result in results for verdict in result.outcome.verdicts]
+    kinds = [verdict.kind for verdict in verdicts]
+    ratios = [verdict.r_rms for verdict in verdicts if not math.isnan(verdict.r_rms)]
+    expected = [result.outcome.status for result in results if result.expected]
+    return {
+        "cases": len(results),
+        "passed": expected.count(Status.PASSED),
+        "expected_failures": len(expected) - expected.count(Status.PASSED),
+        "unexpected": sum(result.expected is False for result in results),
+        "unavailable": sum(result.expected is None for result in results),
+        "compiled_only": sum(result.compiled_only for result in results),
+        "outputs": len(verdicts),
+        "strict_outputs": kinds.count(VerdictKind.STRICT),
+        "oracle_outputs": kinds.count(VerdictKind.ORACLE),
+        "emulated": sum(result.outcome.emulated for result in results),
+        "elements_outside": sum(
+            verdict.outside
+            for result in results
+            if not PRECISIONS[result.case.precision].judged_by_oracle
+            for verdict in result.outcome.verdicts
+        ),
+        "worst_r_rms": jsonable(max(ratios)) if ratios else None,
+    }
+
+
+def _schema_problem(data: Any) -> str:
+    """Returns what is wrong with the data, and where; empty if they are valid."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        return f"`schema` is {data.get('schema')!r}" if isinstance(data, dict) else "it is not an object"
+    kinds = {"created": str, "machine": dict, "versions": dict, "cases": list, "summary": dict}
+    problem = _keys_problem(data, kinds, "the report")
+    if problem:
+        return problem
+    for index, case in enumerate(data["cases"]):
+        location = f"case {index + 1}"
+        problem = _keys_problem(case, _CASE_KEYS, location) or _choice_problem(case, "status", Status, location)
+        problem = problem or _choice_problem(case, "stage", Stage, location)
+        for output in [] if problem else case["outputs"]:
+            problem = problem or _keys_problem(output, _OUTPUT_KEYS, f"an output of {location}")
+            problem = problem or _choice_problem(output, "verdict", VerdictKind, f"an output of {location}")
+            problem = problem or _metrics_problem(output, location)
+            problem = problem or _distribution_problem(output, location)
+        problem = problem or _diagnosis_problem(case, location)
+        if problem:
+            return problem
+    missing_keys = [key for key in _SUMMARY_KEYS if not isinstance(data["summary"].get(key), int)]
+    if missing_keys:
+        return f"`summary` has no count `{missing_keys[0]}`"
+    counts = ("passed", "expected_failures", "unexpected", "unavailable")
+    if not sum(data["summary"][key] for key in counts) == data["summary"]["cases"] == len(data["cases"]):
+        return "`summary` does not add up to the number of cases"
+    return ""
+
+
+def _keys_problem(data: Any, kinds: Mapping[str, Any], location: str) -> str:
+    """Returns which key of an object is missing or of a wrong type, in a clause; empty if all are right."""
+    if not isinstance(data, dict):
+        return f"{location} is not an object"
+    for key, kind in kinds.items():
+        if key not in data:
+            return f"{location} has no `{key}`"
+        if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
+            return f"`{key}` of {location} is {data[key]!r}"
+    return ""
+
+
+def _choice_problem(data: Mapping[str, Any], key: str, choices: Any, location: str) -> str:
+    return "" if data[key] in {choice.value for choice in choices} else f"`{key}` of {location} is {data[key]!r}"
+
+
+def _metrics_problem(output: Mapping[str, Any], location: str) -> str:
+    for metric in METRICS:
+        value = output[metric]
+        if isinstance(value, bool) or (isinstance(value, str) and value not in ("inf", "-inf")):
+            return f"`{metric}` of an output of {location} is {value!r}"
+    return ""
+
+
+def _distribution_problem(output: Mapping[str, Any], location: str) -> str:
+    field = distribution.problem(output["distribution"]) if "distribution" in output else ""
+    return field and f"{field} of a `distribution` of {location} is not what the writer writes"
+
+
+def _diagnosis_problem(case: Mapping[str, Any], location: str) -> str:
+    field = diagnosis.problem(case["diagnosis"]) if "diagnosis" in case else ""
+    return field and f"{field} of the `diagnosis` of {location} is not what the writer writes"
+
+
+def _refuse_constant(name: str) -> float:
+    """Raises ValueError for NaN and infinities, which Python's parser would accept."""
+    raise ValueError(f"{name} is not JSON")
