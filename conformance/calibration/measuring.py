@@ -15,8 +15,8 @@ from conformance.calibration.faults import Fault
 from conformance.calibration.folders import run
 from conformance.calibration.layers import LAYERS, Injected, NoPlaceError, injected
 from conformance.calibration.mutation import RACE
-from conformance.calibration.preparing import Interrupted, Observed, Prepared, followed, prepared
-from conformance.calibration.sources import PARTS
+from conformance.calibration.preparing import Interrupted, Observed, Prepared, built_anew, followed, prepared
+from conformance.calibration.sources import PARTS, PATCHES
 from harness.core.files import append_bytes
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
@@ -84,11 +84,13 @@ def _is_right_again(component: Prepared, right: Observed) -> bool:
 def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: bool = False) -> dict[str, Any]:
     """Returns what became of a fault, as JSON can hold it."""
     began = time.perf_counter()
-    seen, stages, found = Observed(), ["import"], None
+    seen, stages, found = Observed(), ["build"], None
     record: dict[str, Any] = {"fault": fault.to_json()}
     made, problem = Injected(), ""
     try:
         with injected(fault, component) as made:
+            if fault.layer == PATCHES:
+                component = built_anew(component)
 
             def compiled(*arguments: Any) -> None:
                 seen.run(component, *arguments)

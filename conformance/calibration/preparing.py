@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm_ffi import StructuralKey
 
 from conformance.calibration.reaching import Reached, content, functions_of, key_of, reached
-from conformance.calibration.sources import Place, places, tracing
+from conformance.calibration.sources import PATCHES, Place, part_of, places, tracing
 from conformance.support import recurrent_segmenter
 from conformance.support.diagnosed import block_program, rotary_program
 from harness.compiler.lowering.frontends.torch_export import nodes_of
@@ -39,7 +39,9 @@ SMALL = ("box_head", "scoring_head", "object_pointers", "prompt_encoder", "mask_
 """Components of SAM 3 that compile in seconds."""
 OWN = ("block", "clip", *(f"rotary {strategy}" for strategy in STRATEGIES if strategy != "none"))
 """Small models of the test suite; the last are a rotary attention of SAM 3 with each strategy."""
-COMPONENTS = (*OWN, *SMALL)
+PATCHED = ("transformer_decoder",)
+"""A component of SAM 3 whose code patches replace, so that they run while it is exported."""
+COMPONENTS = (*OWN, *SMALL, *PATCHED)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Prepared:
         again: Those of a second run.
         oracle: Float64's outputs.
         reached: The operators that the pipeline comes to.
-        places: The places in the project's source files that lowering and running it come to.
+        places: The places in the project's source files that lowering and running it come to, and those in patches
+            that building it comes to.
     """
 
     case: Case
@@ -101,6 +104,20 @@ class Prepared:
     def nodes(self, key: str) -> frozenset[str]:
         """Returns the nodes that operators of a key compute."""
         return frozenset(operator.node for operator in self.operators if operator.key == key)
+
+
+def built_anew(component: Prepared) -> Prepared:
+    """Returns a component that is built again, with its references, as by the code that is there now."""
+    program = _program(component.case)
+    first, again, exact = _expected(program)
+    return replace(component, program=program, reference=first, again=again, oracle=exact)
+
+
+def _expected(program: Program) -> tuple[Arrays, Arrays, Arrays]:
+    """Returns PyTorch's outputs of two runs, and float64's."""
+    inputs, names = tuple(program.example.values()), program.outputs
+    first, again = (reference(program.module, inputs, names) for _ in range(2))
+    return first, again, oracle(program.module, inputs, names)
 
 
 @dataclass
@@ -136,24 +153,25 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
     name, _, strategy = component.partition(" ")
     case = Case(name, strategy or ("lowering" if name == "clip" else "real"), HOST.name)
     with models()["sam3"].context():
-        program = _program(case)
-        inputs, names = tuple(program.example.values()), program.outputs
+        with tracing() as lines_of_building:
+            program = _program(case)
+        inputs = tuple(program.example.values())
         route = Route.from_case(case)
         with tracing() as lines:
             exported = route.export(program.module, inputs, program.axes)
-        first, again = (reference(program.module, inputs, names) for _ in range(2))
-        exact = oracle(program.module, inputs, names)
+        expected = _expected(program)
         with tracing() as lines_of_import:
             lowered = route.lower(exported, program.module)
-        made = Prepared(case, program, exported, route.graph(exported), lowered, first, again, exact)
+        made = Prepared(case, program, exported, route.graph(exported), lowered, *expected)
         observed = Observed()
         with reached([operator.name for operator in made.operators]) as operators:
             found = followed(made, lambda *compiled: observed.run(made, *compiled))
         with tracing() as rest, suppress(Interrupted):
             followed(made, interrupt)
-        for file, more in (*lines_of_import.items(), *rest.items()):
+        of_patches = {file: more for file, more in lines_of_building.items() if part_of(file) == PATCHES}
+        for file, more in (*lines_of_import.items(), *rest.items(), *of_patches.items()):
             lines[file] |= more
-        verdicts = judge(observed.outputs or {}, first, exact, reference_again=again)
+        verdicts = judge(observed.outputs or {}, made.reference, made.oracle, reference_again=made.again)
         wrong = [verdict.reason for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
         if wrong or found.faulty:
             raise RuntimeError(f"{component} is not right without a fault: {(wrong or ['a kernel diverges'])[0]}")

@@ -36,6 +36,8 @@ class Part:
     causes: frozenset[Cause]
 
 
+PATCHES = "patches"
+"""The part that acts when a model is built, too, and on PyTorch's own run."""
 PARTS = {
     "strategies": Part(
         (
@@ -50,7 +52,7 @@ PARTS = {
         ("compiler/lowering/frontends/torch_export/complex", "compiler/lowering/frontends/torch_export/complex_import"),
         frozenset((Cause.STRATEGY, Cause.IMPORTER)),
     ),
-    "patches": Part(("models/sam3/patches", "models/sam3/upstream.py"), _IN_PYTORCH),
+    PATCHES: Part(("models/sam3/patches", "models/sam3/upstream.py"), _IN_PYTORCH),
     "export": Part(
         ("compiler/lowering/frontends/exporting.py", "compiler/lowering/frontends/torch_export/lifting.py"), _IN_PYTORCH
     ),

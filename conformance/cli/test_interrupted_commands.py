@@ -21,8 +21,11 @@ import psutil
 import pytest
 
 from conformance.cli.test_interrupted import SEED, Files
-from conformance.support import recurrent_segmenter
+from conformance.support import recurrent_segmenter, small_network
 from conformance.support.recurrent_segmenter import CLIP
+from conformance.support.small_network import PERCEPTRON
+from harness.compiler.tuned.database import FILE as RECORDS
+from harness.compiler.tuned.database import open_database
 from harness.core.settings import REPOSITORY
 from harness.models.registry import MODELS_VARIABLE
 
@@ -39,6 +42,7 @@ COMMANDS = {
     "compile": (*COMPILE, "--out", "out"),
     "pack": ("pack", "--into", "out", "--seed", "3"),
     "verify": ("verify", "--component", CLIP.name, "--strategy", "lowering", "--report", "out"),
+    "tune": ("tune", "--component", PERCEPTRON.name, "--trials", "6", "--db", "out"),
 }
 REPLACED = ("compile", "pack")
 """Those whose folder is there as a whole, the one that was or the new one."""
@@ -51,7 +55,8 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts a command in a folder, which has its own cache and temporary files."""
     variables = {"TMPDIR": str(folder / "temporary"), "SAM3_TVM_CACHE": str(folder / "cache"), "COLUMNS": "200"}
     variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")  # PyTorch makes it among temporary files otherwise
-    variables |= {MODELS_VARIABLE: recurrent_segmenter.__name__, "PYTHONPATH": str(REPOSITORY)}
+    added = f"{recurrent_segmenter.__name__},{small_network.__name__}"
+    variables |= {MODELS_VARIABLE: added, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.Popen(
         [sys.executable, "-m", "harness", *arguments],
         stdout=subprocess.DEVNULL,
@@ -73,14 +78,21 @@ def files(folder: Path) -> Files:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What a command wrote, without dates and durations."""
+    """What a command wrote, without dates and durations; of what tuning measured, that all of it can be read."""
     found: dict[str, Any] = {}
     for name, content in files(folder / "out").items():
-        if name.endswith(".json"):
+        if name == RECORDS:
+            found[name] = open_database(folder / "out").target
+        elif name.endswith(".json"):
             found[name] = without(json.loads(content), CHANGING)
         elif not name.startswith(("verification_report", "VERIFICATION_REPORT")):
             found[name] = content
     return found
+
+
+def tuned(folder: Path) -> set[str]:
+    """Kernels of which tuning knows something."""
+    return {one.task for one in open_database(folder / "out").records} if (folder / "out" / RECORDS).exists() else set()
 
 
 def without(value: Any, names: Iterable[str]) -> Any:
@@ -147,8 +159,9 @@ def test_a_command_that_a_signal_ended_leaves_what_was_there_and_completes_when_
         if how is not signal.SIGKILL:
             assert results(folder) in (known.before, known.after)
             assert_nothing_is_left(folder)
+        kernels = tuned(folder)
         completed(folder, *COMMANDS[command])
-        assert results(folder) == known.after
+        assert results(folder) == known.after and kernels <= tuned(folder)
         assert_nothing_is_left(folder)
         assert not workers(folder)
         shutil.rmtree(folder)

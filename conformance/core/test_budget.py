@@ -39,6 +39,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ),
         (json.dumps(BUDGET.to_json() | {"limit": "much"}), r"damaged budget \(`limit`: Expected `float`, got `str`"),
         (json.dumps({k: v for k, v in BUDGET.to_json().items() if k != "scale"}), "missing required field `scale`"),
+        (json.dumps(BUDGET.to_json() | {"limit": 10**400}), "damaged budget"),
         (json.dumps(BUDGET.to_json() | {"precision": "fp32"}), "no half precision"),
     ],
 )

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tvm import te, tirx
 
 from conformance.support.diagnosed import rotary_program
 from harness.compiler.lowering.frontends.torch_export.complex import arithmetic
 from harness.compiler.lowering.rope import real
+from harness.compiler.lowering.rope.operators import position_maps
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import SEEDED
@@ -78,6 +80,32 @@ def test_a_strategy_fault_of_the_general_pass_is_named(monkeypatch: pytest.Monke
     assert found.rewriting.cause is Cause.STRATEGY
     assert "rope/lowering.py" in found.rewriting.by
     assert "self._apply_rope(q, k)" in found.rewriting.source
+
+
+def sine_for_cosine(x: Any, positions: Any, table: Any) -> Any:
+    return COMPUTE(x, positions, te.compute(table.shape, lambda i, j, part: table[i, j, 1 - part]))
+
+
+def other_each_time(x: Any, positions: Any, table: Any) -> Any:
+    rotated = COMPUTE(x, positions, table)
+
+    def element(*at: Any) -> Any:
+        return rotated[at] + tirx.Cast("float32", tirx.bitwise_and(tirx.call_extern("int32", "rand"), 1))
+
+    return te.compute(x.shape, element)
+
+
+COMPUTE = position_maps._compute
+
+
+@pytest.mark.parametrize("fault", [sine_for_cosine, other_each_time])
+def test_a_fault_of_what_a_strategy_imports_is_the_strategys(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+    """Nor is it blamed on what comes after, if the operators are wrong in another way each time."""
+    monkeypatch.setattr(position_maps, "_compute", fault)
+    found = attention("llm")
+    assert found.faulty and found.first is not None and found.ablation is not None
+    assert "rotate_with_position_map" in found.first.boundary.operators
+    assert found.ablation.cause is Cause.STRATEGY, found.ablation.reason
 
 
 class ShortWhileTraced(torch.nn.Module):

@@ -6,10 +6,12 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
 from conformance.support.fuzz import KINDS, outcomes
@@ -21,7 +23,9 @@ from harness.runtime.manifest import MANIFEST, read_manifest
 from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import open_frames
+from harness.runtime.sam3.video.saving import SessionFile
 
+NO_MODEL: Any = None
 MUTATIONS = 200
 """Of each kind of file; `python -m conformance.support.fuzz` reads more."""
 
@@ -43,6 +47,9 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     for read in (read_manifest, lambda folder: read_budget(folder / MANIFEST)):
         with pytest.raises((ModelError, HarnessError), match=r"manifest\.json"):
             read(tmp_path)
+    save_file({}, tmp_path / "session", {"session": "[" * 100_000, "sha256": ""})
+    with pytest.raises(ModelError, match="session cannot be read as a saved session"):
+        SessionFile(tmp_path / "session", NO_MODEL)
 
 
 def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from conformance.support.examples import examples
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer
 from harness.runtime.errors import ModelError
+from harness.runtime.sam3.coordinates import clip_boxes
 from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.prompts import EncodedPrompt, Prompt, check_prompt, encode_prompt
 
@@ -150,6 +151,15 @@ def test_a_box_that_reaches_beyond_the_image_is_cut_off_and_it_says_so(box: Any,
     encoded = encode(boxes=[(1, 1, 2, 2), box])
     assert encoded.notes == ("Box 2 reaches beyond the image of 640 x 480 pixels; the part inside counts.",)
     np.testing.assert_array_equal(encoded.geometry["boxes"][1], encode(boxes=[inside]).geometry["boxes"][0])
+
+
+def test_a_box_in_parts_of_the_image_is_noted() -> None:
+    boxes, notes = clip_boxes(np.array([[0.2, 0.3, 0.6, 0.8], [0, 0, 1, 1]]), (640, 480))
+    assert boxes[0].tolist() == [0.2, 0.3, 0.6, 0.8]
+    assert notes == (
+        "Box 1 (0.2, 0.3, 0.6, 0.8) is less than a pixel; coordinates are pixels of the image of 640 x 480, "
+        "and not parts of 1.",
+    )
 
 
 def test_a_box_of_the_whole_image_is_not_cut() -> None:

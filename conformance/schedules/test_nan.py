@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tvm import relax, tirx
 
 from conformance.support.function_module import FunctionModule
+from conformance.support.gpu_programs import KINDS, Expression, emulated, skip_unless_emulated
 from harness.compiler.lowering.frontends.running import run_module, run_torch
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.schedules.common.nan import keep_nan
@@ -30,6 +32,10 @@ def several(x: torch.Tensor, y: torch.Tensor, least: torch.Tensor) -> tuple[torc
         *(torch.nn.functional.elu(x), torch.nn.functional.max_pool2d(x[None], 2)),
         *(x.argmax(-1), x.argmax(0), x.argmin(-1, keepdim=True), x.argmin(), least.argmax(-1)),
         *(x.amax(-1), x.amin(0), *x.max(-1), *x.min(0, keepdim=True)),
+        *(*x.sort(-1), *x.sort(0, descending=True), torch.argsort(x, dim=-1, stable=True)),
+        *(y.topk(3).values, *y.topk(2, largest=False)),
+        *(*x.half().sort(-1), x.double().argsort(0), *x.median(-1), *y.median(0, keepdim=True), y.median()),
+        torch.nn.functional.interpolate(x[None, None], size=(1, 2), mode="bilinear", align_corners=True),
     )
 
 
@@ -52,3 +58,32 @@ def test_a_bound_costs_one_comparison(function: Callable[..., torch.Tensor]) -> 
     texts = [str(each) for each in kept.functions.values() if isinstance(each, tirx.PrimFunc)]
     assert any("T.Select(" in text for text in texts)
     assert not [text for text in texts if "T.max(" in text or "T.min(" in text or "isnan" in text]
+
+
+LONG = torch.linspace(-3, 3, 6 * 300).sin().reshape(6, 300)
+LONG[[0, 1, 2, 3, 3], [7, 299, 0, 100, 5]] = NAN
+ON_GPUS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "amax": lambda x: x.amax(-1),
+    "amin of columns": lambda x: x.amin(0),
+    "largest half": lambda x: x.half().amax(-1),
+    "max": lambda x: x.max(),
+    "argmax": lambda x: x.argmax(-1),
+    "argmin": lambda x: x.argmin(-1),
+    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x[None], 2),
+    "softmax": lambda x: x.softmax(-1),
+    "sort": lambda x: x[:, :9].sort(-1).values,
+    "topk": lambda x: x[:, :9].topk(2).values,
+    "resized": lambda x: torch.nn.functional.interpolate(x[None, None], (1, 2), mode="bilinear", align_corners=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gpu_pipelines_keep_nan(kind: str, tmp_path: Path) -> None:
+    skip_unless_emulated(kind)
+    expressions = [Expression(name, function, (LONG,)) for name, function in ON_GPUS.items()]
+    (results,) = emulated(expressions, kind, tmp_path)
+    for expression, actual in zip(expressions, results, strict=True):
+        expected = expression.function(LONG).numpy()
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), expression.name
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=expression.name)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,16 @@ from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
 from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.video.frames import open_frames
+from harness.runtime.sam3.video.bucket import Bucket
+from harness.runtime.sam3.video.frames import Frames, open_frames
+from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
+from harness.runtime.sam3.video.memory_selection import Retention
+from harness.runtime.sam3.video.objects import VideoState, state_after_click
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
+from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
+from harness.runtime.sam3.video.propagation import Action, PropagationScope
+from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.saving import SessionFile, save_session
 from harness.runtime.variants import Variants, read_variants
 from harness.runtime.weights import MappedWeights, write_weights
 from harness.verify.report.verification.document import Result, build_report
@@ -306,6 +316,29 @@ def _resumed(run: Callable[[Path], object]) -> Callable[[Path], object]:
     return read
 
 
+def _processor() -> VideoProcessor:
+    """Gives a session of two frames that no model is needed for."""
+    frames = Frames("the pictures", lambda: (np.full((2, 3, 3), n, np.uint8) for n in range(2)), 2)
+    return VideoProcessor(SimpleNamespace(manifest=_manifest()), None, frames, DISAMBIGUATED, keeps=True)  # type: ignore[arg-type]
+
+
+def _save_session(folder: Path) -> None:
+    """Saves a session with an object of a user in memory, which is shown on one frame, and held back on the other."""
+    processor = _processor()
+    progress = processor.progress = processor.new_progress([Prompt("dog", boxes=[(0, 0, 2, 2)]), Prompt("cup")], 0)
+    group = progress.groups[0]
+    group.state = state_after_click(VideoState(), 3, 0)
+    entry = tracked_entry(np.ones((1, 4), np.float32), np.ones((1, 1), np.float32), np.full((1, 3), 0.5, np.float32))
+    bank = MemoryBank((3,), Retention.EVERYTHING, conditioning={0: entry}, inputs={0: frozenset({3})}, first_frame=0)
+    group.buckets = {0: Bucket(bank, {0: np.ones((1, 4, 4), np.float32)}, frozenset({(0, 3)}))}
+    shown = FrameResult.pack(0, (3, 2), {3: VisibleObject(np.ones((2, 3), bool), 1.0)}, is_complete=True)
+    progress.frame_results = {0: shown}
+    progress.history = (Action("add", frozenset({3})),)
+    held = (shown, processor.pixels(0))
+    progress.propagation = Propagation((None, None, False), PropagationScope("full"), range(1, 2), (held,))
+    save_session(processor, folder / "session.safetensors")
+
+
 KINDS = {
     "images": Kind(damaged.images, lambda path: np.asarray(load_image(path))),
     "animations": Kind(damaged.animations, _frames),
@@ -321,6 +354,11 @@ KINDS = {
     "expectations": Kind(_expectations, load_expectations),
     "records of tuning": Kind(_tuned, lambda path: open_database(path.parent), json_or_bytes),
     "journals of track": Kind(_journal_of(_track), _resumed(_track), lines_or_bytes, _track),
+    "saved sessions": Kind(
+        lambda: _written(_save_session, "session.safetensors"),
+        lambda path: SessionFile(path, _manifest()).restore(_processor()),
+        header_or_bytes,
+    ),
 }
 
 

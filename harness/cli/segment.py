@@ -22,12 +22,15 @@ DEFAULT_MODEL = Path("dist/sam3-llvm")
 def segment(
     images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
-    text: Annotated[list[str] | None, typer.Option(help="What to look for: a noun phrase; repeatable.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="What to look for: a noun phrase; repeatable, each is its own category.")
+    ] = None,
     classes: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="File of noun phrases to look for, one a line.")
     ] = None,
     box: Annotated[
-        list[str] | None, typer.Option(help="What to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
+        list[str] | None,
+        typer.Option(help="One of what to look for is here: x0,y0,x1,y1 in pixels; repeatable."),
     ] = None,
     negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,

@@ -231,6 +231,14 @@ def test_truncated_file(name: str, share: float, tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_an_archive_that_says_that_it_goes_on_elsewhere_is_refused(tmp_path: Path) -> None:
+    content = bytearray(_whole(tmp_path, "sam3.pt"))
+    content[content.rindex(b"PK\x06\x07") + 16] = 2  # its number of disks
+    (tmp_path / "sam3.pt").write_bytes(content)
+    with pytest.raises(HarnessError, match=r"sam3\.pt is truncated; download it again"):
+        has_tracker(tmp_path / "sam3.pt")
+
+
 @pytest.mark.parametrize("save", [save_pt, save_legacy])
 def test_whatever_is_damaged_in_a_pickle_is_one_sentence(
     save: Callable[[dict[str, Any], Path], None], tmp_path: Path

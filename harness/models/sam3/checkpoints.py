@@ -174,7 +174,10 @@ def _read_torch(path: Path) -> Any:
     import torch
 
     # torch.save writes a zip archive, whose table of contents is at the end: a truncated file is no zip archive.
-    archive = zipfile.is_zipfile(path)
+    try:
+        archive = zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # it begins like the end of an archive, and goes on like no archive's
+        archive = False
     if not archive and _first_bytes(path, 4) == b"PK\x03\x04":
         raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
     try:

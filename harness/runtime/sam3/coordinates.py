@@ -30,7 +30,7 @@ def parse_boxes(raw: Any) -> npt.NDArray[np.float64]:
 def clip_boxes(
     boxes: npt.NDArray[np.float64], size: tuple[int, int]
 ) -> tuple[npt.NDArray[np.float64], tuple[str, ...]]:
-    """Clips boxes [m, 4] to the image; returns them with a note for each box that was larger.
+    """Clips boxes [m, 4] to the image; returns them with a note for each box that was larger, or less than a pixel.
 
     Raises:
         ModelError: A box is outside the image.
@@ -47,6 +47,11 @@ def clip_boxes(
     notes = tuple(
         f"Box {index} reaches beyond the image of {width} x {height} pixels; the part inside counts."
         for index in (np.flatnonzero((boxes != clipped).any(axis=1)) + 1).tolist()
+    )
+    notes += tuple(
+        f"Box {index} ({join_numbers(boxes[index - 1])}) is less than a pixel; coordinates are pixels of the image of "
+        f"{width} x {height}, and not parts of 1."
+        for index in (np.flatnonzero((boxes[:, 2:] - boxes[:, :2] < 1).all(axis=1)) + 1).tolist()
     )
     return clipped, notes
 

@@ -167,7 +167,8 @@ def ablate(
     again on one thread, and without LLVM's optimizations, to recognize loops whose tasks disturb each other and faults
     of code generation. If it contains nothing of this project, the nodes are imported in other ways. If fusion makes it
     wrong, the responsible pass is searched. Finally, the operators before the kernel are added, because loops are fused
-    differently if a kernel begins with the end of an earlier operator.
+    differently if a kernel begins with the end of an earlier operator; not if all of the others are wrong, each in
+    another way, as operators are that read what no one has written.
 
     Args:
         extractor: Extracts the operators of the kernel.
@@ -183,6 +184,8 @@ def ablate(
     experiments: list[Experiment] = []
     differently_wrong: tuple[list[Experiment], SubgraphExtractor, Subgraph] | None = None
     for cause, chosen in ways:
+        if chosen is not extractor and all(experiment.otherwise for experiment in experiments):
+            break
         subgraph = subgraph if chosen is extractor else chosen.extract()
         result, problem, fault_found = _try(subgraph, partial(compiler.run_experiment, subgraph, cause))
         experiment = Experiment(cause, result, problem, with_before=chosen is not extractor)

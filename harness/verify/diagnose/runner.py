@@ -23,6 +23,7 @@ from harness.parity.monte_carlo import SMALL_SIZE
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import (
     Boundary,
+    Cause,
     Coverage,
     Diagnosis,
     Misshapen,
@@ -238,7 +239,11 @@ def _run(
 def _add_cause(
     diagnosis: Diagnosis, imported: _ImportedProgram, flow: Flow, comparison: RunComparison
 ) -> tuple[Diagnosis, SubgraphExtractor]:
-    """Adds the cause of the first divergence; returns also the extractor of operators that show it."""
+    """Adds the cause of the first divergence; returns also the extractor of operators that show it.
+
+    What a strategy makes of an operator of its own is imported by the strategy, which is the cause if that is wrong.
+    """
+    from harness.compiler.lowering.rope import STRATEGIES
     from harness.verify.diagnose.ablation import ablate
     from harness.verify.diagnose.subgraph import SubgraphExtractor
 
@@ -255,6 +260,9 @@ def _add_cause(
     )
     fault = _fault(comparison, boundary.position)
     ablation = ablate(kernel, larger, imported.compiler, fault, boundary.function in diagnosis.unsteady)
+    imported_by_strategy = {name.removesuffix(".default") for name in STRATEGIES[diagnosis.case.strategy].converters()}
+    if ablation.cause is Cause.IMPORTER and not imported_by_strategy.isdisjoint(boundary.operators):
+        ablation = replace(ablation, cause=Cause.STRATEGY)
     return replace(diagnosis, ablation=ablation), make_extractor(
         imported.graph.inputs
     ) if ablation.needs_context else kernel

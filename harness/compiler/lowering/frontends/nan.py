@@ -6,6 +6,7 @@ The pages on defects print the `forward` of a reproduction, so that each operato
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
 
 _WORKAROUND = (
     "`harness.compiler.schedules.common.nan`: in what TVM's legalization makes, both pipelines replace maxima and "
-    "minima by comparisons that let NaN through; on GPUs not in reductions."
+    "minima by comparisons that let NaN through; those of reductions on GPUs compare integers (`common.ordering`)."
 )
 _LOCATION = "code generation of tirx.Max and tirx.Min"
 _NAN = math.nan
@@ -86,6 +87,29 @@ class _Argmin(torch.nn.Module):
         return x.argmin(-1)
 
 
+class _Sort(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = torch.sort(x, descending=True)
+        return values, indices
+
+
+class _Argsort(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.argsort(x)
+
+
+class _Topk(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = torch.topk(x, 2)
+        return values, indices
+
+
+class _Median(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = torch.median(x, -1)
+        return values, indices
+
+
 @dataclass(frozen=True)
 class LostNan:
     """An operator that loses NaN.
@@ -147,9 +171,36 @@ def _index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
         "description": (
             "A comparison with NaN is false: the index is that of a number. PyTorch's is that of the first NaN."
         ),
-        "workaround": "A legalization in `harness.compiler.schedules.common.nan`, on the CPU.",
+        "workaround": (
+            "A legalization in `harness.compiler.schedules.common.nan`, on the CPU; on GPUs `common.ordering` compares "
+            "integers."
+        ),
     }
 
 
 INDICES = (_index_facts("argmax", _Argmax()), _index_facts("argmin", _Argmin()))
 """The fields of the defects of argmax and argmin."""
+
+
+def sort_facts(name: str, module: torch.nn.Module, row: Sequence[float], wrong: str) -> dict[str, Any]:
+    """Returns the fields of the defect of an operator that sorts a row."""
+    return LostNan(f"{name}_nan", name, module, (torch.tensor([row]),), wrong).facts | {
+        "title": f"{name} loses its order where there is NaN",
+        "location": f"tvm.topi.{name}",
+        "description": (
+            "Numbers are compared by `<`, which is false for NaN, so that even those beside it are in any order. "
+            "PyTorch takes NaN for the largest number."
+        ),
+        "workaround": (
+            "A pass in `harness.compiler.schedules.common.ordering`, in both pipelines, sorts integers instead."
+        ),
+    }
+
+
+_UNSORTED = (3.0, _NAN, 1.0, _NAN, -2.0, 5.0)
+SORTS = (
+    sort_facts("sort", _Sort(), _UNSORTED, "NaN between the numbers"),
+    sort_facts("argsort", _Argsort(), _UNSORTED, "places of another order"),
+    sort_facts("topk", _Topk(), _UNSORTED, "NaN and 3 instead of NaN twice"),
+)
+MEDIAN = sort_facts("median", _Median(), (_NAN, 2.0, 1.0), "1 instead of NaN")

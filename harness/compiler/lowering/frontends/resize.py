@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import relax
@@ -20,6 +22,11 @@ class _Antialias(torch.nn.Module):
         return torch.nn.functional.interpolate(x, size=(3, 2), mode="bilinear", antialias=True)
 
 
+class _OnePixel(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, size=(1, 3), mode="bilinear", align_corners=True)
+
+
 def image() -> tuple[torch.Tensor, ...]:
     """Returns an image [1, 2, 7, 9], the input of the reproductions."""
     return (torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(0)),)
@@ -28,6 +35,18 @@ def image() -> tuple[torch.Tensor, ...]:
 def reproduce_antialias() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     """Returns a module that shrinks an image with a filter, and the image."""
     return _Antialias(), image()
+
+
+ONE_PIXEL: dict[str, Any] = {
+    "name": "resize_to_one_pixel",
+    "title": "Interpolation to one row or column with align_corners is rejected",
+    "location": "tvm.topi.image.resize.get_inx",
+    "description": "Its step is the number of pixels divided by that of the result, each less one.",
+    "reproduction": lambda: (_OnePixel(), image()),
+    "raw": RawOutcome(Symptom.REJECTED, "InternalError", "Divide by zero"),
+    "workaround": "A legalization in `harness.compiler.schedules.common.resizing`: the first of two rows or columns.",
+}
+"""What both frontends' defects say of one pixel."""
 
 
 def triangle_weights(positions: NDArray[Any], size: int, step: float, antialias: bool) -> NDArray[Any]:

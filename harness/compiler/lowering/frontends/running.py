@@ -10,8 +10,9 @@ import torch
 import tvm
 from tvm import relax
 
-from harness.compiler.schedules.common import nan
+from harness.compiler.schedules.common import nan, resizing
 from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.schedules.common.ordering import order_nan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,8 +58,9 @@ def repaired_pipeline() -> tvm.transform.Pass:
     return tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
+            order_nan(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(nan.LEGALIZE),
+            relax.transform.LegalizeOps({**nan.LEGALIZE, **resizing.LEGALIZE}),
             nan.keep_nan(reductions=True),
             relax.get_pipeline("default"),
         ]

@@ -15,7 +15,8 @@ from tvm import relax, s_tir, te, tirx, topi
 
 from harness.compiler.schedules.common.graph import Legalize
 
-_FLOATS = ("float", "bfloat")
+FLOATS = ("float", "bfloat")
+"""What the dtypes of floating point numbers begin with."""
 
 
 def keep_nan(reductions: bool) -> tvm.transform.Pass:
@@ -54,15 +55,15 @@ def _replace_extremes(block: s_tir.SBlock) -> Any:
 
 def _select(node: Any, better: Callable[[Any, Any], Any]) -> Any:
     a, b = node.a, node.b
-    if not str(node.ty.dtype).startswith(_FLOATS):
+    if not str(node.ty.dtype).startswith(FLOATS):
         return node
     for value, bound in ((a, b), (b, a)):
         if isinstance(bound, tirx.FloatImm):  # one instruction of x86: the second operand is taken where one is NaN
             return tirx.Select(better(bound, value), bound, value)
-    return tirx.Select(tirx.any(better(a, b), _is_nan(a)), a, b)
+    return tirx.Select(tirx.any(better(a, b), is_nan(a)), a, b)
 
 
-def _is_nan(value: Any) -> Any:
+def is_nan(value: Any) -> Any:
     """Returns whether a number of any floating-point type is NaN; TVM's `isnan` does not support bfloat16."""
     return tirx.isnan(tirx.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value)
 
@@ -76,8 +77,8 @@ def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legali
 
         def choose(left: Any, right: Any) -> tuple[Any, Any]:
             (i, a), (j, b) = left, right
-            equal = tirx.any(a == b, tirx.all(_is_nan(a), _is_nan(b)))
-            ahead = tirx.any(better(a, b), tirx.all(_is_nan(a), tirx.Not(_is_nan(b))))
+            equal = tirx.any(a == b, tirx.all(is_nan(a), is_nan(b)))
+            ahead = tirx.any(better(a, b), tirx.all(is_nan(a), tirx.Not(is_nan(b))))
             wins = tirx.any(ahead, tirx.all(equal, i < j))
             return tirx.Select(wins, i, j), tirx.Select(wins, a, b)
 

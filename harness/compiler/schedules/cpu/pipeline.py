@@ -6,7 +6,8 @@ import tvm
 from tvm import relax
 
 from harness.compiler.schedules import UNTUNED, Schedules
-from harness.compiler.schedules.common import nan
+from harness.compiler.schedules.common import nan, resizing
+from harness.compiler.schedules.common.ordering import order_nan
 from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
 from harness.compiler.schedules.common.vm import lower_to_vm
@@ -22,6 +23,7 @@ LEGALIZE = {
     **softmax.LEGALIZE,
     **roi_align.LEGALIZE,
     **nan.LEGALIZE,
+    **resizing.LEGALIZE,
 }
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
@@ -65,6 +67,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         lower_bf16(),
         project_rows,
         call_kernels(target, schedules),
+        order_nan(),
         relax.transform.LegalizeOps(LEGALIZE),
         relax.backend.DispatchSortScan(),  # only what has no legalization: sums that run over an axis have one
         keep_origins,

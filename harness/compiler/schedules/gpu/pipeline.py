@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax
 
+from harness.compiler.schedules.common import resizing
 from harness.compiler.schedules.common.nan import keep_nan
+from harness.compiler.schedules.common.ordering import order_nan
 from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
 from harness.compiler.schedules.common.vm import lower_to_vm
@@ -16,7 +18,7 @@ from harness.compiler.schedules.gpu.rewrite import call_attention, group_transpo
 from harness.compiler.schedules.gpu.rules import schedule_kernels
 from harness.compiler.schedules.gpu.scan import call_scans
 
-_LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE}
+_LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE, **resizing.LEGALIZE}
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
@@ -31,6 +33,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
         [
             relax.backend.DispatchSampling(),
             call_scans,
+            order_nan(extremes=True),
             relax.backend.DispatchSortScan(),
             call_attention(target),
             group_transposed_products,

@@ -84,7 +84,7 @@ class SessionFile:
             text = metadata["session"]
             self._description = json.loads(text)
             is_intact = metadata["sha256"] == _digest(text, self._arrays) and self._description["format"] == _FORMAT
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"{path} cannot be read as a saved session ({error}); start a new one.") from error
         if not is_intact:
             raise ModelError(f"{path} is damaged or of another version; start a new session.")

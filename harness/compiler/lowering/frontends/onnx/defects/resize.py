@@ -10,7 +10,13 @@ import torch
 from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
 from harness.compiler.lowering.frontends.onnx.defect import OnnxDefect
 from harness.compiler.lowering.frontends.onnx.rewriting import constant_of, shape_of
-from harness.compiler.lowering.frontends.resize import image, interpolate, reproduce_antialias, triangle_weights
+from harness.compiler.lowering.frontends.resize import (
+    ONE_PIXEL,
+    image,
+    interpolate,
+    reproduce_antialias,
+    triangle_weights,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,4 +104,5 @@ DEFECTS = (
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of other places in the image"),
         workaround="The converter of resize_antialias computes the weights from the scale.",
     ),
+    OnnxDefect(**ONE_PIXEL),
 )

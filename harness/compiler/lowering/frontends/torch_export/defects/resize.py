@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
-from harness.compiler.lowering.frontends.resize import image, interpolate, reproduce_antialias, triangle_weights
+from harness.compiler.lowering.frontends.resize import (
+    ONE_PIXEL,
+    image,
+    interpolate,
+    reproduce_antialias,
+    triangle_weights,
+)
 from harness.compiler.lowering.frontends.rewriting import argument
 from harness.compiler.lowering.frontends.torch_export.defect import TorchDefect
 
@@ -18,6 +24,11 @@ from harness.compiler.lowering.frontends.torch_export.defect import TorchDefect
 class _Nearest(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.interpolate(x, size=(3, 2), mode="nearest")
+
+
+class _Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear")
 
 
 def _nearest_sources(size: int, target: int, factor: float | None) -> NDArray[Any]:
@@ -46,6 +57,12 @@ def _factors(node: Node) -> tuple[float | None, float | None]:
     return (factors[0], factors[1]) if factors else (None, None)
 
 
+def _bilinear_weights(size: int, target: int, factor: float) -> NDArray[Any]:
+    """Computes weights [target, size] of pixels that lie 1/factor apart, which need not be the ratio of the sizes."""
+    positions = np.maximum((np.arange(target) + 0.5) / factor - 0.5, 0.0)
+    return triangle_weights(positions, size, 1.0 / factor, antialias=False)
+
+
 def _convert_nearest(node: Node, importer: Any) -> Any:
     from tvm import relax
 
@@ -60,6 +77,21 @@ def _convert_nearest(node: Node, importer: Any) -> Any:
             continue
         value = emit(
             relax.op.take(value, relax.const(_nearest_sources(source_size, target_size, factor), "int64"), axis)
+        )
+    return value
+
+
+def _convert_bilinear(node: Node, importer: Any) -> Any:
+    factors, align_corners = _factors(node), bool(argument(node, 2, "align_corners", False))
+    size, target = node.args[0].meta["val"].shape[2:], node.meta["val"].shape[2:]
+    exact = all(factor is None or factor * s == t for factor, s, t in zip(factors, size, target, strict=True))
+    if align_corners or exact:
+        return importer._upsample_bilinear2d(node)
+    value = importer.env[node.args[0]]
+    for axis, (source_size, target_size, factor) in enumerate(zip(size, target, factors, strict=True), start=2):
+        assert factor is not None
+        value = interpolate(
+            value, _bilinear_weights(source_size, target_size, factor), axis, importer.block_builder.emit
         )
     return value
 
@@ -106,4 +138,18 @@ DEFECTS = (
             "_upsample_bilinear2d_aa.vec": _convert_antialias,
         },
     ),
+    TorchDefect(
+        name="bilinear_scale",
+        title="bilinear interpolation by a factor takes the ratio of the sizes instead",
+        location="ExportedProgramImporter._upsample_impl",
+        description=(
+            "The factor gives the size of the result and is then forgotten: 7 pixels times 1.7 are 11, and the pixels "
+            "are taken 7/11 apart instead of 1/1.7. Right only where the size is a whole number without rounding."
+        ),
+        reproduction=lambda: (_Scaled(), image()),
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of other places in the image"),
+        workaround="A converter that computes the weights from the factor.",
+        converters={"upsample_bilinear2d.vec": _convert_bilinear},
+    ),
+    TorchDefect(**ONE_PIXEL),
 )
