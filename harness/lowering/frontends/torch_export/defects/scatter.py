@@ -30,6 +30,8 @@ def _inputs() -> tuple[torch.Tensor, ...]:
 
 
 def _convert(node: Node, importer: Any, reduction: str = "sum") -> Any:
+    """Scatters along the axis; by coordinates if there are fewer indices along another axis, which TVM gets wrong."""
+    import numpy as np
     from tvm import relax
 
     emit = importer.block_builder.emit
@@ -37,7 +39,14 @@ def _convert(node: Node, importer: Any, reduction: str = "sum") -> Any:
     counts, source = list(index.meta["val"].shape), importer.env[values]
     if counts != list(values.meta["val"].shape):  # PyTorch reads as many values as there are indices
         source = emit(relax.op.strided_slice(source, list(range(len(counts))), [0] * len(counts), counts))
-    return emit(relax.op.scatter_elements(importer.env[x], importer.env[index], source, axis, _REDUCTIONS[reduction]))
+    target, places = importer.env[x], importer.env[index]
+    extents, axis = list(x.meta["val"].shape), axis % max(len(counts), 1)
+    if counts[:axis] + counts[axis + 1 :] == extents[:axis] + extents[axis + 1 :]:
+        return emit(relax.op.scatter_elements(target, places, source, axis, _REDUCTIONS[reduction]))
+    coordinates = [relax.const(coordinate, "int64") for coordinate in np.indices(counts)]
+    coordinates[axis] = places
+    stacked = emit(relax.op.stack(coordinates, axis=len(counts)))
+    return emit(relax.op.scatter_nd(target, stacked, source, _REDUCTIONS[reduction]))
 
 
 def _convert_reduce(node: Node, importer: Any) -> Any:
