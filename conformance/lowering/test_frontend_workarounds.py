@@ -194,6 +194,16 @@ def test_group_norm(groups: int, per_group: int, affine: bool, seed: int) -> tup
     return lambda x, *w: torch.nn.functional.group_norm(x, groups, *w), normal(seed, 2, channels, 4, 3), *weights
 
 
+def test_scatter_with_fewer_indices_along_another_axis() -> None:
+    holds(lambda x, index, values: x.scatter_add(2, index, values), torch.ones(5, 2, 9), *few_indices())
+    holds(lambda x, index, values: x.scatter_reduce(-1, index, values, "prod"), torch.ones(5, 2, 9), *few_indices())
+
+
+def few_indices() -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [3, 1, 7], and as many values."""
+    return indices(0, 9, 3, 1, 7) % 9, normal(1, 3, 1, 7)
+
+
 def test_fills() -> None:
     holds(
         lambda x: (torch.full((2, 3), math.inf) * x, torch.full((2, 2), -math.inf).triu(1), x.new_full((2,), 3)),
