@@ -232,7 +232,8 @@ def test_checkpoint_that_is_text(tmp_path: Path) -> None:
     assert not (tmp_path / "report").exists()
 
 
-@pytest.mark.parametrize("cases", [QUICK, TWO_AT_A_TIME], ids=["one", "two"])
+# One case every night: that a worker refuses its input is told of one case in `test_cache_that_cannot_be_written`, too.
+@pytest.mark.parametrize("cases", [pytest.param(QUICK, marks=pytest.mark.wide), TWO_AT_A_TIME], ids=["one", "two"])
 def test_checkpoint_that_is_cut_off(tmp_path: Path, cases: tuple[str, ...]) -> None:
     (tmp_path / "weights.pt").write_bytes(b"PK\x03\x04 and then nothing")
     done = sam3_tvm(
@@ -279,7 +280,13 @@ def test_time_limit_is_an_outcome(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cases", "how"),
-    [(QUICK, signal.SIGINT), (TWO_AT_A_TIME, signal.SIGINT), (QUICK, signal.SIGTERM), (TWO_AT_A_TIME, signal.SIGHUP)],
+    # By day both numbers of cases and two signals; every night the other pairs.
+    [
+        (QUICK, signal.SIGINT),
+        pytest.param(TWO_AT_A_TIME, signal.SIGINT, marks=pytest.mark.wide),
+        pytest.param(QUICK, signal.SIGTERM, marks=pytest.mark.wide),
+        (TWO_AT_A_TIME, signal.SIGHUP),
+    ],
     ids=["one", "two", "terminated", "hung up"],
 )
 def test_what_is_interrupted_ends_at_once_and_leaves_nothing_half_written(

@@ -187,6 +187,8 @@ def equal(ours: Sequence[TrackedFrame], others: Sequence[TrackedFrame]) -> bool:
     )
 
 
+# Every night: the interrupted session below forgets as well; this one also encodes every frame again.
+@pytest.mark.wide
 def test_a_session_that_forgets_gives_what_one_gives_that_keeps_everything(
     shallow_artifact: Path, found: dict[str, Step]
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec, module_from_spec
 
 from harness.core.errors import HarnessError
 from harness.models.sam3.patches import IMPORT_PATCHES, RUN_PATCHES, Patch
@@ -41,6 +42,7 @@ def import_sam3() -> None:
             if patch.needed():
                 stack.enter_context(patch.apply())
         stack.enter_context(without_known_warnings())
+        stack.enter_context(_without_timm_models())
         try:
             import sam3.model_builder  # noqa: F401
         except ModuleNotFoundError as error:
@@ -48,6 +50,21 @@ def import_sam3() -> None:
                 f"sam3 cannot be imported because {error.name} is not installed; "
                 "install the project with its extra [verify]."
             ) from error
+
+
+@contextmanager
+def _without_timm_models() -> Iterator[None]:
+    """Imports of timm no more than `timm.layers`, which sam3 uses; its models take a third of a second."""
+    spec = None if "timm" in sys.modules else find_spec("timm")
+    if spec is None:
+        yield
+        return
+    sys.modules["timm"] = module_from_spec(spec)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+            del sys.modules[name]  # another import of timm gets all of it
 
 
 @contextmanager

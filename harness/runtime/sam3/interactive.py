@@ -149,7 +149,7 @@ def _parse_mask(mask: Any) -> Floats | None:
     """Returns the user's mask as logits fp32 [288, 288]; None if there is none.
 
     Raises:
-        Sam3Error: The value is no array of finite logits of this size.
+        ModelError: The value is no array of finite logits of this size.
     """
     if mask is None:
         return None

@@ -126,7 +126,7 @@ def _parse_geometry(prompt: Prompt, capacity: Capacity) -> _Geometry:
     """Returns boxes and points of a prompt as arrays.
 
     Raises:
-        Sam3Error: They are no numbers, too many, or not as many as their labels, or the prompt is empty.
+        ModelError: They are no numbers, too many, or not as many as their labels, or the prompt is empty.
     """
     boxes, points = parse_boxes(prompt.boxes), parse_numbers(prompt.points, "point", "points", "x, y")
     box_labels = parse_labels(prompt.box_labels, len(boxes), "box")
@@ -143,7 +143,7 @@ def _tokenize(text: str | None, tokenizer: Tokenizer) -> tuple[npt.NDArray[np.in
     """Returns the tokens int64 [1, 32] of a prompt's text, with a note if the text is longer than the model reads.
 
     Raises:
-        Sam3Error: The text is no string, or has no tokens.
+        ModelError: The text is no string, or has no tokens.
     """
     if text is None:
         return tokenizer.tokenize([VISUAL]).ids, ()

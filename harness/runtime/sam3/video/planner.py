@@ -185,7 +185,7 @@ def _check(state: VideoState, observations: Observations) -> None:
     """Checks dtypes and shapes of the observations of a state's objects.
 
     Raises:
-        Sam3Error: They do not fit.
+        ModelError: They do not fit.
     """
     tracked = len(state.objects)
     if observations.frame < 0:

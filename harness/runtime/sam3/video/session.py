@@ -379,7 +379,7 @@ def _check_mask(mask: Any, pixels: Pixels) -> None:
     """Checks that a user's mask is bool [h, w] of the frame, and not empty.
 
     Raises:
-        Sam3Error: It is not.
+        ModelError: It is not.
     """
     height, width = pixels.shape[:2]
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (height, width):
