@@ -15,6 +15,7 @@ from conformance.support.function_module import FunctionModule
 from conformance.support.gpu_programs import KINDS, Expression, emulated, skip_unless_emulated
 from harness.compiler.lowering.frontends.running import run_module, run_torch
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.schedules.common import resizing
 from harness.compiler.schedules.common.nan import keep_nan
 from harness.compiler.schedules.cpu.pipeline import cpu_pipeline
 from harness.compiler.targets.llvm import llvm_target
@@ -87,3 +88,21 @@ def test_gpu_pipelines_keep_nan(kind: str, tmp_path: Path) -> None:
         expected = expression.function(LONG).numpy()
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), expression.name
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=expression.name)
+
+
+def test_resizing_takes_symbolic_extents() -> None:
+    """Neither extents of the result nor the number of images need be known."""
+    n = tirx.Var("n", "int64")
+    for shape, size in (([1, 3, n, 8], [n * 2, 16]), ([n, 3, 8, 8], [1, 2]), ([1, 3, 8, n], [1, n * 2])):
+        for mode in ("half_pixel", "align_corners"):
+            builder = relax.BlockBuilder()
+            image = relax.Var("image", relax.TensorType(shape, "float32"))
+            with builder.function("main", [image]):
+                resized = relax.op.image.resize2d(
+                    image, size, layout="NCHW", method="linear", coordinate_transformation_mode=mode
+                )
+                builder.emit_func_output(builder.emit(resized))
+            module = builder.get()
+            legalized = relax.transform.LegalizeOps(resizing.LEGALIZE)(module)
+            assert str(legalized["main"].body.ty) == str(module["main"].body.ty)
+            assert any(isinstance(function, tirx.PrimFunc) for function in legalized.functions.values())

@@ -118,7 +118,7 @@ def _decode(stored: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     if dtype in _COMPLEX:
         array = stored.view(np.dtype(dtype)).reshape(shape)
     elif dtype == "bool":
-        array = np.unpackbits(stored, count=math.prod(shape)).view(np.bool_).reshape(shape)
+        array = np.unpackbits(stored)[: math.prod(shape)].view(np.bool_).reshape(shape)
     if array.dtype.name != dtype or array.shape != shape:
         raise ValueError(f"{array.dtype.name} {array.shape} instead of {dtype} {shape}")
     return array

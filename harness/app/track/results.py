@@ -203,7 +203,7 @@ class Results:
                 file.write(_rows(index, frame.annotations))
 
     def _remove_stale(self) -> None:
-        """Removes files of an earlier run: masks of write_file frames, and all results of another question."""
+        """Removes files of an earlier run: masks of frames that are not done, and all results of another question."""
         for path in _existing_results(self._out):
             number = _MASK_FILE.fullmatch(path.name)
             if int(number[1]) >= self._journal_length if number else not self._journal_length:

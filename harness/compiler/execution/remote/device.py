@@ -2,10 +2,12 @@
 
 TVM's server forks a process for each session, one session after another. In it these functions can be called:
 
-sam3_tvm.describe() → description of the machine, as JSON sam3_tvm.missing(sizes by digest, as JSON) → digests of the
-files that are not in the store, as JSON sam3_tvm.receive(digest, size, offset, part of a file) sam3_tvm.load(what, as
-JSON) → function(entry point, inputs as JSON, …) → array of references to the results sam3_tvm.open_library(name of an
-uploaded file) → module sam3_tvm.end()
+    sam3_tvm.describe() → description of the machine, as JSON
+    sam3_tvm.missing(sizes by digest, as JSON) → digests of the files that are not in the store, as JSON
+    sam3_tvm.receive(digest, size, offset, part of a file)
+    sam3_tvm.load(request, as JSON) → function(entry point, inputs as JSON, …) → array of references to the results
+    sam3_tvm.open_library(name of an uploaded file) → module
+    sam3_tvm.end()
 
 A reference is an array of TVM's with one tensor, which stays on the device. An input is such a reference, or bytes with
 dtype and shape in the JSON.

@@ -11,14 +11,15 @@ TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a
 three forms:
 
 - AVX512-BF16: the instruction `vdpbf16ps`. It adds the product of the high halves first, rounds after each of the two
-products, to nearest and ties to even, and takes and gives zero for every denormal number, whatever the mode of the
-processor is; - Arm's FEAT_BF16: the instruction `bfdot`. It adds both products, and that to the sum. Both additions
-round to odd: an inexact result is cut off and gets an odd last bit. Denormal numbers are zero as above (Arm's manual,
-BFDotAdd); - any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers
-of a pair. Those of the left operand are made while it is packed: each is used with every vector of a row of the right
-one. It adds and rounds as `vdpbf16ps` does and keeps denormal numbers. Where the processor has no fused multiply-add, a
-product beyond fp32's range is infinite or zero before it is added. Other products than linear layers would gain nothing
-there, and stay fp32.
+  products, to nearest and ties to even, and takes and gives zero for every denormal number, whatever the mode of the
+  processor is;
+- Arm's FEAT_BF16: the instruction `bfdot`. It adds both products, and that to the sum. Both additions round to odd: an
+  inexact result is cut off and gets an odd last bit. Denormal numbers are zero as above (Arm's manual, BFDotAdd);
+- any processor: a bfloat16 is the upper half of an fp32 number, so that a shift and a mask make fp32 numbers of a pair.
+  Those of the left operand are made while it is packed: each is used with every vector of a row of the right one. It
+  adds and rounds as `vdpbf16ps` does and keeps denormal numbers. Where the processor has no fused multiply-add, a
+  product beyond fp32's range is infinite or zero before it is added. Other products than linear layers would gain
+  nothing there, and stay fp32.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     whose parameters after the first `num_input` are weights. Each of them becomes two:
 
     - `main_transform_params(weights: tuple) -> tuple`: everything that depends on weights alone, mainly weight packing;
-    call it once when the model is loaded. - `main(*inputs, *transformed)`: the model; it takes the results of
-    `main_transform_params` one by one.
+      call it once when the model is loaded.
+    - `main(*inputs, *transformed)`: the model; it takes the results of `main_transform_params` one by one.
 
     Without `num_input`, or without weights, a function keeps its signature and there is no second one.
 

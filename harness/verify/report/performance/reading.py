@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_results(paths: Sequence[Path]) -> pd.DataFrame:
     """Reads all files into a table with a row for each side of each benchmark, in the order given.
 
-    `kind` is `component`, `question` (to the whole model), `kernel` (alone, in one row) or `path_again`, without
+    `kind` is `component`, `question` (to the whole model), `kernel` (alone, in one row) or `other`, without
     figures; `name` is the subject with the parts of its case that are no defaults. Times are seconds of one call:
     `seconds` holds the rounds, `torch` is PyTorch's median. A side that could not be measured has the reason in
     `error`. The row of the `best` of ours has a table of the kernels in it. Where tuning changed nothing, the tuned
@@ -93,7 +93,7 @@ def read_results(paths: Sequence[Path]) -> pd.DataFrame:
     Raises:
         HarnessError: A file cannot be read, is in another layout, mixes machines, or has the name of another file.
     """
-    duplicates = [path.name for path in paths if [path_again.name for path_again in paths].count(path.name) > 1]
+    duplicates = [path.name for path in paths if [other.name for other in paths].count(path.name) > 1]
     if duplicates:
         raise HarnessError(f"Two results are called {duplicates[0]}: every figure names its file, so rename one.")
     return pd.concat(map(_read_file, paths), ignore_index=True)
