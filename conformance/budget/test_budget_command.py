@@ -149,7 +149,7 @@ def test_explain_takes_the_file(found: Found, tmp_path: Path) -> None:
 def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
     budget, out = tmp_path / "budget.json", tmp_path / "compiled"
     budget.write_text(json.dumps(found.written | {"float32": ["trunk.2"]}))
-    model = ("--model", small_network.NAME, "--scale", "shallow", "--precision", "bf16", "--clicks", "0")
+    model = ("--model", small_network.NAME, "--scale", "shallow", "--precision", "bf16")
     done = sam3_tvm("compile", *model, "--out", str(out), "--budget", str(budget))
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_manifest(out).float32 == ("trunk.2",)

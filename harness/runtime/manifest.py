@@ -141,9 +141,9 @@ class Manifest(Description, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the manifest of a decoded file; keys of a model's own go to `extra`."""
-        own = {name: value for name, value in data.items() if name in cls.__struct_fields__ and name != "extra"}
-        return convert({**own, "extra": {name: data[name] for name in data.keys() - own.keys()}}, cls)
+        """Returns the manifest of a decoded file; the keys of the model go to `extra`."""
+        common = {name: value for name, value in data.items() if name in cls.__struct_fields__ and name != "extra"}
+        return convert({**common, "extra": {name: data[name] for name in data.keys() - common.keys()}}, cls)
 
     def to_json(self) -> str:
         """Returns the text of `manifest.json`."""

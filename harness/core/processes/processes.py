@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 CAN_FORK = sys.platform == "linux"
@@ -168,11 +170,18 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
-def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+def start_python(
+    module: str,
+    *arguments: str,
+    stdout: int,
+    pass_fds: tuple[int, ...] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[bytes]:
     """Starts a module as a program in its own session, where Ctrl-C does not reach it.
 
     The program imports nothing from the current folder (`-P`), which may hold anybody's files. The end of its stdin
-    tells it that this process is gone; see `harness.core.processes.child.die_with_parent`.
+    tells it that this process is gone; see `harness.core.processes.child.die_with_parent`. `variables` are added to its
+    environment.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
@@ -181,7 +190,7 @@ def start_python(module: str, *arguments: str, stdout: int, pass_fds: tuple[int,
         stderr=subprocess.DEVNULL if stdout == subprocess.PIPE else subprocess.STDOUT,
         bufsize=0,
         pass_fds=pass_fds,
-        env=child_environment(),
+        env={**child_environment(), **variables},
         start_new_session=True,
     )
 

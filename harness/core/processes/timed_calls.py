@@ -12,11 +12,13 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 from harness.core.errors import HarnessError
+from harness.core.files import temporary_folder
 from harness.core.processes.child import die_with_parent
 from harness.core.processes.processes import kill_and_collect, start_python
 from harness.core.processes.threads import configure_threads, thread_count
@@ -45,6 +47,7 @@ class TimedCalls:
         self._torch = torch
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
+        self._temporary = ExitStack()
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
         """Calls a module-level function and returns its result.
@@ -79,13 +82,20 @@ class TimedCalls:
             kill_and_collect(process)
         if connection is not None:
             connection.close()
+        self._temporary.close()
 
     def _start(self) -> Connection[Any, Any]:
         self._connection, child_end = Pipe()
         with child_end:
+            # In a folder of this process, which outlives a kill, so that nothing of the killed one is left.
+            variables = {"TMPDIR": str(self._temporary.enter_context(temporary_folder("calls")))}
             arguments = (str(child_end.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
             self._process = start_python(
-                __name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(child_end.fileno(),)
+                __name__,
+                *arguments,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(child_end.fileno(),),
+                variables=variables,
             )
         self._connection.recv()
         return self._connection

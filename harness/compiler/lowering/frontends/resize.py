@@ -46,7 +46,7 @@ ONE_PIXEL: dict[str, Any] = {
     "raw": RawOutcome(Symptom.REJECTED, "InternalError", "Divide by zero"),
     "workaround": "A legalization in `harness.compiler.schedules.common.resizing`: the first of two rows or columns.",
 }
-"""What both frontends' defects say of one pixel."""
+"""The fields of the defect of one pixel that both frontends share."""
 
 
 def triangle_weights(positions: NDArray[Any], size: int, step: float, antialias: bool) -> NDArray[Any]:

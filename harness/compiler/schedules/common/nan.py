@@ -16,7 +16,7 @@ from tvm import relax, s_tir, te, tirx, topi
 from harness.compiler.schedules.common.graph import Legalize
 
 FLOATS = ("float", "bfloat")
-"""What the dtypes of floating point numbers begin with."""
+"""The beginnings of the names of floating-point dtypes."""
 
 
 def keep_nan(reductions: bool) -> tvm.transform.Pass:

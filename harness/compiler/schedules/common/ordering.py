@@ -44,8 +44,8 @@ def _dtypes(dtype: str) -> tuple[str, str]:
     return ("float64", "int64") if dtype == "float64" else ("float32", "int32")
 
 
-def _turned(bits: Any, integer: str) -> Any:
-    """Turns the order of negative numbers, whose magnitude comes after their sign."""
+def _reverse_negative(bits: Any, integer: str) -> Any:
+    """Reverses the order of negative numbers, whose magnitude comes after their sign."""
     return tirx.Select(bits < 0, tirx.bitwise_xor(bits, tirx.max_value(integer)), bits)
 
 
@@ -54,10 +54,10 @@ def _keys(values: te.Tensor, nan_is_largest: bool) -> te.Tensor:
     wide, integer = _dtypes(values.dtype)
     nan = tirx.max_value(integer) if nan_is_largest else tirx.min_value(integer)
 
-    def key(*at: Any) -> Any:
-        value = tirx.Cast(wide, values[at])
+    def key(*indices: Any) -> Any:
+        value = tirx.Cast(wide, values[indices])
         bits = tirx.Select(value == tirx.const(0, wide), tirx.const(0, integer), tirx.reinterpret(integer, value))
-        return tirx.Select(is_nan(value), nan, _turned(bits, integer))
+        return tirx.Select(is_nan(value), nan, _reverse_negative(bits, integer))
 
     return te.compute(values.shape, key, "keys")
 
@@ -66,8 +66,8 @@ def _numbers(keys: te.Tensor, dtype: str) -> te.Tensor:
     """Returns the numbers that keys stand for; both keys of NaN are NaN's bits."""
     wide, integer = _dtypes(dtype)
 
-    def number(*at: Any) -> Any:
-        return tirx.Cast(dtype, tirx.reinterpret(wide, _turned(keys[at], integer)))
+    def number(*indices: Any) -> Any:
+        return tirx.Cast(dtype, tirx.reinterpret(wide, _reverse_negative(keys[indices], integer)))
 
     return te.compute(keys.shape, number, "numbers")
 
@@ -77,8 +77,8 @@ def _middle(keys: te.Tensor, axis: int) -> te.Tensor:
     count = tirx.Cast("int64", keys.shape[axis])
     numbers = topi.sum(topi.cast(topi.less(keys, tirx.max_value(keys.dtype)), "int64"), axis, keepdims=True)
 
-    def place(*at: Any) -> Any:
-        return tirx.Select(numbers[at] < count, numbers[at], (count - 1) // 2)
+    def place(*indices: Any) -> Any:
+        return tirx.Select(numbers[indices] < count, numbers[indices], (count - 1) // 2)
 
     return te.compute(numbers.shape, place, "place")
 
@@ -103,11 +103,11 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             return self.builder_.call_te(_numbers, extreme, str(op.ty.dtype), primfunc_name_hint="numbers")
         if name == "relax.sort":
             order = self._emit(relax.op.argsort(keys, attrs.axis, attrs.descending, "int64"))
-            return _taken(data, order, attrs.axis)
+            return _take(data, order, attrs.axis)
         indices = self._emit(relax.op.topk(keys, attrs.k, attrs.axis, "indices", attrs.largest, attrs.dtype))
         if attrs.ret_type == "indices":
             return indices
-        values = _taken(data, self._emit(relax.op.astype(indices, "int64")), attrs.axis)
+        values = _take(data, self._emit(relax.op.astype(indices, "int64")), attrs.axis)
         return values if attrs.ret_type == "values" else relax.Tuple([self._emit(values), indices])
 
     def _median(self, data: relax.Expr, axes: Any, ty: Any) -> relax.Expr:
@@ -117,11 +117,11 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         keys = self._keys(values, nan_is_largest=True)
         order = self._emit(relax.op.argsort(keys, axis, dtype="int64"))
         place = self.builder_.emit_te(_middle, keys, axis, primfunc_name_hint="middle")
-        index = self._emit(_taken(order, place, axis))
-        value = _taken(values, index, axis)
+        index = self._emit(_take(order, place, axis))
+        value = _take(values, index, axis)
         if not axes:
             return relax.op.reshape(value, ty.shape)
-        return relax.Tuple([self._emit(relax.op.reshape(each, ty.fields[0].shape)) for each in (value, index)])
+        return relax.Tuple([self._emit(relax.op.reshape(result, ty.fields[0].shape)) for result in (value, index)])
 
     def _keys(self, data: relax.Expr, nan_is_largest: bool) -> relax.Var:
         return self.builder_.emit_te(_keys, data, nan_is_largest, primfunc_name_hint="keys")
@@ -130,5 +130,5 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return self.builder_.emit(value)
 
 
-def _taken(data: relax.Expr, indices: relax.Expr, axis: Any) -> relax.Expr:
+def _take(data: relax.Expr, indices: relax.Expr, axis: Any) -> relax.Expr:
     return relax.op.gather_elements(data, indices, int(axis))
