@@ -1,16 +1,24 @@
-"""Verifies a whole model in a test."""
+"""Verifies a whole model in a test, and asks upstream alone what a judge is held to."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case
-from harness.core.outcome import Status
+from harness.core.outcome import Status, Verdict
 from harness.core.processes import Template
+from harness.core.program import Arrays
 from harness.core.settings import SEEDED, Settings
+from harness.models.sam3.scripted import Script
+from harness.models.sam3.source import UpstreamModel
+from harness.models.sam3.upstream import upstream
+from harness.parity.references import Reference
+from harness.runtime.sam3.images import load_image
 from harness.verify.report import Result, repro_command
 from harness.verify.runner import verify_case
 
@@ -31,3 +39,32 @@ def verified(case: Case, settings: Settings, process: Template, request: pytest.
     again = repro_command(case, flags)
     assert result.expected, f"{result.problem}\n{result.outcome.error}\nRun it alone: {again}"
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Upstream's answer to a part of a question about a photograph, and the judge of that part."""
+
+    name: str
+    size: tuple[int, int]
+    reference: Reference
+    judge_part: Callable[..., tuple[Verdict, ...]]
+
+    @property
+    def first(self) -> Arrays:
+        return self.reference.first
+
+    def judge(self, actual: Arrays, *, by_oracle: bool = False) -> tuple[Verdict, ...]:
+        return self.judge_part(self.name, actual, self.reference, self.size, by_oracle=by_oracle)
+
+
+def upstream_answers(
+    script: Script[Any], case: Case, judge_part: Callable[..., tuple[Verdict, ...]]
+) -> Iterator[Answer]:
+    """Yields upstream's answers to the questions of a script, one question after the other."""
+    with upstream():
+        model = UpstreamModel(case, SEEDED)
+        for question in script.load(case, SEEDED):
+            reference, size = model.answer(script.upstream, question), load_image(question.image).size
+            for name in question.answers:
+                yield Answer(name, size, reference.part(name), judge_part)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conformance.support.whole import verified
+from conformance.support.whole import Answer, upstream_answers, verified
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.outcome import Status, Verdict, VerdictKind
+from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.processes import Template
 from harness.core.settings import Settings
 from harness.models.sam3.detections import SCORE, UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
-from harness.models.sam3.end_to_end.script import UPSTREAM, judge_answer, load, prompts
-from harness.models.sam3.source import Arrays, UpstreamModel
+from harness.models.sam3.end_to_end.script import SCRIPTS, judge_answer, prompts
+from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.parity.references import Reference
 from harness.runtime.sam3.images import load_image
@@ -41,30 +41,9 @@ def test_end_to_end(
         assert names == [f"{answer}/{name}" for answer in answers for name in (*RAW, *FINAL)]
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """Upstream's answer to one text or prompt about a photograph."""
-
-    name: str
-    size: tuple[int, int]
-    reference: Reference
-
-    @property
-    def first(self) -> Arrays:
-        return self.reference.first
-
-    def judge(self, actual: Arrays, *, by_oracle: bool = False) -> tuple[Verdict, ...]:
-        return judge_answer(self.name, actual, self.reference, self.size, by_oracle=by_oracle)
-
-
 def upstreams(case: Case) -> Iterator[Answer]:
     """What upstream answers, one question after the other."""
-    with upstream():
-        model = UpstreamModel(case, Settings())
-        for question in load(case, Settings()):
-            reference, size = model.answer(UPSTREAM, question), load_image(question.image).size
-            for name in question.answers:
-                yield Answer(name, size, reference.part(name))
+    return upstream_answers(SCRIPTS[0], case, judge_answer)
 
 
 def test_the_threshold_decides_something_in_every_answer(whole_fp32_case: Case) -> None:
@@ -179,7 +158,7 @@ def in_half(precision: str) -> tuple[Answer, Arrays]:
         from harness.models.sam3.end_to_end.upstream import decide_detections
 
         found, decided = decide_detections(actual, SIZE), decide_detections(reference, SIZE)
-    answer = Answer("text", SIZE, Reference(decided, decided, exact))
+    answer = Answer("text", SIZE, Reference(decided, decided, exact), judge_answer)
     return answer, {name: found[name] for name in (*RAW, *FINAL)}
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
 
-from conformance.support.whole import verified
+from conformance.support.whole import Answer, upstream_answers, verified
 from harness.core.case import Case
-from harness.core.outcome import Status, Verdict, VerdictKind
+from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.processes import Template
 from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions
-from harness.models.sam3.interactive.script import UPSTREAM, judge_ious, judge_round, load
-from harness.models.sam3.source import Arrays, UpstreamModel
+from harness.models.sam3.interactive.script import SCRIPTS, judge_ious, judge_round
+from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.parity.references import Reference
-from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 SUBJECT = "interactive"
@@ -40,33 +38,10 @@ def test_interactive(
         assert names == [f"{answer}/{name}" for answer in answers for name in outputs] + (["iou"] if half else [])
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """Upstream's answer in one round about a photograph."""
-
-    name: str
-    size: tuple[int, int]
-    reference: Reference
-
-    @property
-    def first(self) -> Arrays:
-        return self.reference.first
-
-    def judge(self, actual: Arrays, *, by_oracle: bool = False) -> tuple[Verdict, ...]:
-        return judge_round(self.name, actual, self.reference, self.size, by_oracle=by_oracle)
-
-
 @cache
 def answers(case: Case) -> tuple[Answer, ...]:
     """What upstream answers; whoever changes an array changes a copy."""
-    with upstream():
-        model = UpstreamModel(case, Settings())
-        asked = [(question, model.answer(UPSTREAM, question)) for question in load(case, Settings())]
-    return tuple(
-        Answer(name, load_image(question.image).size, reference.part(name))
-        for question, reference in asked
-        for name in question.answers
-    )
+    return tuple(upstream_answers(SCRIPTS[0], case, judge_round))
 
 
 def test_what_upstream_answers_is_no_accident(whole_fp32_case: Case) -> None:
@@ -167,7 +142,7 @@ def rounds() -> tuple[tuple[Answer, ...], tuple[Arrays, ...]]:
             }
 
         reference, ours = inexact(), inexact()
-        answers.append(Answer(f"question {number}", SIZE, Reference(reference, reference, exact)))
+        answers.append(Answer(f"question {number}", SIZE, Reference(reference, reference, exact), judge_round))
         with upstream():
             actual.append(ours | {"masks": decide_masks(ours["logits"], SIZE)[0]})
     return tuple(answers), tuple(actual)
