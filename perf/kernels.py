@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.compiler.lowering.frontends.torch_export.operators import load_calls
+from harness.models.sam3.operator_calls import load_calls
 
 LEAST_MOVED = 1_000_000
 """Bytes below which a memory-bound kernel is left out."""

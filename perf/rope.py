@@ -27,7 +27,7 @@ HEADS, HEAD_SIZE = 16, 64
 UNROTATED = Strategy(
     name="no rotation",
     summary="queries and keys as they are: what a program costs before any rotation",
-    apply=lambda module: use_rotation(module, Rotation(lambda _: {}, lambda *_: {}, lambda x, _tables, _repeat: x)),
+    apply=lambda module: use_rotation(module, Rotation((), lambda _: (), lambda *_: (), lambda x, _repeat: x)),
 )
 
 

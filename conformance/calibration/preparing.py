@@ -19,7 +19,7 @@ from conformance.calibration.sources import PATCHES, Place, part_of, places, tra
 from conformance.support import recurrent_segmenter
 from conformance.support.diagnosed import block_program, rotary_program
 from harness.compiler.lowering.frontends.torch_export import nodes_of
-from harness.compiler.lowering.frontends.torch_export.graph import Graph
+from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules.common.origins import bindings_of

@@ -43,13 +43,7 @@ COMPONENT = """    Component(
 )
 \"\"\"The components of the image model.\"\"\"
 """
-DEFECT = """
-import torch
-from tvm import relax
-
-from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
-from harness.compiler.lowering.frontends.torch_export.defect import TorchDefect
-
+DOUBLE = """
 
 @torch.library.custom_op("conformance::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -61,25 +55,21 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-class Double(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return double(x)
-
-
-def convert(node, importer):
+def _convert_double(node: Node, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.multiply(importer.env[node.args[0]], relax.const(2.0)))
 
 
-DEFECTS = (
-    TorchDefect(
+"""
+DEFECT = """    Defect(
         name="double",
         title="double is not known",
         location="ExportedProgramImporter.create_convert_map",
         description="It is missing from the table of operators.",
-        reproduction=lambda: (Double(), (torch.ones(2, 3),)),
+        function=lambda x: double(x),
+        args=(torch.ones(2, 3),),
         raw=RawOutcome(Symptom.REJECTED, "AssertionError", r"double\\.default"),
         workaround="A converter.",
-        converters={"double.default": convert},
+        converters={"double.default": _convert_double},
     ),
 )
 """
@@ -109,12 +99,6 @@ def python(project: Path, *arguments: str) -> str:
     return " ".join(done.stdout.split())
 
 
-def add_line(path: Path, before: str, line: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1, path
-    path.write_text(text.replace(before, f"{line}{before}"), encoding="utf-8")
-
-
 def test_a_strategy_is_one_file(project: Path) -> None:
     (project / "harness/compiler/lowering/rope/again.py").write_text(STRATEGY)
     assert "the general pass, by another name" in python(project, "harness", "list")
@@ -138,12 +122,11 @@ def test_a_component_is_a_module_and_an_entry_of_the_table(project: Path) -> Non
     assert "component='negation'" in python(project, "shown")
 
 
-def test_a_defect_is_one_file_its_import_and_its_line(project: Path) -> None:
-    defects = project / "harness/compiler/lowering/frontends/torch_export/defects"
-    (defects / "double.py").write_text(DEFECT)
-    add_line(defects / "__init__.py", "    double_fill,\n", "    double,\n")
-    add_line(defects / "__init__.py", "    *double_fill.DEFECTS,\n", "    *double.DEFECTS,\n")
-    python(project, "harness.compiler.lowering.frontends.torch_export.defects_page")
+def test_a_defect_is_a_converter_and_an_entry_of_the_table(project: Path) -> None:
+    path = project / "harness/compiler/lowering/frontends/torch_export/defects/arithmetic.py"
+    functions, begin, table = path.read_text(encoding="utf-8").partition("DEFECTS = (\n")
+    path.write_text(functions + DOUBLE + begin + table.removesuffix(")\n") + DEFECT, encoding="utf-8")
+    python(project, "harness.compiler.lowering.frontends.defects_page")
     assert "double is not known" in (project / "docs/DEFECTS.md").read_text(encoding="utf-8")
     chosen = ("conformance/lowering/test_frontend_defects.py", "-k", "double or page or unique")
     done = python(project, "pytest", "-q", "-p", "no:cacheprovider", *chosen)

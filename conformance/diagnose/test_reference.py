@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from harness.compiler.lowering.frontends.torch_export.graph import Graph
+from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.route import Route
 from harness.core.case import Case
 from harness.verify.diagnose.deviation import deviation

@@ -17,36 +17,34 @@ from conformance.support.defects import (
     hold_to_wrong_result,
     named,
 )
-from harness.compiler.lowering.frontends.defect import Symptom
-from harness.compiler.lowering.frontends.running import Arrays, run_torch
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
-from harness.compiler.lowering.frontends.torch_export.defect import TorchDefect
+from harness.compiler.lowering.frontends.defect import Defect, Symptom
+from harness.compiler.lowering.frontends.defects_page import PAGES
+from harness.compiler.lowering.frontends.running import Arrays, run_repaired, run_torch
 from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
-from harness.compiler.lowering.frontends.torch_export.defects_page import PAGE, render
-from harness.compiler.lowering.frontends.torch_export.running import import_raw, run_raw, run_tvm
+from harness.compiler.lowering.frontends.torch_export.importing import import_module, import_raw
 
 
 @EXPECTED
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.REJECTED))
-def test_raw_tvm_accepts(defect: TorchDefect) -> None:
-    hold_to_rejection(defect, run_raw)
+def test_raw_tvm_accepts(defect: Defect) -> None:
+    hold_to_rejection(defect, import_raw)
 
 
 @EXPECTED
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.WRONG_RESULT))
-def test_raw_tvm_is_right(defect: TorchDefect) -> None:
-    hold_to_wrong_result(defect, run_raw)
+def test_raw_tvm_is_right(defect: Defect) -> None:
+    hold_to_wrong_result(defect, import_raw)
 
 
 @EXPECTED
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.SLOW))
-def test_raw_tvm_is_optimizable(defect: TorchDefect) -> None:
-    hold_to_slowness(defect, import_raw(*defect.reproduction()).script())
+def test_raw_tvm_is_optimizable(defect: Defect) -> None:
+    hold_to_slowness(defect, import_raw)
 
 
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.SLOW))
-def test_workaround_is_optimizable(defect: TorchDefect) -> None:
-    module, _ = import_program(export_program(*defect.reproduction()))
+def test_workaround_is_optimizable(defect: Defect) -> None:
+    module, _ = import_module(*defect.reproduction())
     assert defect.raw.absent in module.script()
 
 
@@ -54,12 +52,12 @@ def test_workaround_is_optimizable(defect: TorchDefect) -> None:
 def repaired() -> dict[str, Arrays]:
     """What the reproductions of all defects return, imported with every workaround in one program."""
     parts = [Part(defect.name, *defect.reproduction()) for defect in DEFECTS]
-    found = run_together(lambda module, args: [*map(torch.from_numpy, run_tvm(module, args))], parts)
+    found = run_together(lambda *program: [*map(torch.from_numpy, run_repaired(import_module, *program))], parts)
     return {part.what: [output.numpy() for output in outputs] for part, outputs in zip(parts, found, strict=True)}
 
 
 @pytest.mark.parametrize("defect", named(DEFECTS, *Symptom))
-def test_workaround_is_right(defect: TorchDefect, repaired: dict[str, Arrays]) -> None:
+def test_workaround_is_right(defect: Defect, repaired: dict[str, Arrays]) -> None:
     for actual, expected in zip(repaired[defect.name], run_torch(*defect.reproduction()), strict=True):
         assert actual.dtype == expected.dtype
         assert actual.shape == expected.shape
@@ -76,5 +74,6 @@ def test_no_two_workarounds_convert_the_same_operator() -> None:
     assert len(converted) == len(set(converted))
 
 
-def test_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), f"run `python -m {render.__module__}`"
+def test_pages_are_up_to_date() -> None:
+    for path, page in PAGES.items():
+        assert path.read_text(encoding="utf-8") == page(), f"run `python -m {page.__module__}`"

@@ -18,56 +18,46 @@ from conformance.support.defects import (
     is_same,
     named,
 )
-from harness.compiler.lowering.frontends.defect import Symptom
-from harness.compiler.lowering.frontends.onnx import import_module
-from harness.compiler.lowering.frontends.onnx.defect import OnnxDefect
+from harness.compiler.lowering.frontends.defect import Defect, Symptom
 from harness.compiler.lowering.frontends.onnx.defects import DEFECTS
-from harness.compiler.lowering.frontends.onnx.defects_page import PAGE, render
-from harness.compiler.lowering.frontends.onnx.running import import_raw, run_raw
-from harness.compiler.lowering.frontends.running import Arrays, repaired_pipeline, run_module, run_torch
+from harness.compiler.lowering.frontends.onnx.importing import import_module, import_raw
+from harness.compiler.lowering.frontends.running import Arrays, run_repaired, run_torch
 
 
 @EXPECTED
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.REJECTED))
-def test_unmodified_accepts(defect: OnnxDefect) -> None:
-    hold_to_rejection(defect, run_raw)
+def test_unmodified_accepts(defect: Defect) -> None:
+    hold_to_rejection(defect, import_raw)
 
 
 @EXPECTED
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.WRONG_RESULT))
-def test_unmodified_is_right(defect: OnnxDefect) -> None:
-    hold_to_wrong_result(defect, run_raw)
+def test_unmodified_is_right(defect: Defect) -> None:
+    hold_to_wrong_result(defect, import_raw)
 
 
 @EXPECTED
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.SLOW))
-def test_unmodified_is_optimizable(defect: OnnxDefect) -> None:
-    hold_to_slowness(defect, import_raw(*defect.reproduction()).script())
+def test_unmodified_is_optimizable(defect: Defect) -> None:
+    hold_to_slowness(defect, import_raw)
 
 
 @pytest.mark.parametrize("defect", named(DEFECTS, Symptom.SLOW))
-def test_workaround_is_optimizable(defect: OnnxDefect) -> None:
+def test_workaround_is_optimizable(defect: Defect) -> None:
     imported, _ = import_module(*defect.reproduction())
     assert defect.raw.absent in imported.script()
-
-
-def run_repaired(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """The outputs of a module that is imported with every workaround."""
-    imported, parameters = import_module(module, args)
-    arguments = [*(arg.numpy() for arg in args), *parameters.values()]
-    return [*map(torch.from_numpy, run_module(imported, arguments, pipeline=repaired_pipeline()))]
 
 
 @pytest.fixture(scope="module")
 def repaired() -> dict[str, Arrays]:
     """What the reproductions of all defects return, in one program."""
     parts = [Part(defect.name, *defect.reproduction()) for defect in DEFECTS]
-    found = run_together(run_repaired, parts)
+    found = run_together(lambda *program: [*map(torch.from_numpy, run_repaired(import_module, *program))], parts)
     return {part.what: [output.numpy() for output in outputs] for part, outputs in zip(parts, found, strict=True)}
 
 
 @pytest.mark.parametrize("defect", named(DEFECTS, *Symptom))
-def test_workaround_is_right(defect: OnnxDefect, repaired: dict[str, Arrays]) -> None:
+def test_workaround_is_right(defect: Defect, repaired: dict[str, Arrays]) -> None:
     assert is_same(repaired[defect.name], run_torch(*defect.reproduction()))
 
 
@@ -79,9 +69,3 @@ def test_names_are_unique() -> None:
 def test_no_two_workarounds_convert_the_same_operator() -> None:
     converted = [operator for defect in DEFECTS for operator in (*defect.converters, *defect.translations)]
     assert len(converted) == len(set(converted))
-
-
-def test_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), (
-        "run `python -m harness.compiler.lowering.frontends.onnx.defects_page`"
-    )

@@ -133,7 +133,7 @@ class Rotated(nn.Module):
     """Attention whose queries and keys come out of one operator."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        q, k = rotate(q, k, {"rope_cos": angles.cos(), "rope_sin": angles.sin()})
+        q, k = rotate(q, k, (angles.cos(), angles.sin()))
         return nn.functional.scaled_dot_product_attention(q, k, v)
 
 

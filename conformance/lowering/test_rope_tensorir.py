@@ -101,7 +101,7 @@ class Alone(torch.nn.Module):
 
     def forward(self, *tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q, k = (x.to(self.keys.setting.dtype) for x in tokens)
-        tables = {"rope_cos": self.rope_cos, "rope_sin": self.rope_sin}
+        tables = (self.rope_cos, self.rope_sin)
         return tuple(x.to(self.keys.setting.outside) for x in rotate(q, k, tables, max(self.keys.repeat, 1)))
 
 
@@ -157,7 +157,7 @@ def test_it_is_one_operator_of_torch() -> None:
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
-    tables = {"rope_cos": torch.ones(5, 4), "rope_sin": torch.ones(5, 4)}
+    tables = (torch.ones(5, 4), torch.ones(5, 4))
     with pytest.raises(ValueError, match="does not fit 6 tokens"):
         rotate(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 6, 8), tables)
 

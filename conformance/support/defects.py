@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from harness.compiler.lowering.frontends.defect import Defect, Symptom
-from harness.compiler.lowering.frontends.running import Arrays, run_torch
+from harness.compiler.lowering.frontends.running import Arrays, run_raw, run_torch
 
-Run = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], Arrays]
+Import = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], Any]
 
 
 class Predicted(Exception):
@@ -35,12 +36,12 @@ def is_same(actual: Arrays, expected: Arrays) -> bool:
     )
 
 
-def hold_to_rejection(defect: Defect, run_raw: Run) -> None:
+def hold_to_rejection(defect: Defect, import_raw: Import) -> None:
     """Raises Predicted if the unmodified frontend rejects the reproduction as the defect says."""
     module, args = defect.reproduction()
     expected = run_torch(module, args)
     try:
-        actual = run_raw(module, args)
+        actual = run_raw(import_raw, module, args)
     except Exception as error:
         if type(error).__name__ == defect.raw.error and re.search(defect.raw.message, str(error)):
             raise Predicted(defect.name) from error
@@ -48,14 +49,14 @@ def hold_to_rejection(defect: Defect, run_raw: Run) -> None:
     assert is_same(actual, expected)
 
 
-def hold_to_wrong_result(defect: Defect, run_raw: Run) -> None:
+def hold_to_wrong_result(defect: Defect, import_raw: Import) -> None:
     """Raises Predicted if the unmodified frontend gives another result than PyTorch."""
     module, args = defect.reproduction()
-    if not is_same(run_raw(module, args), run_torch(module, args)):
+    if not is_same(run_raw(import_raw, module, args), run_torch(module, args)):
         raise Predicted(defect.name)
 
 
-def hold_to_slowness(defect: Defect, script: str) -> None:
+def hold_to_slowness(defect: Defect, import_raw: Import) -> None:
     """Raises Predicted if the printed module lacks what an optimized one has."""
-    if defect.raw.absent not in script:
+    if defect.raw.absent not in import_raw(*defect.reproduction()).script():
         raise Predicted(defect.raw.absent)

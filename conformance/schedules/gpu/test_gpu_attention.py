@@ -215,8 +215,7 @@ class Picked(torch.nn.Module):
         self, x: torch.Tensor, memories: torch.Tensor, numbers: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         picked = (memories[numbers] * 2).flatten(0, 1)[None, None]
-        tables = {"rope_cos": cos, "rope_sin": sin}
-        q, k = rotate_pairs.rotate(self.to_query(x), self.to_key(picked), tables, len(numbers))
+        q, k = rotate_pairs.rotate(self.to_query(x), self.to_key(picked), (cos, sin), len(numbers))
         return scaled_dot_product_attention(q, k, picked)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tvm
     from torch.fx import Node
 
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 
 _PATH = "path_in_model"
 """Attribute of a module: its path in the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-Tables = Mapping[str, "torch.Tensor"]
-"""The tensors of a rotation, by the names of their buffers."""
+Tables = tuple["torch.Tensor", ...]
+"""The tensors of a rotation."""
 RotateBoth = Callable[["torch.Tensor", "torch.Tensor", Tables, int], tuple["torch.Tensor", "torch.Tensor"]]
 """Takes queries, keys, the tables, and the number of their repetitions along the keys; returns both rotated."""
 
@@ -22,23 +22,25 @@ class Rotation:
     """One form of RoPE, without complex numbers.
 
     Attributes:
+        names: Names of the tables' buffers.
         convert: Makes the tables from upstream's complex table [L, D/2] of e^(i·angle).
         compute: Makes the tables of a grid from the head size D, width, height and theta; traced by torch.export.
-        rotate: Takes queries or keys [B, heads, repeat·L, D], the tables, and `repeat`, the number of their repetitions
-            along the tokens; returns the rotated tensor in the input's dtype.
+        rotate: Takes queries or keys [B, heads, repeat·L, D], each of the tables, and `repeat`, the number of their
+            repetitions along the tokens; returns the rotated tensor in the input's dtype.
         rotate_both: Rotates queries and keys in one operator; by default `rotate` rotates each.
     """
 
+    names: tuple[str, ...]
     convert: Callable[[torch.Tensor], Tables]
     compute: Callable[[int, int, int, float], Tables]
-    rotate: Callable[[torch.Tensor, Tables, int], torch.Tensor]
+    rotate: Callable[..., torch.Tensor]
     rotate_both: RotateBoth | None = None
 
     def apply(self, q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotates queries [B, heads, L, D] and keys [B, heads, repeat·L, D]."""
         if self.rotate_both is not None:
             return self.rotate_both(q, k, tables, repeat)
-        return self.rotate(q, tables, 1), self.rotate(k, tables, repeat)
+        return self.rotate(q, *tables, 1), self.rotate(k, *tables, repeat)
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,18 @@ def _replace_rotation(module: torch.nn.Module, kind: RotaryAttention, rotation: 
     table = getattr(module, kind.table)
     tables = rotation.convert(table)
     delattr(module, kind.table)
-    for name, value in tables.items():
+    for name, value in zip(rotation.names, tables, strict=True):
         module.register_buffer(name, value, persistent=persistent)
     # read back from the module, whose buffers torch.export replaces by its own
-    replacement = kind.replacement(rotation, lambda: {name: getattr(module, name) for name in tables}, len(table))
+    replacement = kind.replacement(
+        rotation, lambda: tuple(getattr(module, name) for name in rotation.names), len(table)
+    )
     object.__setattr__(module, kind.method, MethodType(replacement, module))
     try:
         yield
     finally:
         delattr(module, kind.method)
-        for name in tables:
+        for name in rotation.names:
             delattr(module, name)
         if kind.table in buffers:
             module.register_buffer(kind.table, table, persistent=persistent)

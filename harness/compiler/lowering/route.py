@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import tvm
 
     from harness.compiler.lowering.frontends.frontend import Frontend
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
     from harness.core.program import Axis
 
 
@@ -153,7 +153,7 @@ class Route:
 
     def graph(self, exported: Any) -> Graph:
         """Returns the graph from which an exported program is imported; for `EXPORTING_PROGRAMS` alone."""
-        from harness.compiler.lowering.frontends.torch_export.graph import graph_of
+        from harness.compiler.lowering.frontends.torch_export.lifting import graph_of
 
         return graph_of(self._strategy.transform(exported))
 

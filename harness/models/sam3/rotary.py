@@ -45,7 +45,7 @@ def _tracker_forward(rotation: Rotation, tables: Callable[[], Tables], positions
             side = round(q.shape[-2] ** 0.5)  # upstream takes the queries as a square here
             options = self.compute_cis.keywords
             computed = rotation.compute(options["dim"], side, side, options["theta"])
-            rotation_tables = {name: table.to(device=q.device) for name, table in computed.items()}
+            rotation_tables = tuple(table.to(device=q.device) for table in computed)
         rotated_keys = k.shape[-2] - num_k_exclude_rope
         repeat = max(rotated_keys // q.shape[-2], 1) if self.rope_k_repeat else 1
         q, rotated = rotation.apply(q, k[:, :, :rotated_keys], rotation_tables, repeat)

@@ -237,8 +237,7 @@ def _try(subgraph: Subgraph, run: Callable[[], Arrays]) -> tuple[Deviation | Non
 
 def _import_again(extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Compiler) -> Iterator[Retrial]:
     """Imports the nodes of a subgraph in each way of `ImportWay`, and runs them with TVM's default pipeline."""
-    from harness.compiler.lowering.frontends import onnx
-    from harness.compiler.lowering.frontends.torch_export.running import import_raw
+    from harness.compiler.lowering.frontends.torch_export.importing import import_raw
 
     program, values = extractor.torch_module(subgraph.sources)
     inputs = tuple(values.values())
@@ -247,7 +246,9 @@ def _import_again(extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Co
         return _run(import_raw(program, inputs), inputs, compiler)
 
     def run_onnx() -> Arrays:
-        module, weights = onnx.import_module(program, inputs)
+        from harness.compiler.lowering.frontends.onnx.importing import import_module
+
+        module, weights = import_module(program, inputs)
         return _run(module, (*inputs, *map(torch.from_numpy, weights.values())), compiler)
 
     yield Retrial(ImportWay.RAW, *_try(subgraph, run_raw)[:2])

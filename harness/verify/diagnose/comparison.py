@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import tvm
 
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
     from harness.verify.diagnose.flow import KernelCall
 
     Array = npt.NDArray[Any]

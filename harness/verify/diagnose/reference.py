@@ -36,7 +36,7 @@ from harness.verify.diagnose.deviation import Deviation, deviation
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 
     Array = npt.NDArray[Any]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch.fx import Node
 
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
     from harness.compiler.lowering.strategy import Strategy
     from harness.core.program import Program
     from harness.verify.diagnose.deviation import Deviation

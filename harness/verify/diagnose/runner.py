@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
     from harness.compiler.lowering.route import Lowered
     from harness.core.expectations import Expectation
     from harness.core.program import Program

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import tvm
 
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
+    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 
     Array = npt.NDArray[Any]
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
-    import torch
-
-Reproduction = Callable[[], "tuple[torch.nn.Module, tuple[torch.Tensor, ...]]"]
-"""Returns the smallest module and inputs that show the defect."""
+    import onnx_ir
 
 TESTED_VERSION = "0.27.0.post1"
 """The apache-tvm release that has the defects."""
+
+Converter = Callable[..., Any]
+"""Makes a Relax expression of a call, as TVM's own converters do.
+
+In the frontend `torch` it takes the fx node and the importer (the signature of `custom_convert_map`); in `onnx`, the
+block builder, the node's inputs (None if omitted) and its attributes.
+"""
+
+GraphPass = Callable[[torch.fx.GraphModule], None]
+"""Rewrites an exported program's graph in place; every new node carries `meta["val"]`."""
 
 
 class Symptom(StrEnum):
@@ -53,15 +62,38 @@ class Defect:
         title: One line.
         location: The faulty function.
         description: The fault and its cause, in a few sentences.
-        reproduction: The smallest module and inputs that show it.
+        function: The smallest function that shows it.
+        args: The function's arguments.
         raw: The result of the unmodified frontend.
         workaround: The workaround, in a sentence or two.
+        converters: Importer functions that replace TVM's, by the importer's operator name.
+        passes: Rewrites of the exported program before the import, in `onnx` before PyTorch's ONNX exporter.
+        translations: In `onnx`, functions that replace translations of PyTorch's exporter, by PyTorch's operator: they
+            take the operator's arguments as ONNX values (`custom_translation_table`).
+        model_passes: In `onnx`, rewrites of the ONNX model before the import.
     """
 
     name: str
     title: str
     location: str
     description: str
-    reproduction: Reproduction
+    function: Callable[..., Any]
+    args: tuple[torch.Tensor, ...]
     raw: RawOutcome
     workaround: str
+    converters: Mapping[str, Converter] = field(default_factory=dict)
+    passes: tuple[GraphPass, ...] = ()
+    translations: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    model_passes: tuple[Callable[[onnx_ir.Model], None], ...] = ()
+
+    def reproduction(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+        """Returns the smallest module and inputs that show the defect."""
+        module = torch.nn.Module()
+        module.forward = self.function
+        return module, self.args
+
+
+def normal(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Draws tensors of these shapes from the normal distribution, the same ones in every process."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)

@@ -1,42 +1,101 @@
-"""Renders the pages on defects from the registries."""
+"""Writes docs/DEFECTS.md and docs/ONNX_DEFECTS.md from the registries of defects, when run as a program."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from harness.compiler.lowering.frontends.defect import Defect, Symptom
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from harness.compiler.lowering.frontends.defect import TESTED_VERSION, Defect, Symptom
+from harness.compiler.lowering.frontends.onnx.defects import DEFECTS as ONNX_DEFECTS
+from harness.compiler.lowering.frontends.onnx.exporting import OPSET
+from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
+from harness.core.files import make_folder, write_text
+from harness.core.settings import REPOSITORY
 
 _MAX_ELEMENTS = 12
 """Largest number of elements of a tensor whose values a page has."""
 
+_MODULE = "harness.compiler.lowering.frontends.defects_page"
 
-def render_page(introduction: str, instructions: str, defects: Sequence[Defect], unmodified: str) -> str:
-    """Renders the page on a frontend's defects.
+_INTRODUCTION = f"""# Defects of TVM's PyTorch frontend
+
+Seen in apache-tvm {TESTED_VERSION}, with `torch.export` and `tvm.relax.frontend.torch.from_exported_program`. Each is
+worked around in `harness/compiler/lowering/frontends/torch_export/defects/`.
+`conformance/lowering/test_frontend_defects.py` runs every reproduction below:
+unmodified TVM must fail as described (a release that repairs a defect fails the test, so that the workaround goes), and
+with the workaround the result must be PyTorch's. `conformance/lowering/test_operators.py`
+holds every operator that SAM 3's
+components use to PyTorch and to float64, on the components' own shapes and around them.
+"""
+
+_ONNX_INTRODUCTION = f"""# Defects on the way through ONNX
+
+Seen in apache-tvm {TESTED_VERSION} and PyTorch's exporter (`torch.onnx.export(dynamo=True)`, opset {OPSET}), with
+`tvm.relax.frontend.onnx.from_onnx`. Each is worked around in `harness/compiler/lowering/frontends/onnx/defects/`.
+`conformance/lowering/test_onnx_defects.py` runs every reproduction below: unmodified, it must fail as described (a
+release that repairs a defect fails the test, so that the workaround goes), and with the workaround the result must be
+PyTorch's. `docs/FRONTENDS.md` has what is known and not worked around, and compares this way with that of torch.export.
+"""
+
+
+def torch_page() -> str:
+    """Returns the page on the defects of TVM's PyTorch frontend."""
+    return _page(_INTRODUCTION, "torch_export", "grid_sample_layout", DEFECTS, "Unmodified TVM")
+
+
+def onnx_page() -> str:
+    """Returns the page on the defects on the way through ONNX."""
+    return _page(_ONNX_INTRODUCTION, "onnx", "resize_antialias", ONNX_DEFECTS, "Unmodified")
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    REPOSITORY / "docs" / "DEFECTS.md": torch_page,
+    REPOSITORY / "docs" / "ONNX_DEFECTS.md": onnx_page,
+}
+"""The pages by their files."""
+
+
+def _page(introduction: str, package: str, example: str, defects: Sequence[Defect], unmodified: str) -> str:
+    """Returns a page.
 
     Args:
         introduction: Text before the table, in Markdown.
-        instructions: Instructions to run a reproduction, in Markdown.
+        package: Name of the frontend's package.
+        example: Name of the defect in the instructions to run a reproduction.
         defects: The defects, in the order of the page.
         unmodified: Name of the frontend without workarounds.
     """
     rows = [f"| [{defect.title}](#{defect.name}) | {defect.raw.symptom} | `{defect.location}` |" for defect in defects]
     table = "\n".join(["| defect | symptom | where |", "| --- | --- | --- |", *rows])
-    return "\n".join([introduction, table, "", instructions, *(_section(defect, unmodified) for defect in defects)])
+    sections = "\n".join(_section(defect, unmodified) for defect in defects)
+    return f"""{introduction}
+This page is generated: `python -m {_MODULE}`.
+
+{table}
+
+## Running a reproduction
+
+    from harness.compiler.lowering.frontends.{package}.defects import DEFECTS
+    from harness.compiler.lowering.frontends.{package}.importing import import_module, import_raw
+    from harness.compiler.lowering.frontends.running import run_raw, run_repaired, run_torch
+
+    defect = next(defect for defect in DEFECTS if defect.name == "{example}")
+    module, args = defect.reproduction()
+    run_torch(module, args), run_repaired(import_module, module, args), run_raw(import_raw, module, args)
+
+{sections}"""
 
 
 def _section(defect: Defect, unmodified: str) -> str:
-    """Returns the section on a defect, with the inputs of its reproduction and the source of `forward`."""
-    module, args = defect.reproduction()
-    forward = type(module).forward
-    names = list(inspect.signature(forward).parameters)[1:]
-    inputs = "\n".join(f"{name} = {_text(value)}" for name, value in zip(names, args, strict=True))
-    reproduction = textwrap.indent(f"{inputs}\n\n{textwrap.dedent(inspect.getsource(forward))}", "    ")
+    """Returns the section on a defect, with the arguments and the source of its function."""
+    names = inspect.signature(defect.function).parameters
+    inputs = "\n".join(f"{name} = {_text(value)}" for name, value in zip(names, defect.args, strict=True))
+    reproduction = textwrap.indent(f"{inputs}\n{_source(defect.function)}", "    ")
     return f"""## {defect.name}
 
 {defect.title}.
@@ -44,9 +103,20 @@ def _section(defect: Defect, unmodified: str) -> str:
 {defect.description}
 
 {reproduction}
+
 - {unmodified}: {_raw(defect)}
 - Here: {defect.workaround}
 """
+
+
+def _source(function: Callable[..., object]) -> str:
+    """Returns the expression that a lambda computes, or the source of another function."""
+    module, line = inspect.getmodule(function), function.__code__.co_firstlineno
+    assert module is not None
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Lambda) and node.lineno == line:
+            return ast.unparse(node.body)
+    return inspect.getsource(function).rstrip()
 
 
 def _text(value: torch.Tensor) -> str:
@@ -62,3 +132,9 @@ def _raw(defect: Defect) -> str:
     if raw.symptom is Symptom.REJECTED:
         return f"`{raw.error}`, with a message that matches `{raw.message}`."
     return f"{raw.wrong}."
+
+
+if __name__ == "__main__":
+    for path, page in PAGES.items():
+        make_folder(path.parent)
+        write_text(path, page())

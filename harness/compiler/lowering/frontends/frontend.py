@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,15 +13,6 @@ if TYPE_CHECKING:
 
     from harness.compiler.lowering.strategy import Strategy
     from harness.core.program import Axis
-
-
-class Export(Protocol):
-    """A function that exports a module to a frontend's exchange format."""
-
-    def __call__(
-        self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]] = ()
-    ) -> Any:
-        """Takes a module in evaluation mode, its inputs, and their symbolic axes if the frontend takes any."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +33,7 @@ class Frontend:
 
     name: str
     summary: str
-    export: Export
+    export: Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Sequence[Mapping[int, Axis]]], Any]
     import_exported: Callable[[Any, Strategy], tuple[tvm.IRModule, dict[str, np.ndarray]]]
     symbolic: bool = False
     exports_program: bool = False

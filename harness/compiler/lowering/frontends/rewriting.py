@@ -1,4 +1,4 @@
-"""Provides helpers for passes over a decomposed fx graph: insert calls with their metadata, replace operators."""
+"""Provides helpers for passes over an fx graph: find and insert calls, read arguments, name source lines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+
+UNDECOMPOSED = (torch.ops.aten.scaled_dot_product_attention.default,)
+"""Operators that the import needs whole: their decompositions are not optimized (the defect `attention_decomposed`)."""
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.+)')
 _PYTORCH = "/torch/nn/"
 """Folder of PyTorch's modules."""
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Returns a program in core ATen operators and `UNDECOMPOSED`."""
+    table = torch.export.default_decompositions()
+    for operator in UNDECOMPOSED:
+        table.pop(operator, None)
+    decomposed: ExportedProgram = program.run_decompositions(table)
+    return decomposed
+
+
+def overloads(names: str, *suffixes: str) -> tuple[Any, ...]:
+    """Returns ATen's operators of these names, which are separated by spaces, with each overload."""
+    return tuple(getattr(getattr(torch.ops.aten, name), suffix) for name in names.split() for suffix in suffixes)
 
 
 def calls(module: GraphModule, *targets: Callable[..., Any]) -> Iterator[Node]:
@@ -38,9 +56,13 @@ def insert(successor: Node, target: Callable[..., Any], *args: Any, **kwargs: An
     return node
 
 
-def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """Returns an argument of a call, passed by position or by name."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+def argument(node: Node, name: str) -> Any:
+    """Returns an argument of a call of an ATen operator by name; its default if it is not passed."""
+    for position, parameter in enumerate(node.target._schema.arguments):
+        if parameter.name == name:
+            passed = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            return parameter.default_value if passed is None else passed
+    raise TypeError(f"{node.target} has no argument {name}")
 
 
 def source_line(node: Node) -> str:

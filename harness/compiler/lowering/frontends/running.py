@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import tvm
+from numpy.typing import NDArray
 from tvm import relax
 
 from harness.compiler.schedules.common import nan, resizing
 from harness.compiler.schedules.common.code_generation import generate
 from harness.compiler.schedules.common.ordering import order_nan
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Arrays = list["NDArray[np.generic]"]
+Arrays = list[NDArray[np.generic]]
+Inputs = tuple[torch.Tensor, ...]
 
 
 def run_module(
@@ -43,14 +42,33 @@ def run_module(
             lambda target_: relax.build(lowered, target_, relax_pipeline=None), tvm.target.Target(target)
         )
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    return [output.numpy() for output in machine["main"](*(tvm.runtime.tensor(np.asarray(a)) for a in arguments))]
+    results = machine["main"](*(tvm.runtime.tensor(np.asarray(a)) for a in arguments))
+    # TVM's importer of ONNX models returns a single output without a tuple
+    return [result.numpy() for result in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
 
 
-def run_torch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Arrays:
+def run_torch(module: torch.nn.Module, args: Inputs) -> Arrays:
     """Runs a module in PyTorch, and returns its outputs as a list."""
     with torch.no_grad():
         result = module(*args)
     return [output.numpy() for output in (result if isinstance(result, tuple | list) else (result,))]
+
+
+def run_raw(
+    import_raw: Callable[[torch.nn.Module, Inputs], tvm.IRModule], module: torch.nn.Module, args: Inputs
+) -> Arrays:
+    """Exports, imports without a frontend's workarounds, builds and runs a module."""
+    return run_module(import_raw(module, args), [arg.numpy() for arg in args])
+
+
+def run_repaired(
+    import_module: Callable[[torch.nn.Module, Inputs], tuple[tvm.IRModule, Mapping[str, NDArray[Any]]]],
+    module: torch.nn.Module,
+    args: Inputs,
+) -> Arrays:
+    """Exports, imports with every workaround of a frontend, builds and runs a module."""
+    imported, parameters = import_module(module, args)
+    return run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()], pipeline=repaired_pipeline())
 
 
 def repaired_pipeline() -> tvm.transform.Pass:

@@ -20,17 +20,8 @@ if TYPE_CHECKING:
 def _apply(module: torch.nn.Module) -> AbstractContextManager[None]:
     from harness.compiler.lowering.rope.operators import position_maps
 
-    positions, table = "rope_positions", "rope_table"
-    return use_rotation(
-        module,
-        Rotation(
-            convert=lambda complex_table: dict(
-                zip((positions, table), position_maps.from_table(complex_table), strict=True)
-            ),
-            compute=lambda *grid: dict(zip((positions, table), position_maps.axial(*grid), strict=True)),
-            rotate=lambda x, tables, repeat: position_maps.rotate(x, tables[positions], tables[table], repeat),
-        ),
-    )
+    names = ("rope_positions", "rope_table")
+    return use_rotation(module, Rotation(names, position_maps.from_table, position_maps.axial, position_maps.rotate))
 
 
 def _converters() -> Mapping[str, Callable[..., Any]]:

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 
 def lower(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Lowers complex numbers by `lower_complex`, without decomposing the operators that the import needs whole."""
+    """Lowers complex numbers by `lower_complex`."""
     from harness.compiler.lowering.frontends.torch_export.complex import lower_complex
-    from harness.compiler.lowering.frontends.torch_export.defects.attention import UNDECOMPOSED
 
-    return lower_complex(program, keep=UNDECOMPOSED)
+    return lower_complex(program)
 
 
 @contextmanager

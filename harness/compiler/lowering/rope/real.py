@@ -101,15 +101,7 @@ def real_tables(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def real_rotation(rotate_both: RotateBoth | None = None) -> Rotation:
     """Returns the rotation by the buffers `rope_cos` and `rope_sin`; `rotate_both` rotates queries and keys at once."""
-    cos, sin = "rope_cos", "rope_sin"
-    return Rotation(
-        convert=lambda table: dict(zip((cos, sin), real_tables(table), strict=True)),
-        compute=lambda head_size, width, height, theta: dict(
-            zip((cos, sin), axial_tables(head_size, width, height, theta), strict=True)
-        ),
-        rotate=lambda x, tables, repeat: rotate(x, tables[cos], tables[sin], repeat),
-        rotate_both=rotate_both,
-    )
+    return Rotation(("rope_cos", "rope_sin"), real_tables, axial_tables, rotate, rotate_both)
 
 
 def apply_real(module: torch.nn.Module) -> AbstractContextManager[None]:

@@ -70,7 +70,7 @@ def export_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Ex
     translations = {operator: function for defect in DEFECTS for operator, function in defect.translations.items()}
     program = export_program(module, args)
     for defect in DEFECTS:
-        for program_pass in defect.program_passes:
+        for program_pass in defect.passes:
             program_pass(program.graph_module)
     with torch.no_grad(), silence_exporter():
         try:

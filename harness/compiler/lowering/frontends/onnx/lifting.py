@@ -13,31 +13,15 @@ if TYPE_CHECKING:
 _MAX_BOUND_ELEMENTS = 1
 """Largest number of elements of constants that remain constants, so that the compiler can fold and inline them."""
 
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_SECOND_INPUT = ("CumSum", "Expand", "OneHot", "Reshape", "Split", "Squeeze", "Tile", "TopK", "Unsqueeze")
 STATIC_INPUTS = {
+    **dict.fromkeys((*_SECOND_INPUT, *(f"Reduce{reduction}" for reduction in _REDUCTIONS)), (1,)),
     "ConstantOfShape": (0,),
-    "CumSum": (1,),
-    "Expand": (1,),
-    "OneHot": (1,),
     "Pad": (1, 3),
     "Range": (0, 1, 2),
-    "ReduceL1": (1,),
-    "ReduceL2": (1,),
-    "ReduceLogSum": (1,),
-    "ReduceLogSumExp": (1,),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "ReduceMin": (1,),
-    "ReduceProd": (1,),
-    "ReduceSum": (1,),
-    "ReduceSumSquare": (1,),
-    "Reshape": (1,),
     "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
 }
 """Operator → the inputs that determine the computation, such as a shape or axes, and are not data."""
 
@@ -56,9 +40,9 @@ def lift(model: onnx_ir.Model, inputs: Sequence[str]) -> dict[str, np.ndarray]:
         model's source.
     """
     graph = model.graph
-    names = _Names()
+    used_names: set[str] = set()
     for value, name in zip(graph.inputs, inputs, strict=True):
-        value.name = names.valid(name)
+        value.name = _valid_name(name, used_names)
     values: dict[str, np.ndarray] = {}
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
@@ -67,7 +51,7 @@ def lift(model: onnx_ir.Model, inputs: Sequence[str]) -> dict[str, np.ndarray]:
             values[name] = _array(value)
             del graph.initializers[name]
             value.const_value = None
-            value.name = names.valid(name)
+            value.name = _valid_name(name, used_names)
             graph.inputs.append(value)
     return values
 
@@ -85,19 +69,13 @@ def _is_bound(value: onnx_ir.Value) -> bool:
     )
 
 
-class _Names:
-    """Unique parameter names from tensor names, of letters, digits and underscores."""
-
-    def __init__(self) -> None:
-        self._used_names: set[str] = set()
-
-    def valid(self, name: str) -> str:
-        """Returns the name with other characters replaced, and a number appended if the name is already used."""
-        base = re.sub(r"\W", "_", name, flags=re.ASCII)
-        base = f"_{base}" if not base or base[0].isdigit() else base
-        unique, number = base, 0
-        while unique in self._used_names:
-            number += 1
-            unique = f"{base}_{number}"
-        self._used_names.add(unique)
-        return unique
+def _valid_name(name: str, used_names: set[str]) -> str:
+    """Returns the name with letters, digits and underscores alone, and with a number if it is already used."""
+    base = re.sub(r"\W", "_", name, flags=re.ASCII)
+    base = f"_{base}" if not base or base[0].isdigit() else base
+    unique, number = base, 0
+    while unique in used_names:
+        number += 1
+        unique = f"{base}_{number}"
+    used_names.add(unique)
+    return unique

@@ -1,4 +1,4 @@
-"""Exports modules by torch.export and imports them into Relax, with one file for each importer defect."""
+"""Exports modules by torch.export and imports them into Relax, with a workaround for every defect of the importer."""
 
 from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.importing import import_program, nodes_of

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from harness.compiler.lowering.frontends.exporting import export_program
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -69,6 +71,22 @@ def import_program(
     holding = {node.name: value.name for node, value in importer.env.items() if isinstance(value, relax.Var)}
     module["main"] = module["main"].without_attr("params").with_attr(_NODES, json.dumps(holding))
     return mark_inbound_slices(module), parameter_values(program)
+
+
+def import_module(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...]
+) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    """Exports and imports a module; results and errors are those of `export_program` and `import_program`."""
+    return import_program(export_program(module, args))
+
+
+def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:
+    """Exports a module and imports it as TVM's documentation does, without workarounds."""
+    import torch
+    from tvm.relax.frontend.torch import from_exported_program
+
+    with torch.no_grad():
+        return from_exported_program(torch.export.export(module, args, strict=False))
 
 
 def nodes_of(module: tvm.IRModule) -> dict[str, str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
 
+from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
-from harness.compiler.lowering.frontends.torch_export.defects.attention import UNDECOMPOSED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,10 +28,7 @@ def decompose_and_lift(program: ExportedProgram) -> ExportedProgram:
     TVM's importer would embed buffers and constants (position encodings, RoPE tables) in the module. The result has its
     own graph, which may be rewritten; it shares tensors with `program`.
     """
-    table = torch.export.default_decompositions()
-    for operator in UNDECOMPOSED:
-        table.pop(operator, None)
-    program = program.run_decompositions(table)
+    program = decompose(program)
     specs = []
     values: dict[str, torch.Tensor | torch.nn.Parameter] = {}
     bound: dict[str, torch.Tensor] = {}
@@ -79,3 +79,39 @@ def parameter_values(program: ExportedProgram) -> dict[str, np.ndarray]:
     Complex values are pairs of real and imaginary parts, [..., 2].
     """
     return {name: as_real(value.detach()).contiguous().numpy() for name, value in program.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An exported program in core ATen operators, its weights and constants placeholders.
+
+    Attributes:
+        module: The graph.
+        inputs: Names of the placeholders of the user's inputs, in order.
+        weights: Values of the other placeholders, by name.
+        outputs: Names of the nodes of the outputs, in order.
+    """
+
+    module: GraphModule
+    inputs: tuple[str, ...]
+    weights: Mapping[str, torch.Tensor]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """Returns the nodes by name, in order."""
+        return {node.name: node for node in self.module.graph.nodes}
+
+
+def graph_of(program: ExportedProgram) -> Graph:
+    """Returns the graph of a program, as in `import_program` before this project's rewriting."""
+    program = decompose_and_lift(program)
+    specs = program.graph_signature.input_specs
+    weights = {spec.arg.name: spec.target for spec in specs if spec.kind is not InputKind.USER_INPUT}
+    values = {**program.constants, **program.state_dict}
+    return Graph(
+        program.graph_module,
+        tuple(spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT),
+        {name: values[target] for name, target in weights.items()},
+        tuple(program.graph_signature.user_outputs),
+    )

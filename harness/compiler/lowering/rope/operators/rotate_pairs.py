@@ -40,13 +40,13 @@ def rotate(q: torch.Tensor, k: torch.Tensor, tables: Tables, repeat: int = 1) ->
     Args:
         q: Queries, [..., L, D] in any floating dtype.
         k: Keys, [..., repeat·L, D]; queries or keys without tokens are returned unchanged.
-        tables: `rope_cos` and `rope_sin`, each [L, D/2].
+        tables: Cosines and sines, each [L, D/2].
         repeat: Number of repetitions of the tables along the keys.
 
     Raises:
         ValueError: The tables do not fit.
     """
-    cos, sin = tables["rope_cos"], tables["rope_sin"]
+    cos, sin = tables
     for x, times in ((q, 1), (k, repeat)):
         check_table(x, cos, times)
     filled = [x for x in (q, k) if x.shape[-2]]

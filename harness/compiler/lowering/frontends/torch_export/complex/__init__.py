@@ -31,7 +31,7 @@ of 300 drawn programs (`complex_programs.py` of the tests) run on it within thei
 """
 
 from harness.compiler.lowering.frontends.torch_export.complex.calling import as_complex, as_real, complex_call
-from harness.compiler.lowering.frontends.torch_export.complex.errors import ComplexOperatorError
 from harness.compiler.lowering.frontends.torch_export.complex.lowering import lower_complex
+from harness.compiler.lowering.frontends.torch_export.complex.values import ComplexOperatorError
 
 __all__ = ["ComplexOperatorError", "as_complex", "as_real", "complex_call", "lower_complex"]

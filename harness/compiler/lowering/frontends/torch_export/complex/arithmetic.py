@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from harness.compiler.lowering.frontends.rewriting import overloads
 from harness.compiler.lowering.frontends.torch_export.complex.values import TENSOR, Pair, Value, Writer
 
 _aten = torch.ops.aten
@@ -87,14 +89,15 @@ def _make_pair(writer: Writer, re: Node | float | None, im: Node | float | None)
 def _sum(combine: Callable[..., Any]) -> Callable[..., Value]:
     """Returns the rule of aten.add or aten.sub: a ± alpha·b, with `combine` for each part."""
 
-    def rule(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        a, b = (_parts(writer, value) for value in args[:2])
-        alpha = args[2] if len(args) > 2 else kwargs.get("alpha", 1)
-        if alpha != 1:
-            b = _product(writer, b, _parts(writer, alpha))
+    def rule(writer: Writer, first: Any, second: Any, alpha: Any = 1) -> Value:
+        a, b = _parts(writer, first), _scaled(writer, _parts(writer, second), alpha)
         return _make_pair(writer, combine(writer, a.re, b.re), combine(writer, a.im, b.im))
 
     return rule
+
+
+def _scaled(writer: Writer, x: _Parts, factor: Any) -> _Parts:
+    return x if factor == 1 else _product(writer, x, _parts(writer, factor))
 
 
 def _product(writer: Writer, a: _Parts, b: _Parts, multiply: Any = _aten.mul.Tensor) -> _Parts:
@@ -105,37 +108,25 @@ def _product(writer: Writer, a: _Parts, b: _Parts, multiply: Any = _aten.mul.Ten
     )
 
 
-def _mul(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    result = _product(writer, _parts(writer, args[0]), _parts(writer, args[1]))
+def _mul(writer: Writer, a: Any, b: Any, multiply: Any = _aten.mul.Tensor) -> Value:
+    result = _product(writer, _parts(writer, a), _parts(writer, b), multiply)
     return _make_pair(writer, result.re, result.im)
 
 
-def _matrix_product(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    result = _product(writer, _parts(writer, args[0]), _parts(writer, args[1]), node.target)
-    return _make_pair(writer, result.re, result.im)
+def _added_product(writer: Writer, added: Any, b: Any, c: Any, multiply: Any, beta: Any = 1, alpha: Any = 1) -> Value:
+    """Lowers addmm and baddbmm: beta·a + alpha·(b @ c)."""
+    added, b, c = (_parts(writer, value) for value in (added, b, c))
+    product = _scaled(writer, _product(writer, b, c, multiply), alpha)
+    added = _scaled(writer, added, beta)
+    return _make_pair(writer, _plus(writer, product.re, added.re), _plus(writer, product.im, added.im))
 
 
-def _added_product(multiply: Any) -> Callable[..., Value]:
-    """Returns the rule of addmm and baddbmm: beta·a + alpha·(b @ c)."""
-
-    def rule(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        added, b, c = (_parts(writer, value) for value in args[:3])
-        product = _product(writer, b, c, multiply)
-        if (alpha := kwargs.get("alpha", 1)) != 1:
-            product = _product(writer, product, _parts(writer, alpha))
-        if (beta := kwargs.get("beta", 1)) != 1:
-            added = _product(writer, added, _parts(writer, beta))
-        return _make_pair(writer, _plus(writer, product.re, added.re), _plus(writer, product.im, added.im))
-
-    return rule
+def _div(writer: Writer, a: Any, b: Any) -> Value:
+    return _quotient(writer, _parts(writer, a), _parts(writer, b))
 
 
-def _div(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return _quotient(writer, _parts(writer, args[0]), _parts(writer, args[1]))
-
-
-def _reciprocal(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return _quotient(writer, _Parts(1.0, None), _parts(writer, args[0]))
+def _reciprocal(writer: Writer, value: Any) -> Value:
+    return _quotient(writer, _Parts(1.0, None), _parts(writer, value))
 
 
 def _quotient(writer: Writer, a: _Parts, b: _Parts) -> Pair:
@@ -190,13 +181,13 @@ def _divide_by_number(writer: Writer, a: _Parts, number: complex) -> Pair:
 
 
 RULES: dict[Callable[..., Any], Callable[..., Value]] = {
-    **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _sum(_plus)),
-    **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _sum(_minus)),
-    **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _mul),
-    **dict.fromkeys((_aten.div.Tensor, _aten.div.Scalar), _div),
+    **dict.fromkeys(overloads("add", "Tensor", "Scalar"), _sum(_plus)),
+    **dict.fromkeys(overloads("sub", "Tensor", "Scalar"), _sum(_minus)),
+    **dict.fromkeys(overloads("mul", "Tensor", "Scalar"), _mul),
+    **dict.fromkeys(overloads("div", "Tensor", "Scalar"), _div),
     _aten.reciprocal.default: _reciprocal,
-    **dict.fromkeys((_aten.mm.default, _aten.bmm.default), _matrix_product),
-    _aten.addmm.default: _added_product(_aten.mm.default),
-    _aten.baddbmm.default: _added_product(_aten.bmm.default),
+    **{multiply: partial(_mul, multiply=multiply) for multiply in overloads("mm bmm", "default")},
+    _aten.addmm.default: partial(_added_product, multiply=_aten.mm.default),
+    _aten.baddbmm.default: partial(_added_product, multiply=_aten.bmm.default),
 }
-"""Rules by operator; each takes the writer, the original node and its arguments in the lowered graph."""
+"""Rules by operator; each takes the writer and the operator's arguments in the lowered graph."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from harness.compiler.lowering.frontends.rewriting import overloads
 from harness.compiler.lowering.frontends.torch_export.complex.values import Interleaved, Pair, Value, Writer
 
 _aten = torch.ops.aten
@@ -20,35 +21,31 @@ _SCALING = {
 number moves both into the range between, exactly, for every number of the dtype."""
 
 
-def _view_as_complex(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    (value,) = args
+def _view_as_complex(writer: Writer, value: Value) -> Value:
     if isinstance(value, Interleaved):
         return value.pair
     assert isinstance(value, Node)
     return writer.unpacked(value)
 
 
-def _view_as_real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    assert isinstance(args[0], Pair)
-    return Interleaved(args[0])
+def _view_as_real(writer: Writer, pair: Pair) -> Value:
+    return Interleaved(pair)
 
 
-def _complex(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    re, im = (writer.real(part) for part in args)
+def _complex(writer: Writer, re: Value, im: Value) -> Value:
+    re, im = writer.real(re), writer.real(im)
     if re.meta["val"].shape != im.meta["val"].shape:
         whole = writer.call(_aten.add.Tensor, re, im)  # only its shape is used
         re, im = (writer.call(_aten.expand_as.default, part, whole) for part in (re, im))
     return Pair(re, im)
 
 
-def _conj(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    pair = args[0]
+def _conj(writer: Writer, pair: Pair) -> Value:
     return pair if pair.im is None else Pair(pair.re, writer.call(_aten.neg.default, pair.im))
 
 
-def _abs(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+def _abs(writer: Writer, pair: Pair) -> Value:
     """Computes √(re² + im²), scaled by a power of two where the squares would leave the dtype's range."""
-    pair = args[0]
     re = writer.call(_aten.abs.default, pair.re)
     if pair.im is None:
         return re
@@ -64,13 +61,12 @@ def _abs(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, An
     return writer.call(_aten.div.Tensor, root, scale)
 
 
-def _angle(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return writer.call(_aten.atan2.default, writer.imaginary(args[0]), args[0].re)
+def _angle(writer: Writer, pair: Pair) -> Value:
+    return writer.call(_aten.atan2.default, writer.imaginary(pair), pair.re)
 
 
-def _exp(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+def _exp(writer: Writer, pair: Pair) -> Value:
     """Computes e^re·cos(im) and e^re·sin(im), with e^re as a square, which may overflow where the products do not."""
-    pair = args[0]
     if pair.im is None:
         return Pair(writer.call(_aten.exp.default, pair.re), None)
     root = writer.call(_aten.exp.default, writer.call(_aten.mul.Tensor, pair.re, 0.5))
@@ -81,8 +77,8 @@ def _exp(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, An
     return Pair(*parts)
 
 
-def _polar(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    length, angle = (writer.real(value) for value in args)
+def _polar(writer: Writer, length: Value, angle: Value) -> Value:
+    length, angle = writer.real(length), writer.real(angle)
     parts = [
         writer.call(_aten.mul.Tensor, length, writer.call(function, angle))
         for function in (_aten.cos.default, _aten.sin.default)
@@ -90,16 +86,11 @@ def _polar(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, 
     return Pair(*parts)
 
 
-def _real(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return args[0].re if isinstance(args[0], Pair) else writer.real(args[0])
+def _real(writer: Writer, value: Value) -> Value:
+    return value.re if isinstance(value, Pair) else writer.real(value)
 
 
-def _imag(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    return writer.imaginary(args[0])
-
-
-def _identity(writer: Writer, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    value: Value = args[0]
+def _identity(writer: Writer, value: Value) -> Value:
     return value
 
 
@@ -108,15 +99,15 @@ RULES: dict[Callable[..., Any], Callable[..., Value]] = {
     _aten.view_as_real.default: _view_as_real,
     _aten.complex.default: _complex,
     _aten.real.default: _real,
-    _aten.imag.default: _imag,
-    **dict.fromkeys((_aten._conj.default, _aten._conj_physical.default, _aten.conj_physical.default), _conj),
-    **dict.fromkeys((_aten.resolve_conj.default, _aten.resolve_neg.default), _identity),
+    _aten.imag.default: Writer.imaginary,
+    **dict.fromkeys(overloads("_conj _conj_physical conj_physical", "default"), _conj),
+    **dict.fromkeys(overloads("resolve_conj resolve_neg", "default"), _identity),
     _aten.abs.default: _abs,
     _aten.angle.default: _angle,
     _aten.exp.default: _exp,
     _aten.polar.default: _polar,
 }
-"""Rules by operator; each takes the writer, the original node and its arguments in the lowered graph."""
+"""Rules by operator; each takes the writer and the operator's arguments in the lowered graph."""
 
 
 def lower_interleaved(writer: Writer, node: Node, value: Interleaved, args: tuple[Any, ...]) -> Value | None:

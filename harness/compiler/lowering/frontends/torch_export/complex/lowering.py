@@ -20,11 +20,18 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex import arithmetic, functions, moving
 from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.complex.constants import fold_constants
-from harness.compiler.lowering.frontends.torch_export.complex.errors import unsupported
-from harness.compiler.lowering.frontends.torch_export.complex.values import Interleaved, Pair, Value, Writer, is_complex
+from harness.compiler.lowering.frontends.torch_export.complex.values import (
+    Interleaved,
+    Pair,
+    Value,
+    Writer,
+    is_complex,
+    unsupported,
+)
 
 _aten = torch.ops.aten
 
@@ -35,12 +42,11 @@ _DTYPES = (torch.complex64, torch.complex128)
 _PARTS = ("real", "imag")
 
 
-def lower_complex(program: ExportedProgram, keep: Iterable[Any] = ()) -> ExportedProgram:
+def lower_complex(program: ExportedProgram) -> ExportedProgram:
     """Returns the program in real arithmetic; the package documents its calling convention.
 
     Args:
         program: Any exported program; it is not changed. A program without complex tensors is returned unchanged.
-        keep: Operators that are not decomposed into core ATen.
 
     Raises:
         ComplexOperatorError: An operator without a rule, a dtype other than complex64 and complex128, or control flow
@@ -48,11 +54,8 @@ def lower_complex(program: ExportedProgram, keep: Iterable[Any] = ()) -> Exporte
     """
     if not any(is_complex(node) for node in _all_nodes(program.graph_module)):
         return program
-    table = torch.export.default_decompositions()
-    for target in keep:
-        table.pop(target, None)
     with torch.no_grad():
-        return _Lowering(program.run_decompositions(table)).result()
+        return _Lowering(decompose(program)).result()
 
 
 def _all_nodes(module: GraphModule) -> Iterable[Node]:
@@ -102,21 +105,17 @@ class _Lowering:
 
     def _take_input(self, node: Node, spec: InputSpec) -> None:
         """Adds the placeholder of an input; a complex one is [..., 2] if the user passes it, otherwise two parts."""
-        graph, value = self.writer.graph, node.meta.get("val")
-        if not is_complex(node):
-            copy = graph.node_copy(node)
-            self.values[node] = copy
-            self.input_names[node.name] = copy.name
-            self.input_specs.append(replace(spec, arg=_with_name(spec.arg, copy.name)))
-            return
-        _check_dtype(node)
-        if spec.kind is InputKind.USER_INPUT:
-            packed = self._placeholder(node.name, torch.view_as_real(value))
-            self.values[node] = packed
-            self.input_names[node.name] = packed.name
-            self.input_specs.append(replace(spec, arg=TensorArgument(name=packed.name)))
-            return
-        self._take_parts(node, spec)
+        if is_complex(node):
+            _check_dtype(node)
+            if spec.kind is not InputKind.USER_INPUT:
+                self._take_parts(node, spec)
+                return
+            placeholder = self._placeholder(node.name, torch.view_as_real(node.meta["val"]))
+        else:
+            placeholder = self.writer.graph.node_copy(node)
+        self.values[node] = placeholder
+        self.input_names[node.name] = placeholder.name
+        self.input_specs.append(replace(spec, arg=_with_name(spec.arg, placeholder.name)))
 
     def _take_constant(self, node: Node, value: torch.Tensor) -> None:
         """Makes a tensor that is computed at lowering a constant of the program."""
@@ -169,14 +168,13 @@ class _Lowering:
             lowered = functions.lower_interleaved(self.writer, node, args[0], args)
             if lowered is not None:
                 return lowered
-        rule = RULES.get(node.target)
         if not any(is_complex(argument) for argument in node.all_input_nodes) and not is_complex(node):
             return self._copy(node)
         if node.target is _aten._assert_tensor_metadata.default:
             return self.values[node.args[0]]  # true by construction, and its result is not read
-        if rule is None:
+        if node.target not in RULES:
             raise unsupported(node)
-        return rule(self.writer, node, args, kwargs)
+        return RULES[node.target](self.writer, *args, **kwargs)
 
     def _copy(self, node: Node) -> Node:
         """Copies a real operator on real tensors."""
@@ -189,10 +187,7 @@ class _Lowering:
             args, kwargs = torch.fx.node.map_arg(
                 (node.args, node.kwargs), lambda argument: writer.real(self.values[argument])
             )
-            target = _aten.reshape.default if node.target is _aten.view.default else node.target
-            if target is _aten._neg_view.default:
-                target = _aten.neg.default
-            return writer.call(target, *args, **kwargs)
+            return writer.call(moving.REPLACEMENTS.get(node.target, node.target), *args, **kwargs)
         return writer.graph.node_copy(node, lambda argument: writer.real(self.values[argument]))
 
     def _refuse_control_flow(self, node: Node) -> None:

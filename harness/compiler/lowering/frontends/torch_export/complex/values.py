@@ -1,7 +1,8 @@
-"""Represents complex tensors as values of the lowered graph, and writes the graph."""
+"""Represents complex tensors as values of the lowered graph, writes the graph, and says what cannot be lowered."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,9 +10,33 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Graph, Node
 
+from harness.compiler.lowering.frontends.rewriting import source_line
+
 _aten = torch.ops.aten
 
 _COPIED_META = ("stack_trace", "nn_module_stack")
+
+
+class ComplexOperatorError(NotImplementedError):
+    """A complex tensor reaches an operator, a dtype or a structure that the pass does not know.
+
+    It is the outcome of a case at import, like an operator that TVM's importer does not know. It is no HarnessError,
+    because it is no mistake of the user.
+    """
+
+
+def unsupported(node: Node, problem: str = "has no rule for complex tensors") -> ComplexOperatorError:
+    """Returns the error for a node, with the model's source line.
+
+    Args:
+        node: The call that cannot be lowered.
+        problem: The problem, as a phrase that follows the operator's name.
+    """
+    name = str(node.target).removeprefix("torch.ops.")
+    return ComplexOperatorError(
+        f"{name} {problem}, called at {source_line(node)}: "
+        "write that line with real tensors, or add a rule in harness/compiler/lowering/frontends/torch_export/complex."
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +87,7 @@ class Writer:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.source: Node | None = None
+        self.source: Any = None
         self.calls: list[Node] = []
         self._packed: dict[tuple[Node, Node | None], Node] = {}
 
@@ -79,9 +104,12 @@ class Writer:
     @property
     def part_dtype(self) -> torch.dtype:
         """Returns the real dtype of each part of the complex result of `source`."""
-        assert self.source is not None
         value = self.source.meta["val"]
         return real_dtype((value[0] if isinstance(value, list | tuple) else value).dtype)
+
+    def item(self, results: Node, position: int) -> Node:
+        """Returns one result of a call that returns several."""
+        return self.call(operator.getitem, results, position)
 
     def cast(self, node: Node, dtype: torch.dtype) -> Node:
         """Returns the node in a dtype."""

@@ -8,48 +8,28 @@ importer's own converter, or its replacement, converts the real operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
 from tvm import relax
 
 from harness.compiler.lowering.frontends.rewriting import argument, value_of
+from harness.compiler.lowering.frontends.torch_export.complex import values as complex_values
 from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.complex_import import pairs
 
 if TYPE_CHECKING:
-    from tvm.relax import BlockBuilder, Expr
+    from tvm.relax import Expr
 
 
-class Importer(Protocol):
-    """The members of TVM's importer that a converter needs.
-
-    Attributes:
-        env: The Relax value of each converted node.
-        block_builder: Receives the values that a converter adds.
-    """
-
-    env: dict[Node, Any]
-    block_builder: BlockBuilder
-
-    def convert_real(self, node: Node) -> Any:
-        """Converts a call on real tensors."""
-
-    def _convert_data_type(self, input_type: Any) -> str:
-        """Returns the Relax dtype of a PyTorch dtype, or of the parts of a complex dtype."""
-
-
-ComplexConverter = Callable[[Node, Importer], "Expr"]
+ComplexConverter = Callable[[Node, Any], "Expr"]
+"""Takes a node and the importer: `ComplexImporter`."""
 
 
 def is_complex(value: object) -> bool:
     """Returns whether an argument of a node is complex: a node with a complex result, or a complex number."""
-    if isinstance(value, Node):
-        fake = value.meta.get("val")
-        results = fake if isinstance(fake, list | tuple) else (fake,)
-        return any(isinstance(result, torch.Tensor) and result.is_complex() for result in results)
-    return isinstance(value, complex)
+    return complex_values.is_complex(value) if isinstance(value, Node) else isinstance(value, complex)
 
 
 def _real_dtype(node: Node) -> str:
@@ -57,7 +37,7 @@ def _real_dtype(node: Node) -> str:
     return str(value_of(node).dtype.to_real()).removeprefix("torch.")
 
 
-def _real(value: Any, importer: Importer, dtype: str) -> Expr:
+def _real(value: Any, importer: Any, dtype: str) -> Expr:
     """Returns a real operand: a tensor cast to `dtype`, or a number as a constant."""
     if not isinstance(value, Node):
         return relax.const(float(value), dtype)
@@ -65,7 +45,7 @@ def _real(value: Any, importer: Importer, dtype: str) -> Expr:
     return x if pairs.dtype_of(x) == dtype else importer.block_builder.emit(relax.op.astype(x, dtype))
 
 
-def _complex(value: Any, importer: Importer, dtype: str) -> Expr:
+def _complex(value: Any, importer: Any, dtype: str) -> Expr:
     """Returns a real or complex operand as pairs of `dtype`."""
     if not isinstance(value, Node):
         return pairs.constant(complex(value), dtype)
@@ -74,14 +54,14 @@ def _complex(value: Any, importer: Importer, dtype: str) -> Expr:
 
 
 def _binary(function: Callable[[Expr, Expr], Expr]) -> ComplexConverter:
-    def convert(node: Node, importer: Importer) -> Expr:
+    def convert(node: Node, importer: Any) -> Expr:
         left, right = (_complex(operand, importer, _real_dtype(node)) for operand in node.args[:2])
         return importer.block_builder.emit(function(left, right))
 
     return convert
 
 
-def _multiply(node: Node, importer: Importer) -> Expr:
+def _multiply(node: Node, importer: Any) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     left, right = node.args
     if not is_complex(left):
@@ -91,7 +71,7 @@ def _multiply(node: Node, importer: Importer) -> Expr:
     return pairs.scale(emit, _complex(left, importer, dtype), _real(right, importer, dtype))
 
 
-def _divide(node: Node, importer: Importer) -> Expr:
+def _divide(node: Node, importer: Any) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     left, right = node.args
     numerator = _complex(left, importer, dtype)
@@ -101,7 +81,7 @@ def _divide(node: Node, importer: Importer) -> Expr:
     return emit(relax.op.divide(numerator, divisor))
 
 
-def _reciprocal(node: Node, importer: Importer) -> Expr:
+def _reciprocal(node: Node, importer: Any) -> Expr:
     return pairs.divide(importer.block_builder.emit, pairs.constant(1.0, _real_dtype(node)), importer.env[node.args[0]])
 
 
@@ -109,14 +89,10 @@ def _unary(function: Callable[[pairs.Emit, Expr], Expr]) -> ComplexConverter:
     return lambda node, importer: function(importer.block_builder.emit, importer.env[node.args[0]])
 
 
-def _negative(emit: pairs.Emit, x: Expr) -> Expr:
-    return emit(relax.op.negative(x))
-
-
 def _from_parts(function: Callable[[pairs.Emit, Expr, Expr], Expr]) -> ComplexConverter:
     """Returns the converter of an operator with two real arguments, which are broadcast."""
 
-    def convert(node: Node, importer: Importer) -> Expr:
+    def convert(node: Node, importer: Any) -> Expr:
         emit = importer.block_builder.emit
         shape = list(value_of(node).shape)
         re_or_length, im_or_angle = (
@@ -127,12 +103,12 @@ def _from_parts(function: Callable[[pairs.Emit, Expr, Expr], Expr]) -> ComplexCo
     return convert
 
 
-def _matmul(node: Node, importer: Importer) -> Expr:
+def _matmul(node: Node, importer: Any) -> Expr:
     left, right = (importer.env[operand] for operand in node.args)
     return pairs.matmul(importer.block_builder.emit, left, right)
 
 
-def _addmm(node: Node, importer: Importer) -> Expr:
+def _addmm(node: Node, importer: Any) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     bias, left, right = (importer.env[operand] for operand in node.args)
     terms = []
@@ -145,43 +121,44 @@ def _addmm(node: Node, importer: Importer) -> Expr:
 def _reduction(function: Callable[..., Expr]) -> ComplexConverter:
     """Returns the converter of a sum or mean over dimensions of the complex tensor, all of them by default."""
 
-    def convert(node: Node, importer: Importer) -> Expr:
+    def convert(node: Node, importer: Any) -> Expr:
         source = node.args[0]
         rank = value_of(source).ndim
-        dims = argument(node, 1, "dim") or range(rank)
+        is_whole = node.target is torch.ops.aten.mean.default
+        dims = range(rank) if is_whole else argument(node, "dim") or range(rank)
         axes = [dim % rank for dim in ([dims] if isinstance(dims, int) else dims)] if rank else []
         x = _complex(source, importer, _real_dtype(node))
-        keepdims = bool(argument(node, 2, "keepdim", False))
+        keepdims = not is_whole and argument(node, "keepdim")
         # Relax reads an empty list of axes as all axes
         return importer.block_builder.emit(function(x, axes, keepdims=keepdims)) if axes else x
 
     return convert
 
 
-def _where(node: Node, importer: Importer) -> Expr:
+def _where(node: Node, importer: Any) -> Expr:
     emit, dtype = importer.block_builder.emit, _real_dtype(node)
     condition, *branches = node.args
     left, right = (_complex(branch, importer, dtype) for branch in branches)
     return emit(relax.op.where(emit(relax.op.expand_dims(importer.env[condition], -1)), left, right))
 
 
-def _concatenate(node: Node, importer: Importer) -> Expr:
+def _concatenate(node: Node, importer: Any) -> Expr:
     operands = [_complex(operand, importer, _real_dtype(node)) for operand in node.args[0]]
-    dim = argument(node, 1, "dim", 0) % value_of(node).ndim
+    dim = argument(node, "dim") % value_of(node).ndim
     return importer.block_builder.emit(relax.op.concat(operands, axis=dim))
 
 
 def _full(position: int) -> ComplexConverter:
     """Returns the converter of an operator whose argument at `position` is the value of every element."""
 
-    def convert(node: Node, importer: Importer) -> Expr:
+    def convert(node: Node, importer: Any) -> Expr:
         value = pairs.constant(complex(node.args[position]), _real_dtype(node))
         return importer.block_builder.emit(relax.op.broadcast_to(value, [*value_of(node).shape, 2]))
 
     return convert
 
 
-def _cast(node: Node, importer: Importer) -> Expr:
+def _cast(node: Node, importer: Any) -> Expr:
     """Casts complex to complex, real to complex, or complex to real, which drops the imaginary parts."""
     emit = importer.block_builder.emit
     if value_of(node).is_complex():
@@ -191,7 +168,7 @@ def _cast(node: Node, importer: Importer) -> Expr:
     return re if pairs.dtype_of(re) == dtype else emit(relax.op.astype(re, dtype))
 
 
-def _identity(node: Node, importer: Importer) -> Expr:
+def _identity(node: Node, importer: Any) -> Expr:
     """Returns the operand itself: a complex tensor and its real view are one Relax tensor."""
     return importer.env[node.args[0]]
 
@@ -200,12 +177,9 @@ Arguments = Callable[[Sequence[Any], int], Sequence[Any]]
 """Takes a structural operator's arguments after the first and its operand's rank; returns the arguments for pairs."""
 
 
-def _leading_dims(count: int, extra: int = 0) -> Arguments:
-    """Counts the first `count` arguments as dimensions of a tensor with `extra` more dimensions than the operand."""
-    return lambda arguments, rank: [
-        *(argument % (rank + extra) for argument in arguments[:count]),
-        *arguments[count:],
-    ]
+def _leading_dim(extra: int = 0) -> Arguments:
+    """Counts the first argument as a dimension of a tensor with `extra` more dimensions than the operand."""
+    return lambda arguments, rank: [arguments[0] % (rank + extra), *arguments[1:]]
 
 
 def _dim_list(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
@@ -236,7 +210,7 @@ def _split(arguments: Sequence[Any], rank: int) -> Sequence[Any]:
 def _structural(arguments: Arguments) -> ComplexConverter:
     """Returns the converter of an operator that moves elements: the real operator on the tensor of pairs."""
 
-    def convert(node: Node, importer: Importer) -> Expr:
+    def convert(node: Node, importer: Any) -> Expr:
         source, *further_args = node.args
         graph = Graph()
 
@@ -256,48 +230,36 @@ def _structural(arguments: Arguments) -> ComplexConverter:
 
 
 CONVERTERS: Mapping[str, ComplexConverter] = {
-    "view_as_real.default": _identity,
-    "view_as_complex.default": _identity,
-    "clone.default": _identity,
-    "alias.default": _identity,
-    "detach.default": _identity,
-    "lift_fresh_copy.default": _identity,
+    **dict.fromkeys(("view_as_real.default", "view_as_complex.default", "clone.default"), _identity),
+    **dict.fromkeys(("alias.default", "detach.default", "lift_fresh_copy.default"), _identity),
     "_to_copy.default": _cast,
     "complex.default": _from_parts(pairs.join),
     "polar.default": _from_parts(pairs.polar),
-    "full.default": _full(1),
-    "full_like.default": _full(1),
+    **dict.fromkeys(("full.default", "full_like.default"), _full(1)),
     "scalar_tensor.default": _full(0),
-    "_conj.default": _unary(pairs.conjugate),
-    "_conj_physical.default": _unary(pairs.conjugate),
+    **dict.fromkeys(("_conj.default", "_conj_physical.default"), _unary(pairs.conjugate)),
     "abs.default": _unary(pairs.absolute),
     "angle.default": _unary(pairs.angle),
     "exp.default": _unary(pairs.exponential),
-    "neg.default": _unary(_negative),
-    "_neg_view.default": _unary(_negative),
+    **dict.fromkeys(("neg.default", "_neg_view.default"), _unary(pairs.negative)),
     "reciprocal.default": _reciprocal,
     "add.Tensor": _binary(relax.op.add),
     "sub.Tensor": _binary(relax.op.subtract),
     "mul.Tensor": _multiply,
     "div.Tensor": _divide,
-    "mm.default": _matmul,
-    "bmm.default": _matmul,
+    **dict.fromkeys(("mm.default", "bmm.default"), _matmul),
     "addmm.default": _addmm,
     "sum.dim_IntList": _reduction(relax.op.sum),
-    "mean.dim": _reduction(relax.op.mean),
-    "mean.default": _reduction(relax.op.mean),
+    **dict.fromkeys(("mean.dim", "mean.default"), _reduction(relax.op.mean)),
     "where.self": _where,
     "cat.default": _concatenate,
-    "view.default": _structural(_shape(2)),
-    "expand.default": _structural(_shape(2)),
+    **dict.fromkeys(("view.default", "expand.default"), _structural(_shape(2))),
     "repeat.default": _structural(_shape(1)),
     "permute.default": _structural(_all_dims),
-    "unsqueeze.default": _structural(_leading_dims(1, extra=1)),
-    "squeeze.dims": _structural(_dim_list),
-    "flip.default": _structural(_dim_list),
-    "select.int": _structural(_leading_dims(1)),
+    "unsqueeze.default": _structural(_leading_dim(extra=1)),
+    **dict.fromkeys(("squeeze.dims", "flip.default"), _structural(_dim_list)),
+    **dict.fromkeys(("select.int", "index_select.default"), _structural(_leading_dim())),
     "slice.Tensor": _structural(_slice),
-    "index_select.default": _structural(_leading_dims(1)),
     "index.Tensor": _structural(lambda arguments, _rank: arguments),
     "split_with_sizes.default": _structural(_split),
     "getitem": lambda node, importer: importer.convert_real(node),

@@ -10,6 +10,7 @@ from torch.fx import Node
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from harness.compiler.lowering.frontends.rewriting import source_line
 from harness.compiler.lowering.frontends.torch_export.complex_import.converters import CONVERTERS, is_complex
 
 if TYPE_CHECKING:
@@ -60,23 +61,13 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         return parameters, inputs, ranges
 
     def from_exported_program(
-        self,
-        exported_program: ExportedProgram,
-        keep_params_as_input: bool,
-        unwrap_unit_return_tuple: bool,
-        no_bind_return_tuple: bool,
-        custom_convert_map: Mapping[str, Converter] | None,
+        self, exported_program: ExportedProgram, *, custom_convert_map: Mapping[str, Converter], **options: bool
     ) -> tvm.IRModule:
         """Imports a program; `custom_convert_map` converts the calls without complex operands or results."""
         self._real = {name: _with_importer_argument(converter) for name, converter in self.convert_map.items()}
-        self._real |= dict(custom_convert_map or {})
-        return super().from_exported_program(
-            exported_program,
-            keep_params_as_input,
-            unwrap_unit_return_tuple,
-            no_bind_return_tuple,
-            dict.fromkeys((*self._real, *CONVERTERS), _convert),
-        )
+        self._real |= custom_convert_map
+        convert_map = dict.fromkeys((*self._real, *CONVERTERS), _convert)
+        return super().from_exported_program(exported_program, custom_convert_map=convert_map, **options)
 
     def convert_real(self, node: Node) -> Any:
         """Converts a call on real tensors."""
@@ -86,23 +77,12 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         calls = [node for node in nodes if node.op == "call_function"]
         unsupported = [node for node in calls if _touches_complex(node) and node.target.__name__ not in CONVERTERS]
         if unsupported:
-            raise NotImplementedError(
-                "; ".join(
-                    f"complex operator {node.target} is not handled yet, {source_of(node)}" for node in unsupported
-                )
+            sentences = (
+                f"complex operator {node.target} is not handled yet, called at {source_line(node)}"
+                for node in unsupported
             )
+            raise NotImplementedError("; ".join(sentences))
         super()._check_unsupported_func_type([node for node in calls if not _touches_complex(node)])
-
-
-def source_of(node: Node) -> str:
-    """Returns the model's source line of a node, if known: `in forward at model.py:12: y = x.erfinv()`."""
-    frames = str(node.meta.get("stack_trace") or "").strip().splitlines()
-    places = [index for index, line in enumerate(frames) if line.lstrip().startswith("File ")]
-    if not places:
-        return f"at an unknown line (node {node.name})"
-    file, line, function = frames[places[-1]].strip().removeprefix("File ").split(", ", 2)
-    code = " ".join(text.strip() for text in frames[places[-1] + 1 :])
-    return f"{function} at {file.strip(chr(34))}:{line.removeprefix('line ')}" + (f": {code}" if code else "")
 
 
 def _with_importer_argument(converter: Callable[[Node], Any]) -> Converter:
@@ -110,8 +90,7 @@ def _with_importer_argument(converter: Callable[[Node], Any]) -> Converter:
 
 
 def _touches_complex(node: Node) -> bool:
-    operands = [node, *node.all_input_nodes, *node.args]
-    return any(is_complex(operand) for operand in operands)
+    return any(is_complex(value) for value in (node, *node.all_input_nodes, *node.args))
 
 
 def _convert(node: Node, importer: ComplexImporter) -> Any:

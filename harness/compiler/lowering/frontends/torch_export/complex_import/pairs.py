@@ -44,13 +44,18 @@ def join(emit: Emit, re: Expr, im: Expr) -> Expr:
 
 def from_real(emit: Emit, re: Expr) -> Expr:
     """Returns the pairs with imaginary parts of zero."""
-    return join(emit, re, emit(relax.op.zeros_like(re)))
+    return join(emit, re, relax.op.zeros_like(re))
 
 
 def polar(emit: Emit, length: Expr, angle: Expr) -> Expr:
     """Computes length·(cos angle + i·sin angle) of real tensors of one shape."""
     cos, sin = emit(relax.op.cos(angle)), emit(relax.op.sin(angle))
     return join(emit, emit(relax.op.multiply(length, cos)), emit(relax.op.multiply(length, sin)))
+
+
+def negative(emit: Emit, x: Expr) -> Expr:
+    """Computes (-re, -im)."""
+    return emit(relax.op.negative(x))
 
 
 def conjugate(emit: Emit, x: Expr) -> Expr:
@@ -61,12 +66,12 @@ def conjugate(emit: Emit, x: Expr) -> Expr:
 def times_i(emit: Emit, x: Expr) -> Expr:
     """Computes (-im, re)."""
     re, im = parts(emit, x)
-    return join(emit, emit(relax.op.negative(im)), re)
+    return join(emit, relax.op.negative(im), re)
 
 
 def scale(emit: Emit, x: Expr, factor: Expr) -> Expr:
     """Returns the product of pairs and a real tensor, of a number's shape or [...]."""
-    return emit(relax.op.multiply(x, emit(relax.op.expand_dims(factor, -1))))
+    return emit(relax.op.multiply(x, relax.op.expand_dims(factor, -1)))
 
 
 def multiply(emit: Emit, x: Expr, y: Expr) -> Expr:
@@ -83,14 +88,14 @@ def divide(emit: Emit, x: Expr, y: Expr) -> Expr:
     """
     (a, b), (c, d) = parts(emit, x), parts(emit, y)
     zero = relax.const(0.0, dtype_of(y))
-    swap = emit(relax.op.less(emit(relax.op.abs(c)), emit(relax.op.abs(d))))
+    swap = emit(relax.op.less(relax.op.abs(c), relax.op.abs(d)))
     large, small = emit(relax.op.where(swap, d, c)), emit(relax.op.where(swap, c, d))
     is_zero = emit(relax.op.equal(large, zero))
-    ratio = emit(relax.op.where(is_zero, zero, emit(relax.op.divide(small, large))))
-    denominator = emit(relax.op.add(large, emit(relax.op.multiply(small, ratio))))
+    ratio = emit(relax.op.where(is_zero, zero, relax.op.divide(small, large)))
+    denominator = emit(relax.op.add(large, relax.op.multiply(small, ratio)))
 
     def quotient(plain: Expr, scaled: Expr) -> Expr:
-        return emit(relax.op.divide(emit(relax.op.add(plain, emit(relax.op.multiply(scaled, ratio)))), denominator))
+        return emit(relax.op.divide(relax.op.add(plain, relax.op.multiply(scaled, ratio)), denominator))
 
     minus_a = emit(relax.op.negative(a))
     re = quotient(emit(relax.op.where(swap, b, a)), emit(relax.op.where(swap, a, b)))
@@ -116,9 +121,8 @@ def absolute(emit: Emit, x: Expr) -> Expr:
     unit = relax.const(1.0, dtype_of(x))
     # includes 0/0 and ∞/∞, where any finite ratio is right
     is_equal = emit(relax.op.equal(large, small))
-    ratio = emit(relax.op.where(is_equal, unit, emit(relax.op.divide(small, large))))
-    factor = emit(relax.op.sqrt(emit(relax.op.add(unit, emit(relax.op.multiply(ratio, ratio))))))
-    return emit(relax.op.multiply(large, factor))
+    ratio = emit(relax.op.where(is_equal, unit, relax.op.divide(small, large)))
+    return emit(relax.op.multiply(large, relax.op.sqrt(relax.op.add(unit, relax.op.multiply(ratio, ratio)))))
 
 
 def angle(emit: Emit, x: Expr) -> Expr:
@@ -137,4 +141,4 @@ def matmul(emit: Emit, x: Expr, y: Expr) -> Expr:
     rows = emit(relax.op.stack([y, times_i(emit, y)], axis=len(batch) + 1))
     left = emit(relax.op.reshape(x, [*batch, m, 2 * k]))
     right = emit(relax.op.reshape(rows, [*batch_of_y, 2 * k, 2 * n]))
-    return emit(relax.op.reshape(emit(relax.op.matmul(left, right)), [*batch, m, n, 2]))
+    return emit(relax.op.reshape(relax.op.matmul(left, right), [*batch, m, n, 2]))

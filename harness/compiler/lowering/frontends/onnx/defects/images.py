@@ -1,31 +1,28 @@
-"""Works around Resize, which ignores antialias, and the scale where it is not the ratio of the sizes."""
+"""Works around operators on images: Resize and RoiAlign."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import torchvision  # noqa: F401  # PyTorch's exporter translates its operators if it was imported before
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import Resize
 
-from harness.compiler.lowering.frontends.defect import RawOutcome, Symptom
-from harness.compiler.lowering.frontends.onnx.defect import OnnxDefect
-from harness.compiler.lowering.frontends.onnx.rewriting import constant_of, shape_of
-from harness.compiler.lowering.frontends.resize import (
-    ONE_PIXEL,
-    image,
+from harness.compiler.lowering.frontends.backend_defects import ONE_PIXEL
+from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom
+from harness.compiler.lowering.frontends.images import (
+    EMPTY_BOX,
+    IMAGE,
+    MOVED_BOX,
+    aligned_roi,
     interpolate,
-    reproduce_antialias,
+    roi_align,
     triangle_weights,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from tvm import relax
-
-
-class _Scaled(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear")
+from harness.compiler.lowering.frontends.onnx.values import constant_of, shape_of
 
 
 def _positions(size: int, target: int, scale: float, mode: str) -> NDArray[Any]:
@@ -47,11 +44,8 @@ def _linear_weights(size: int, target: int, scale: float, mode: str, antialias: 
     return triangle_weights(_positions(size, target, scale, mode), size, step, antialias)
 
 
-def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+def _convert_resize(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
     """Interpolates by weights along each axis where TVM's operator would be wrong, and by TVM's operator elsewhere."""
-    from tvm import relax
-    from tvm.relax.frontend.onnx.onnx_frontend import Resize
-
     data = builder.normalize(inputs[0])
     shape = shape_of(data)
     _, scales, sizes = (constant_of(value) for value in [*inputs[1:], None, None, None][:3])
@@ -59,7 +53,8 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
     ratios = scales if scales is not None else np.array(sizes) / shape
     targets = np.floor(ratios * shape + 1e-6).astype(int) if sizes is None else sizes
     if not antialias and np.allclose(ratios * shape, targets, rtol=0, atol=1e-4):
-        return Resize._impl_v18(builder, _by_size(inputs, targets), attributes, [{}, {}])
+        by_size = [inputs[0], None, None, relax.const(np.asarray(targets, np.int64))]
+        return Resize._impl_v18(builder, by_size, attributes, [{}, {}])
     mode = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
     method = attributes.get("mode", b"nearest").decode()
     if len(shape) != 4 or list(targets[:2]) != shape[:2] or method == "cubic":
@@ -75,24 +70,35 @@ def _convert(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[st
     return interpolate(interpolate(data, rows, 2, builder.emit), columns, 3, builder.emit)
 
 
-def _by_size(inputs: list[Any], targets: NDArray[Any]) -> list[Any]:
-    from tvm import relax
-
-    return [inputs[0], None, None, relax.const(np.asarray(targets, np.int64))]
+def _convert_roi_align(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+    """Converts `RoiAlign` as PyTorch computes it; image indices become a column of the boxes."""
+    image, boxes, batch = (builder.normalize(value) for value in inputs)
+    index = relax.op.expand_dims(relax.op.astype(batch, boxes.ty.dtype.dtype), axis=1)
+    return roi_align(
+        builder.normalize,
+        image,
+        builder.normalize(relax.op.concat([index, boxes], axis=1)),
+        (attributes.get("output_height", 1), attributes.get("output_width", 1)),
+        float(attributes.get("spatial_scale", 1.0)),
+        int(attributes.get("sampling_ratio", 0)),
+        attributes.get("coordinate_transformation_mode", b"half_pixel") == b"half_pixel",
+        attributes.get("mode", b"avg").decode(),
+    )
 
 
 DEFECTS = (
-    OnnxDefect(
+    Defect(
         name="resize_antialias",
         title="antialias of Resize is ignored",
         location="tvm.relax.frontend.onnx.onnx_frontend.Resize",
         description="The attribute is not read, so that a smaller image is sampled without the filter.",
-        reproduction=reproduce_antialias,
+        function=lambda x: torch.nn.functional.interpolate(x, size=(3, 2), mode="bilinear", antialias=True),
+        args=IMAGE,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of the unfiltered image"),
         workaround="A converter that applies the weights of the filter along each axis.",
-        converters={"Resize": _convert},
+        converters={"Resize": _convert_resize},
     ),
-    OnnxDefect(
+    Defect(
         name="resize_scale",
         title="Resize by a scale takes the ratio of the sizes instead",
         location="tvm.relax.frontend.onnx.onnx_frontend.Resize",
@@ -100,9 +106,37 @@ DEFECTS = (
             "The scale gives the size of the result and is then forgotten: 7 pixels times 1.7 are 11, and the pixels "
             "are taken 7/11 apart instead of 1/1.7. Right only where the size is a whole number without rounding."
         ),
-        reproduction=lambda: (_Scaled(), image()),
+        function=lambda x: torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        args=IMAGE,
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of other places in the image"),
         workaround="The converter of resize_antialias computes the weights from the scale.",
     ),
-    OnnxDefect(**ONE_PIXEL),
+    ONE_PIXEL,
+    Defect(
+        name="roi_align_offset",
+        title="RoiAlign with half_pixel coordinates and a scale samples at the wrong place",
+        location="tvm.relax.frontend.onnx.onnx_frontend.RoiAlign",
+        description=(
+            "Half a pixel is subtracted from the boxes before they are scaled instead of after, so that they are moved "
+            "by scale / 2. (SAM 3 uses output_half_pixel, which is right.)"
+        ),
+        function=aligned_roi,
+        args=MOVED_BOX,
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="values of the neighbourhood"),
+        workaround="A converter that scales first.",
+        converters={"RoiAlign": _convert_roi_align},
+    ),
+    Defect(
+        name="roi_align_no_size",
+        title="RoiAlign with half_pixel coordinates of a box without size is not 0",
+        location="relax.op.vision.roi_align",
+        description=(
+            "With the adaptive number of samples a box without width or height has none, and PyTorch's mean of them is "
+            "0; TVM takes one sample."
+        ),
+        function=aligned_roi,
+        args=EMPTY_BOX,
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="1.5 instead of 0"),
+        workaround="The converter of roi_align_offset sets them to 0.",
+    ),
 )
