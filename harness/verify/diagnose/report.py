@@ -46,7 +46,7 @@ from harness.core.files import make_folder, replace_folder, write_files
 from harness.core.precision import PRECISIONS
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Boundary, Cause, Diagnosis, Rewriting, budget
-from harness.verify.report.verification.numbers import jsonable
+from harness.verify.report.verification.schema import jsonable
 
 _TABLE_ROWS = 12
 """Default number of boundaries in the table: those around the first divergence, or the least accurate ones."""

@@ -10,7 +10,7 @@ from typing import Any
 from harness.compiler.targets import HOST
 from harness.core.outcome import Stage
 from harness.verify.report.verification.document import KERNEL_COLUMNS
-from harness.verify.report.verification.numbers import number
+from harness.verify.report.verification.schema import number
 
 NOT_RUN = "·"
 """Text of a matrix cell whose case was not run."""
@@ -190,6 +190,18 @@ def known_causes(cases: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[s
     return groups
 
 
+def place_and_code(source: str) -> tuple[str, str]:
+    """Splits a source reference, `file:line in function: code`, with the file relative to the package's folder."""
+    place, _, code = source.partition(" in ")
+    return place.rpartition("site-packages/")[2], code
+
+
+def cell(value: object) -> str:
+    """Returns text that cannot break a table or a heading of Markdown: one line, with its signs escaped."""
+    text = " ".join(str(value).split())
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def distinct(names: Iterable[str]) -> list[str]:
     """Returns each name once, in the order of first occurrence."""
     return list(dict.fromkeys(names))
@@ -280,3 +292,13 @@ def notes(case: Mapping[str, Any]) -> list[str]:
     if usage := kernels(case):
         sentences.append(usage)
     return sentences
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(cell, count, digits, first_line, mark, meaning, notes),
+        *(number, place_and_code, seconds, size, total_seconds),
+    )
+}
+"""Functions by name that the templates call to format values."""
