@@ -59,19 +59,14 @@ def explain(
     Raises:
         HarnessError: The case is not a component, or lowering it fails.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes import run_isolated
 
     subject = subjects().get(case.component)
     if subject is None or subject.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
     request = (case, database, processors, float32)
     result = run_isolated("harness.verify.explain:explain_request", request, on_stage=on_stage)
-    if result.kind is not WorkerEnd.OK:
-        first_line = result.error.message.partition("\n")[0] if result.error else result.kind.value
-        raise HarnessError(
-            f"cannot explain {case.id}: {result.stage} {result.kind.value.replace('_', ' ')}: {first_line}"
-        )
-    explanation: Explanation = result.value
+    explanation: Explanation = result.require(f"cannot explain {case.id}")
     return explanation
 
 

@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 from msgspec import structs
 
-from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS, FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.compiler.targets import TARGETS
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -27,6 +27,8 @@ from harness.core.settings import SEEDED, Settings
 from harness.core.weights import WEIGHTS
 from harness.models.model import Model
 from harness.models.registry import models, subjects
+from harness.verify.diagnose.diagnosis import Diagnosis
+from harness.verify.diagnose.report import document
 from harness.verify.report import Result
 
 
@@ -162,6 +164,104 @@ def _verify_concurrently(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def diagnose_case(
+    case: Case,
+    settings: Settings,
+    output: str | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    *,
+    reproduce: bool = False,
+    limits: Limits = UNLIMITED,
+    float32: Groups = NO_GROUPS,
+) -> Diagnosis:
+    """Diagnoses the main program of a component, in a separate process.
+
+    Args:
+        case: The case; its target must run on this CPU.
+        settings: Weights, inputs, schedules and processors.
+        output: Name of an output, to report only the calls on which it depends; None for all.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        reproduce: Whether to build a reproduction of the first divergent kernel without this project.
+        limits: Limits of the process.
+        float32: Groups of products that stay float32 in half precision.
+
+    Raises:
+        HarnessError: The case cannot be diagnosed, or does not run.
+    """
+    subject = subjects().get(case.component)
+    if subject is None or subject.whole:
+        raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
+    if case.target != HOST.name:
+        raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
+    if reproduce and PRECISIONS[case.precision].is_half:
+        raise HarnessError(f"a kernel in {case.precision} is named and not cut out: leave out --reproduce")
+    if case.frontend not in EXPORTING_PROGRAMS:
+        alternatives = " or ".join(EXPORTING_PROGRAMS)
+        raise HarnessError(
+            f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {alternatives}"
+        )
+    if output is not None and output not in subject.outputs:
+        raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
+    request = (case, settings, output, reproduce, float32)
+    result = run_isolated(
+        "harness.verify.diagnose.runner:diagnose_request",
+        request,
+        timeout=limits.timeout,
+        memory_limit_bytes=limits.memory_bytes,
+        on_stage=on_stage,
+    )
+    diagnosis: Diagnosis = result.require(f"cannot diagnose {case.id}")
+    return diagnosis
+
+
+def add_diagnosis(
+    result: Result,
+    settings: Settings,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    *,
+    limits: Limits = UNLIMITED,
+    float32: Groups = NO_GROUPS,
+) -> Result:
+    """Returns the result with a diagnosis, or why it has none; a result as expected is unchanged.
+
+    Args:
+        result: Result of a verified case.
+        settings: Settings of the verification.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        limits: Limits of the process.
+        float32: Groups of products that stay float32 in half precision.
+    """
+    if result.expected is not False or result.outcome.status is Status.PASSED:
+        return result
+    problem = _diagnosis_problem(result)
+    if problem:
+        return replace(result, not_diagnosed=problem)
+    try:
+        diagnosis = diagnose_case(
+            result.case,
+            settings,
+            on_stage=lambda stage: on_stage(f"diagnosis: {stage}"),
+            limits=limits,
+            float32=float32,
+        )
+    except HarnessError as error:
+        return replace(result, not_diagnosed=str(error))
+    return replace(result, diagnosis=document(diagnosis))
+
+
+def _diagnosis_problem(result: Result) -> str:
+    """Returns why a case cannot be diagnosed; empty if it can."""
+    wrong = [verdict.name for verdict in result.outcome.verdicts if not verdict.kind.passes]
+    if not wrong:
+        return f"it ended at {result.outcome.stage.value} with no output that could be followed"
+    if result.outcome.device is not None:
+        return f"it ran on {result.outcome.device.name}, and kernels are followed on this machine alone"
+    subject = subjects()[result.case.component]
+    if not subject.whole and not set(wrong).intersection(subject.outputs):
+        return f"{wrong[0]} is of another sample than the main one, which alone can be followed"
+    return ""
 
 
 def library_template() -> Template:

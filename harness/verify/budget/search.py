@@ -146,7 +146,7 @@ def find_budget(
     Raises:
         HarnessError: The options make no sense, the case does not run, or no choice holds the limit.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes import run_isolated
 
     if not (math.isfinite(limit) and limit > 0):
         raise HarnessError(f"--limit {limit:g} is no limit: give a number above 0, in units of autocast's error")
@@ -161,10 +161,7 @@ def find_budget(
         raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
     request = (case, settings, limit, rates, log)
     worker = run_isolated("harness.verify.budget.search:budget_request", request, on_stage=on_stage)
-    if worker.kind is not WorkerEnd.OK:
-        line = worker.error.message.partition("\n")[0] if worker.error else worker.kind.value
-        raise HarnessError(f"no budget for {case.id}: {worker.stage}: {line}")
-    budget_result: Result = worker.value
+    budget_result: Result = worker.require(f"no budget for {case.id}")
     return budget_result
 
 

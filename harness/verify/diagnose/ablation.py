@@ -157,7 +157,7 @@ def ablate(
     extractor: SubgraphExtractor,
     larger_extractor: SubgraphExtractor,
     compiler: Compiler,
-    fault: Fault | None,
+    fault: Fault,
     unsteady: bool = False,
 ) -> Ablation:
     """Computes the operators of a kernel with more and more of this project, until the result is wrong.
@@ -174,7 +174,7 @@ def ablate(
         extractor: Extracts the operators of the kernel.
         larger_extractor: Extracts these and the operators of the calls that compute its inputs.
         compiler: Compiler of the program.
-        fault: Fault of the kernel's result in the program; None if it is unknown.
+        fault: Fault of the kernel's result in the program.
         unsteady: Whether the kernel's results for the same values do not always have the same bits, so that an
             experiment may be right by chance.
     """
@@ -189,7 +189,7 @@ def ablate(
         subgraph = subgraph if chosen is extractor else chosen.extract()
         result, problem, fault_found = _try(subgraph, partial(compiler.run_experiment, subgraph, cause))
         experiment = Experiment(cause, result, problem, with_before=chosen is not extractor)
-        if fault_found is not None and (fault is None or fault.same(fault_found)):
+        if fault.same(fault_found):
             return _examine([*experiments, experiment], chosen, subgraph, compiler)
         if fault_found is not None and differently_wrong is None:
             differently_wrong = [*experiments, experiment], chosen, subgraph
