@@ -9,13 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture
 from harness.core.outcome import Verdict
+from harness.core.program import Array
 from harness.parity import metrics
-
-Array = npt.NDArray[Any]
 
 _MIN_IMAGE_SIZE = 8
 """Height and width from which the last two axes may be an image."""
@@ -139,7 +137,7 @@ def _picture(index: tuple[Any, ...], differing: int, a: Array, r: Array) -> Mask
     """Draws the compiled model's mask `a` and PyTorch's `r`, [h, w], in levels of PyTorch's largest value."""
     finite = np.abs(r[np.isfinite(r)])
     scale = float(finite.max(initial=0)) or 1.0
-    torch, tvm = (_png(_grey(_sample(mask), scale)) for mask in (r, a))
+    torch, tvm = (_grey(_sample(mask), scale) for mask in (r, a))
     return MaskPicture(
         index=tuple(int(position) for position in index),
         size=(r.shape[0], r.shape[1]),
@@ -171,22 +169,17 @@ def _lengths(plane: Array, limit: int) -> list[tuple[int, int]]:
     return [(max(1, round(length / scale)), length) for length in plane.shape]
 
 
-def _grey(plane: Array, scale: float) -> Array:
-    """Returns a mask as pixels uint8: black and white for a boolean mask, otherwise 16 levels from -scale to scale."""
-    if plane.dtype == bool:
-        return plane.astype(np.uint8) * 255
-    with np.errstate(all="ignore"):
-        levels = np.clip(np.ceil((plane.astype(np.float64) / scale + 1) * _LEVELS) - 1, 0, 2 * _LEVELS - 1)
-    grey: Array = (np.nan_to_num(levels) * (255 // (2 * _LEVELS - 1))).astype(np.uint8)
-    return grey
-
-
-def _png(grey: Array) -> bytes:
+def _grey(plane: Array, scale: float) -> bytes:
+    """Draws a mask as a PNG file: black and white if it is boolean, else 16 levels of grey from -scale to scale."""
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.fromarray(grey).save(file, "PNG", optimize=True)
-    return file.getvalue()
+    if plane.dtype == bool:
+        levels = plane * 255
+    else:
+        with np.errstate(all="ignore"):
+            levels = np.clip(np.ceil((plane.astype(np.float64) / scale + 1) * _LEVELS) - 1, 0, 2 * _LEVELS - 1)
+        levels = np.nan_to_num(levels) * (255 // (2 * _LEVELS - 1))
+    return _png(Image.fromarray(levels.astype(np.uint8)))
 
 
 def _marks(differing: Array) -> bytes:
@@ -195,6 +188,10 @@ def _marks(differing: Array) -> bytes:
 
     picture = Image.fromarray(differing.astype(np.uint8)).convert("P")
     picture.putpalette([0, 0, 0, *_MARK])
+    return _png(picture, bits=1, transparency=0)
+
+
+def _png(picture: Any, **options: int) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, bits=1, transparency=0)
+    picture.save(file, "PNG", optimize=True, **options)
     return file.getvalue()

@@ -14,15 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from harness.core.program import Array
 from harness.parity.initial_tables import initial_tables
-
-Array = npt.NDArray[Any]
 
 _WIDE = {
     torch.float32: torch.float64,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
 
@@ -29,10 +28,10 @@ from harness.core.budget import Groups
 from harness.core.case import Case
 from harness.core.files import temporary_folder
 from harness.core.processors import Processors
+from harness.core.program import Array
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
 
-Array = npt.NDArray[Any]
 Run = Callable[[], Any]
 """Computes a kernel once and returns the result as a tensor of TVM."""
 

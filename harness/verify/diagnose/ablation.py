@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,16 @@ import tvm
 from tvm import ir, relax
 
 from harness.compiler.lowering.frontends.running import Arrays, run_module
+from harness.compiler.schedules import Schedules
 from harness.compiler.schedules.common.origins import bindings_of
 from harness.compiler.schedules.common.vm import lower_to_vm
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library
+from harness.compiler.targets.target import Target
 from harness.core.files import temporary_folder
 from harness.core.processes.threads import run_on_tvm_threads
+from harness.core.program import Array
 from harness.runtime.executable import Executable
+from harness.verify.diagnose.deviation import Deviation, Fault
 from harness.verify.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
 from harness.verify.diagnose.flow import ModuleBeforeMemoryPlanning, fill_instrument, result_counts
 from harness.verify.diagnose.subgraph import (
@@ -31,16 +35,7 @@ from harness.verify.diagnose.subgraph import (
     weights_to_inputs,
 )
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from harness.compiler.schedules import Schedules
-    from harness.compiler.targets.target import Target
-    from harness.verify.diagnose.deviation import Deviation, Fault
-
-    Array = npt.NDArray[Any]
-
-Run = Callable[[tvm.IRModule, Sequence["Array"]], list["Array"]]
+Run = Callable[[tvm.IRModule, Sequence[Array]], list[Array]]
 """Compiles a module, and calls its `main` with values of all its parameters."""
 
 

@@ -12,18 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import torch
 import tvm
+from torch.fx import Node
 from tvm import relax, tirx
 
 from harness.compiler.execution.unwritten import poison
 from harness.compiler.lowering.frontends.rewriting import source_line
+from harness.compiler.lowering.frontends.torch_export.graph import Graph
 from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
+from harness.core.program import Array
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
 from harness.verify.diagnose.deviation import Fault, deviation
@@ -31,13 +33,6 @@ from harness.verify.diagnose.diagnosis import Boundary
 from harness.verify.diagnose.flow import Flow, KernelCall, tensor_positions
 from harness.verify.diagnose.reference import Reference, array_of, region
 from harness.verify.diagnose.subgraph import Subgraph, replace_main
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
-
-Array = npt.NDArray[Any]
 
 REPEAT_SECONDS = 0.01
 """Seconds for which a call is repeated, at least once, to check that its result always has the same bits."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.program import Array
 from harness.parity import metrics
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import tvm
+from torch.fx import Node
 from tvm import ir, relax, tirx
 
 from harness.compiler.execution.unwritten import poison
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 from harness.core.precision import HALF_DTYPES
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm
-    from torch.fx import Node
-
-    Array = npt.NDArray[Any]
+from harness.core.program import Array
 
 CALLS = ("relax.call_tir", "relax.call_dps_packed")
 """Operators that call a compiled function, which writes into memory that is passed to it."""

@@ -15,30 +15,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
+from harness.compiler.lowering.frontends.torch_export.graph import Graph
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
-from harness.core.program import Arrays, Program
+from harness.core.program import Array, Arrays, Program
 from harness.core.weights import Weights
 from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
 from harness.parity.oracle import float64_arithmetic, oracle
 from harness.parity.references import runner_of
 from harness.parity.verdict import judge
 from harness.verify.diagnose.deviation import Deviation, deviation
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
-
-    Array = npt.NDArray[Any]
 
 
 class Reference:
@@ -280,11 +274,11 @@ class Upstream:
         )
         return {verdict.name: verdict.reason for verdict in verdicts if not verdict.kind.passes}
 
-    def deviations(self, outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Deviation]:
+    def deviations(self, outputs: Mapping[str, Array]) -> dict[str, Deviation]:
         """Returns the errors of outputs, in any shape."""
         return {name: self._deviation(name, output) for name, output in outputs.items()}
 
-    def _deviation(self, name: str, output: npt.NDArray[Any]) -> Deviation:
+    def _deviation(self, name: str, output: Array) -> Deviation:
         expected, exact = self.reference[name], self.exact[name]
         if output.size != expected.size or exact.shape != expected.shape:
             return Deviation(math.inf, math.inf, math.inf, math.nan, output.size)

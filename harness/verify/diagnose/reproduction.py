@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from tvm import ir, relax
 
 from harness.compiler.schedules.common.origins import LOAD, bindings_of, callee
 from harness.core.files import temporary_folder, write_files
+from harness.core.program import Array
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.verify.diagnose.ablation import Compiler
+from harness.verify.diagnose.deviation import Fault
 from harness.verify.diagnose.diagnosis import Cause, Diagnosis, Reproduction
 from harness.verify.diagnose.reference import array_of
 from harness.verify.diagnose.subgraph import (
@@ -32,13 +34,6 @@ from harness.verify.diagnose.subgraph import (
     weights_to_inputs,
 )
 from harness.verify.report.template import rendered
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from harness.verify.diagnose.deviation import Fault
-
-    Array = npt.NDArray[Any]
 
 SCRIPT = "reproduce.py"
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import torch
 import tvm
 from torch.fx import Node
@@ -30,7 +29,7 @@ from harness.core.expectations import Expectation
 from harness.core.files import temporary_folder
 from harness.core.outcome import Stage
 from harness.core.precision import PRECISIONS, Precision
-from harness.core.program import Program
+from harness.core.program import Array, Program
 from harness.core.settings import Settings
 from harness.models.registry import models, subjects
 from harness.parity.monte_carlo import SMALL_SIZE
@@ -44,7 +43,7 @@ from harness.verify.diagnose.reproduction import reproduce as build_reproduction
 from harness.verify.diagnose.rewriting import find_rewriting
 from harness.verify.diagnose.subgraph import SubgraphExtractor
 
-OnCompiled = Callable[[tvm.IRModule, Path, Sequence[npt.NDArray[Any]]], None]
+OnCompiled = Callable[[tvm.IRModule, Path, Sequence[Array]], None]
 """Takes the lowered module of a program, its library, and the imported values of its weights."""
 
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import tvm
 from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
+from harness.compiler.lowering.frontends.torch_export.graph import Graph
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import bindings_of
+from harness.core.program import Array
 from harness.verify.diagnose.deviation import Deviation, Fault, deviation
 from harness.verify.diagnose.reference import Reference, array_of, region
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm
-
-    from harness.compiler.lowering.frontends.torch_export.graph import Graph
-
-    Array = npt.NDArray[Any]
 
 _EXHAUSTIVE_LIMIT = 16
 """Number of operators up to which leaving out every number of them is tried."""
@@ -271,7 +266,7 @@ def _shape(variable: relax.Var) -> tuple[int, ...]:
     return tuple(int(extent) if isinstance(extent, tirx.IntImm) else -1 for extent in variable.ty.shape)
 
 
-RunSubgraph = Callable[[Subgraph], "Array"]
+RunSubgraph = Callable[[Subgraph], Array]
 """Compiles a subgraph, and returns its result."""
 
 

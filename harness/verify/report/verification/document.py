@@ -52,7 +52,7 @@ from harness.core.case import DEFAULT_FRONTEND
 from harness.core.distribution import Distribution
 from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
-from harness.core.outcome import Kernel, Outcome, Status, Verdict, VerdictKind
+from harness.core.outcome import METRICS, Kernel, Outcome, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import Weights
 from harness.runtime.decoding import convert, decode
@@ -60,9 +60,6 @@ from harness.verify.report.verification.schema import SCHEMA, Report, jsonable
 
 if TYPE_CHECKING:
     from harness.core.case import Case
-
-METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
-"""The floats of an output, in the order of the schema."""
 
 KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
 """The stored properties of a kernel, in this order; null if one is unknown."""
