@@ -131,33 +131,19 @@ def verify_cases(
     Raises:
         HarnessError: The input or the environment is wrong; no other case continues then.
     """
-    with closing(library_template()) as template:
-        if jobs > 1:
-            yield from _verify_concurrently(cases, settings, limits, on_stage, template, jobs, float32)
-            return
-        for case in cases:
-            groups = float32.get(case.component, NO_GROUPS)
-            yield verify_case(case, settings, limits, partial(on_stage, case), template, float32=groups)
-
-
-def _verify_concurrently(
-    cases: Sequence[Case],
-    settings: Settings,
-    limits: Limits,
-    on_stage: Callable[[Case, str], None],
-    template: Template,
-    jobs: int,
-    float32: Mapping[str, Groups],
-) -> Iterator[Result]:
     stop = threading.Event()
-    # A whole model takes longest: started last, it would run alone at the end.
-    order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
 
     def verify(case: Case) -> Result:
         groups = float32.get(case.component, NO_GROUPS)
         return verify_case(case, settings, limits, partial(on_stage, case), template, stop, groups)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with closing(library_template()) as template:
+        if jobs == 1:
+            yield from map(verify, cases)
+            return
+        # A whole model takes longest: started last, it would run alone at the end.
+        order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
+        pool = ThreadPoolExecutor(jobs)
         try:
             for future in as_completed([pool.submit(verify, case) for case in order]):
                 yield future.result()
@@ -290,33 +276,26 @@ def _seconds(result: WorkerResult) -> dict[str, float]:
 
 def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequence[Path] = ()) -> tuple[str, ...]:
     """Returns the command-line flags that reproduce a case, in addition to the case's own."""
-    flags: tuple[str, ...]
-    if settings.model is not None:
-        flags = ("--model", _relative_path(settings.model))
-    else:
-        flags = ("--untuned",) if settings.database is None else ("--db", _relative_path(settings.database))
-    if settings.checkpoint is not None:
-        flags += ("--checkpoint", _relative_path(settings.checkpoint))
-    if settings.allow_partial:
-        flags += ("--allow-partial",)
-    if settings.image is not None:
-        flags += ("--image", _relative_path(settings.image))
-    for budget in budgets:
-        flags += ("--budget", _relative_path(budget))
-    if settings.emulate:
-        flags += ("--emulate",)
-    flags += settings.processors.flags
-    if threads is not None:
-        flags += ("--threads", str(threads))
-    if settings.remote is not None:
-        flags += settings.remote.flags
-    return flags
 
+    def option(name: str, path: Path | None) -> tuple[str, ...]:
+        """Returns an option with a path, relative to the current folder if it is inside, as in another checkout."""
+        if path is None:
+            return ()
+        return (name, str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
-def _relative_path(path: Path) -> str:
-    """Returns a path relative to the current folder if it is inside, so that a command works in other checkouts."""
-    folder = Path.cwd()
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    untuned = settings.model is None and settings.database is None
+    return (
+        *option("--model", settings.model),
+        *(("--untuned",) if untuned else option("--db", settings.database)),
+        *option("--checkpoint", settings.checkpoint),
+        *(("--allow-partial",) if settings.allow_partial else ()),
+        *option("--image", settings.image),
+        *(word for budget in budgets for word in option("--budget", budget)),
+        *(("--emulate",) if settings.emulate else ()),
+        *settings.processors.flags,
+        *(() if threads is None else ("--threads", str(threads))),
+        *(() if settings.remote is None else settings.remote.flags),
+    )
 
 
 def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:

@@ -170,7 +170,9 @@ class _Reader:
         }
         self.last_position = {_result_operator(site): n for n, site in enumerate(sites)}
         self.last_position |= {
-            _result_operator(site): n for n, site in enumerate(sites) if site.parts[-1:] and _is_kernel(site)
+            _result_operator(site): n  # if a kernel computes the result, later operators only move it
+            for n, site in enumerate(sites)
+            if site.parts and site.parts[-1].role is Role.KERNEL
         }
 
     def flow(self) -> Flow:
@@ -244,11 +246,6 @@ class _Reader:
 def _result_operator(site: Site) -> int:
     """Returns the operator whose result a call returns: all other operators of the call come before."""
     return max(site.parts[-1].operators, default=-1) if site.parts else -1
-
-
-def _is_kernel(site: Site) -> bool:
-    """Returns whether a kernel of this project computes the result; later operators only move it."""
-    return site.parts[-1].role is Role.KERNEL
 
 
 def _can_hold(ty: Any, value: Any) -> bool:

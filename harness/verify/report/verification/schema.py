@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from harness.core.distribution import BINS, CELLS, MASKS, MaskPicture
-from harness.core.outcome import Stage, Status, VerdictKind
+from harness.core.outcome import CaseError, Stage, Status, VerdictKind
 from harness.runtime.decoding import Count
 
 SCHEMA = 1
@@ -120,12 +120,6 @@ class _Diagnosis(Struct):
     budget: dict[str, _Float]
 
 
-class _Error(Struct):
-    type: str
-    message: str
-    details: str
-
-
 class _Device(Struct):
     description: str = field(name="told")
     sent_bytes: Count
@@ -146,7 +140,7 @@ class _Case(Struct):
     expected: bool | None
     problem: str | None
     why: str | None
-    error: _Error | None
+    error: CaseError | None
     seconds: dict[str, _Float]
     sizes: dict[str, Count]
     peak_rss_bytes: Count

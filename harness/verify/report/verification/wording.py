@@ -44,17 +44,14 @@ def headline(summary: Mapping[str, Any]) -> Headline:
         sign, verdict = "⏭", f"Nothing was verified: {cases} skipped"
     else:
         sign, verdict = "✅", f"{cases}, all as expected"
-    parts = [f"{summary['passed']} passed"]
     compiled = summary.get("compiled_only", 0)
-    for amount, label in (
-        (summary["expected_failures"], "failed as predicted"),
-        (compiled, "compiled and not run"),
-        (summary["unavailable"] - compiled, "not available here"),
-    ):
-        if amount:
-            parts.append(f"{amount} {label}")
-    if summary.get("emulated"):
-        parts.append(f"{summary['emulated']} emulated on the CPU")
+    amounts = {
+        "failed as predicted": summary["expected_failures"],
+        "compiled and not run": compiled,
+        "not available here": summary["unavailable"] - compiled,
+        "emulated on the CPU": summary.get("emulated", 0),
+    }
+    parts = [f"{summary['passed']} passed", *(f"{amount} {label}" for label, amount in amounts.items() if amount)]
     if summary["outputs"]:
         strict, total = summary.get("strict_outputs", 0), summary["outputs"]
         parts.append(f"{strict} of {plural(total, 'output')} strict")
@@ -77,15 +74,15 @@ def mark(case: Mapping[str, Any]) -> str:
 
 def meaning(case: Mapping[str, Any]) -> str:
     """Returns the meaning of `mark`, for people who do not see its symbol."""
-    if case["expected"] is None:
-        return "unavailable: not even compiled" if case["stage"] == Stage.BUILD else "compiled, nothing here runs it"
-    if not case["expected"]:
-        return "not as expected"
-    if case["status"] != "passed":
-        return "failed as predicted"
-    if any(output["verdict"] == "oracle" for output in case["outputs"]):
-        return "passed, some outputs on the float64 oracle"
-    return "passed, every output strict"
+    meanings = {
+        "⏭ unavailable": "unavailable: not even compiled",
+        "⏭ compiled": "compiled, nothing here runs it",
+        "❌": "not as expected",
+        "⛔": "failed as predicted",
+        "🔷": "passed, some outputs on the float64 oracle",
+        "✅": "passed, every output strict",
+    }
+    return next(text for start, text in meanings.items() if mark(case).startswith(start))
 
 
 def kernels(case: Mapping[str, Any]) -> str:
