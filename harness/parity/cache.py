@@ -60,8 +60,7 @@ class ArrayCache:
         from filelock import FileLock
 
         path, tag = self.path(key), _canonical(key)
-        entry = _read(path, tag)
-        if entry is not None:
+        if (entry := _read(path, tag)) is not None:
             return entry
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +71,7 @@ class ArrayCache:
                 f"cannot use the cache {self.root}: {error}; set SAM3_TVM_CACHE to a folder that can be written"
             ) from error
         try:
-            entry = _read(path, tag)
-            if entry is not None:
+            if (entry := _read(path, tag)) is not None:
                 return entry
             remove_temporary_files([path])
             arrays = dict(make())
@@ -88,12 +86,13 @@ def versions() -> dict[str, str]:
     """Returns what else PyTorch's results depend on, for keys: package versions, vector features, threads."""
     import torch
 
-    values = {name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")}
-    values["python"] = platform.python_version()
-    values["machine"] = platform.machine()
-    values["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    values["threads"] = str(torch.get_num_threads())
-    return values
+    return {
+        **{name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def _version(package: str) -> str:

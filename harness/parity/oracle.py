@@ -136,17 +136,12 @@ def _widen_argument(value: Any) -> Any:
 
 def _refuse_narrow_target(func: Any, args: Any, kwargs: Any) -> None:
     """Raises an error for an in-place change of a narrow tensor, which would be lost with its wide copy."""
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        _refuse_narrow(func, argument, value)
-    for argument in func._schema.arguments:
-        if argument.name in kwargs:
-            _refuse_narrow(func, argument, kwargs[argument.name])
-
-
-def _refuse_narrow(func: Any, argument: Any, value: Any) -> None:
-    is_written = argument.alias_info is not None and argument.alias_info.is_write
-    if is_written and isinstance(value, torch.Tensor) and value.dtype in _WIDE:
-        raise TypeError(f"{func} changes a {value.dtype} tensor in place that the oracle has no float64 form of")
+    arguments = func._schema.arguments
+    by_name = [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
+    for argument, value in [*zip(arguments, args, strict=False), *by_name]:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, torch.Tensor) and value.dtype in _WIDE:
+            raise TypeError(f"{func} changes a {value.dtype} tensor in place that the oracle has no float64 form of")
 
 
 @contextmanager

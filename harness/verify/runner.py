@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,7 +27,6 @@ from harness.core.precision import PRECISIONS
 from harness.core.processes import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.core.settings import SEEDED, Settings
 from harness.core.weights import WEIGHTS
-from harness.models.model import Model
 from harness.models.registry import models, subjects
 from harness.verify.diagnose.diagnosis import Diagnosis
 from harness.verify.diagnose.report import document
@@ -64,13 +65,11 @@ def expectations() -> tuple[Expectation, ...]:
         if not model.expectations.is_file():
             raise HarnessError(f"{model.expectations} is missing: verify in a checkout, set up by `make setup`.")
         entries = load_expectations(model.expectations, {"component": model.subjects.keys(), **names})
-        expanded += [_expand_wildcard(entry, model) for entry in entries]
+        names_of_model = tuple(model.subjects)
+        expanded += [
+            structs.replace(entry, component=names_of_model) if ANY in entry.component else entry for entry in entries
+        ]
     return tuple(expanded)
-
-
-def _expand_wildcard(entry: Expectation, model: Model) -> Expectation:
-    """Returns an entry of a model's file with `*` replaced by the names of that model's subjects."""
-    return structs.replace(entry, component=tuple(model.subjects)) if ANY in entry.component else entry
 
 
 def verify_case(
@@ -261,17 +260,11 @@ def outcome_of(result: WorkerResult) -> Outcome:
         outcome: Outcome = result.value
         return replace(outcome, peak_rss_bytes=result.peak_rss_bytes)
     stage = Stage(result.stage) if result.stage else Stage.BUILD
-    return Outcome(
-        stage, Status(result.kind.value), result.error, _seconds(result), peak_rss_bytes=result.peak_rss_bytes
-    )
-
-
-def _seconds(result: WorkerResult) -> dict[str, float]:
-    """Computes the time of each finished stage from the breadcrumbs."""
-    seconds: dict[str, float] = {}
-    for stage, next_stage in zip(result.breadcrumbs, result.breadcrumbs[1:], strict=False):
-        seconds[stage.stage] = seconds.get(stage.stage, 0.0) + next_stage.seconds - stage.seconds
-    return seconds
+    seconds: dict[str, float] = defaultdict(float)  # of each finished stage
+    for entered, next_entered in pairwise(result.breadcrumbs):
+        seconds[entered.stage] += next_entered.seconds - entered.seconds
+    status = Status(result.kind.value)
+    return Outcome(stage, status, result.error, dict(seconds), peak_rss_bytes=result.peak_rss_bytes)
 
 
 def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequence[Path] = ()) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from harness.core.program import Array
 from harness.runtime.executable import Executable
 from harness.verify.diagnose.deviation import Deviation, Fault
 from harness.verify.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
-from harness.verify.diagnose.flow import ModuleBeforeMemoryPlanning, fill_instrument, result_counts
+from harness.verify.diagnose.flow import ModuleBeforeMemoryPlanning, fill_instrument
 from harness.verify.diagnose.subgraph import (
     Subgraph,
     SubgraphExtractor,
@@ -69,9 +69,8 @@ class Compiler:
 
     def run_with_defaults(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
         """Compiles a module with TVM's default pipeline, and runs it."""
-        return self._run(
-            weights_to_inputs(module), relax.get_default_pipeline(self.tvm_target), arguments, len(arguments)
-        )
+        pipeline = relax.get_default_pipeline(self.tvm_target)
+        return self._run(weights_to_inputs(module), pipeline, arguments, len(arguments))
 
     def legalize(self, module: tvm.IRModule) -> tvm.IRModule:
         """Returns a module after this project's legalizations, with unscheduled loops and weights as inputs."""
@@ -94,10 +93,8 @@ class Compiler:
         with temporary_folder("diagnose") as folder:
             library = Path(folder) / f"piece{LIBRARY_SUFFIX}"
             build_library(lowered, self.tvm_target, library)
-            instrument = fill_instrument(result_counts(before_memory.module))
-            return Executable(library, self.target.device(), arguments[num_inputs:], instrument).run(
-                arguments[:num_inputs]
-            )
+            weights, instrument = arguments[num_inputs:], fill_instrument(before_memory.module)
+            return Executable(library, self.target.device(), weights, instrument).run(arguments[:num_inputs])
 
     def after_each_pass(self, subgraph: Subgraph) -> Iterator[tuple[str, Callable[[], list[Array]]]]:
         """Yields each pass of the pipeline by name, with a function that runs a subgraph without the later passes.

@@ -37,7 +37,7 @@ from harness.verify.diagnose.ablation import Compiler, ablate
 from harness.verify.diagnose.comparison import RunComparison, compare
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Cause, Coverage, Diagnosis, Misshapen, first_divergence
-from harness.verify.diagnose.flow import Flow, ModuleBeforeMemoryPlanning, read_flow
+from harness.verify.diagnose.flow import Flow, FlowReader, ModuleBeforeMemoryPlanning
 from harness.verify.diagnose.reference import Upstream, needed_calls
 from harness.verify.diagnose.reproduction import reproduce as build_reproduction
 from harness.verify.diagnose.rewriting import find_rewriting
@@ -164,7 +164,7 @@ def _run(
     on_stage(Stage.COMPILE)
     module, compiler, before_memory = imported.lowered.module, imported.compiler, ModuleBeforeMemoryPlanning()
     code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [before_memory])
-    flow = read_flow(before_memory.module, code, module, imported.variable_of, imported.graph.nodes)
+    flow = FlowReader(before_memory.module, code, module, imported.variable_of, imported.graph.nodes).flow()
     weights = list(imported.lowered.parameters().values())
     with temporary_folder("diagnose") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
