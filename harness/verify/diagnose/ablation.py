@@ -14,9 +14,11 @@ import tvm
 from tvm import ir, relax
 
 from harness.compiler.lowering.frontends.running import Arrays, run_module
+from harness.compiler.lowering.frontends.torch_export.running import import_raw
 from harness.compiler.schedules import Schedules
 from harness.compiler.schedules.common.origins import bindings_of
 from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.schedules.cpu.pipeline import LEGALIZE, loop_passes
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library
 from harness.compiler.targets.target import Target
 from harness.core.files import temporary_folder
@@ -34,9 +36,6 @@ from harness.verify.diagnose.subgraph import (
     replace_main,
     weights_to_inputs,
 )
-
-Run = Callable[[tvm.IRModule, Sequence[Array]], list[Array]]
-"""Compiles a module, and calls its `main` with values of all its parameters."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,16 @@ class Compiler:
     def run_experiment(self, subgraph: Subgraph, cause: Cause) -> list[Array]:
         """Compiles and runs a subgraph as `WAYS` says for a cause, and returns its one result in a list."""
         if cause is Cause.IMPORTER:
-            return self.run_with_defaults(subgraph.module, subgraph.arguments)
+            pipeline = relax.get_default_pipeline(self.tvm_target)
+            return self._run(weights_to_inputs(subgraph.module), pipeline, subgraph.arguments, len(subgraph.arguments))
         if cause is Cause.LEGALIZATION:
             return self._run(self.legalize(subgraph.module), lower_to_vm(), subgraph.arguments, len(subgraph.arguments))
         if cause is Cause.SCHEDULE:
-            return _run_separately(subgraph, self.run)
+            return _run_separately(subgraph, self)
         return self.run(subgraph.module, subgraph.arguments)
-
-    def run_with_defaults(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
-        """Compiles a module with TVM's default pipeline, and runs it."""
-        pipeline = relax.get_default_pipeline(self.tvm_target)
-        return self._run(weights_to_inputs(module), pipeline, arguments, len(arguments))
 
     def legalize(self, module: tvm.IRModule) -> tvm.IRModule:
         """Returns a module after this project's legalizations, with unscheduled loops and weights as inputs."""
-        from harness.compiler.schedules.cpu.pipeline import LEGALIZE
-
         return relax.transform.LegalizeOps(dict(LEGALIZE))(weights_to_inputs(module))
 
     def run(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
@@ -101,8 +94,6 @@ class Compiler:
 
         This project's legalizations and TVM's own passes replace the later passes.
         """
-        from harness.compiler.schedules.cpu.pipeline import LEGALIZE, loop_passes
-
         module = subgraph.module
         remaining = tvm.transform.Sequential([relax.transform.LegalizeOps(dict(LEGALIZE)), lower_to_vm()])
         for next_pass in loop_passes(module, self.tvm_target, self.schedules):
@@ -113,7 +104,7 @@ class Compiler:
         yield "PlanMemory", lambda: self.run(subgraph.module, subgraph.arguments)
 
 
-def _run_separately(subgraph: Subgraph, run: Run) -> list[Array]:
+def _run_separately(subgraph: Subgraph, compiler: Compiler) -> list[Array]:
     """Computes each operator in a separate module, from the results of the operators before."""
     main = subgraph.module["main"]
     weights = {parameter.name for parameter in main.params[subgraph.num_inputs :]}
@@ -124,12 +115,11 @@ def _run_separately(subgraph: Subgraph, run: Run) -> list[Array]:
             parameters = sorted(read_variables(value), key=lambda read: read.name in weights)
             free = free_extents([binding], parameters)
             depends_on_inputs = any(read.name not in weights for read in parameters)
-            single = replace_main(
-                subgraph.module, [binding], variable, [*free, *parameters], weights if depends_on_inputs else ()
-            )
+            read_weights = weights if depends_on_inputs else ()
+            single = replace_main(subgraph.module, [binding], variable, [*free, *parameters], read_weights)
             weights |= set() if depends_on_inputs else {variable.name}
             sizes = [np.zeros(subgraph.extents[extent.name], np.uint8) for extent in free]
-            outputs = run(single, [*sizes, *(values[read] for read in parameters)])
+            outputs = compiler.run(single, [*sizes, *(values[read] for read in parameters)])
             values[variable] = outputs if isinstance(variable.ty, relax.TupleType) else outputs[0]
         else:
             values[variable] = _evaluate(value, values)
@@ -230,7 +220,6 @@ def _try(subgraph: Subgraph, run: Callable[[], Arrays]) -> tuple[Deviation | Non
 def _import_again(extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Compiler) -> Iterator[Retrial]:
     """Imports the nodes of a subgraph in each way of `ImportWay`, and runs them with TVM's default pipeline."""
     from harness.compiler.lowering.frontends import onnx
-    from harness.compiler.lowering.frontends.torch_export.running import import_raw
 
     program, values = extractor.torch_module(subgraph.sources)
     inputs = tuple(values.values())

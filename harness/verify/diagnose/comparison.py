@@ -191,7 +191,9 @@ class _Observer:
         local = self._call_locally(function, call, arguments, tensors)
         self._judge(call, arguments[writes[0]], local)
         for value in call.inputs:
-            self._release_value(value)
+            self.readers[value] -= 1
+            if not self.readers[value]:
+                self.intermediates.pop(value, None)
         self.reference.release(self._torch_nodes(self.position), filter(None, [self.results[self.position]]))
         self.position += 1
 
@@ -250,11 +252,6 @@ class _Observer:
         """Returns PyTorch's value of a node, or a value that follows from such values if it belongs to no node."""
         node = self.flow.nodes.get(value)
         return self.intermediates[value] if node is None else array_of(self.reference.torch_value(node))
-
-    def _release_value(self, value: int) -> None:
-        self.readers[value] -= 1
-        if not self.readers[value]:
-            self.intermediates.pop(value, None)
 
     def _judge(self, call: KernelCall, written: Any, local: Sequence[Sequence[Array]]) -> None:
         """Compares the result of a call in the run, and its results with PyTorch's values, with the call's node."""
@@ -365,9 +362,8 @@ class WrongCalls:
         """
         functions = {variable.name_hint: function for variable, function in code.functions_items()}
         functions_called = {call.function: functions.get(call.function) for call in self.calls}
-        if not self.only_tensors or not all(
-            isinstance(function, tirx.PrimFunc) for function in functions_called.values()
-        ):
+        are_loops = all(isinstance(function, tirx.PrimFunc) for function in functions_called.values())
+        if not (self.only_tensors and are_loops):
             return None
         builder = relax.BlockBuilder()
         global_vars = {name: builder.add_func(function, name) for name, function in functions_called.items()}
@@ -384,13 +380,10 @@ class WrongCalls:
             result_call = relax.call_tir(global_vars[call.function], arguments, types if len(types) > 1 else types[0])
             variable = relax.Var(f"value{len(bindings)}", relax.TupleType(types) if len(types) > 1 else types[0])
             bindings.append(relax.VarBinding(variable, result_call))
-            if len(types) == 1:
-                values[call.outputs[0]] = variable
-                continue
-            for n, value in enumerate(call.outputs):
-                member = relax.Var(f"value{len(bindings)}", types[n])
-                bindings.append(relax.VarBinding(member, relax.TupleGetItem(variable, n)))
-                values[value] = member
+            values[call.outputs[0]] = variable
+            for n, value in enumerate(call.outputs if len(types) > 1 else ()):
+                values[value] = relax.Var(f"value{len(bindings)}", types[n])
+                bindings.append(relax.VarBinding(values[value], relax.TupleGetItem(variable, n)))
         result = values[self.calls[-1].outputs[0]]
         return Subgraph(
             replace_main(builder.get(), bindings, result, parameters, ()),

@@ -19,6 +19,8 @@ from safetensors.numpy import save
 from tvm import ir, relax
 
 from harness.compiler.schedules.common.origins import LOAD, bindings_of, callee
+from harness.compiler.schedules.cpu.pipeline import to_loops
+from harness.compiler.targets.compiling import lower_module
 from harness.core.files import temporary_folder, write_files
 from harness.core.program import Array
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
@@ -98,9 +100,6 @@ def reproduce(
 
 def _forms(reduced: ReducedSubgraph, cause: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
     """Yields names (keys of `_CONTENT`) and modules that TVM alone can compile, the most readable first."""
-    from harness.compiler.schedules.cpu.pipeline import to_loops
-    from harness.compiler.targets.compiling import lower_module
-
     module = relax.transform.DeadCodeElimination(["main"])(reduced.subgraph.module)
     if cause is Cause.IMPORTER:
         yield "relax", weights_to_inputs(module)

@@ -47,14 +47,12 @@ def find_rewriting(
     if plain_error is not None:
         return Rewriting(Cause.EXPORT, "", "", plain_error)
     moments, plain_moments = (dict(_moments(item, inputs)) for item in (graph, plain_graph))
-    source, replacement = (
-        _first_lost_line(plain_graph, plain_moments, moments),
-        _first_lost_line(graph, moments, plain_moments),
-    )
-    # torch.export records the line where a method `forward` calls another function, but no line of that function
-    return Rewriting(
-        Cause.STRATEGY, source, replacement if replacement != source else _definition(route.strategy), error
-    )
+    source = _first_lost_line(plain_graph, plain_moments, moments)
+    replacement = _first_lost_line(graph, moments, plain_moments)
+    if replacement == source:
+        # torch.export records the line where a method `forward` calls another function, but no line of that function
+        replacement = _definition(route.strategy)
+    return Rewriting(Cause.STRATEGY, source, replacement, error)
 
 
 def _definition(strategy: str | Strategy) -> str:
