@@ -61,21 +61,6 @@ class _GpuArithmetic(TorchDispatchMode):
         return tree_map(lambda value: value.to(dtype) if _has_dtype(value, torch.float32) else value, result)
 
 
-class _AutocastModule(torch.nn.Module):
-    """A module that runs under autocast and returns half outputs as float32."""
-
-    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.module = module
-        self.dtype = dtype
-
-    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with gpu_autocast(self.dtype):
-            outputs = self.module(*args)
-        tensors = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-        return tuple(half_to_float32(output) for output in tensors)
-
-
 @contextmanager
 def gpu_autocast(dtype: torch.dtype) -> Iterator[None]:
     """Enables a GPU's autocast arithmetic in a half type within the context."""
@@ -94,8 +79,13 @@ def half_reference(
         names: Names of the outputs, in the order in which the module returns them.
         precision: A half precision.
     """
-    dtype: torch.dtype = getattr(torch, precision.dtype)
-    return reference(_AutocastModule(module, dtype), args, names)
+
+    def run(*inputs: torch.Tensor) -> Any:
+        with gpu_autocast(getattr(torch, precision.dtype)):
+            outputs = module(*inputs)
+        return tree_map(half_to_float32, outputs)
+
+    return reference(run, args, names)
 
 
 def has_float32_sums(operator: Any) -> bool:

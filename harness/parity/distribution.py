@@ -33,12 +33,14 @@ def add_distributions(
         actual: The compiled model's outputs by name; verdicts on outputs that are missing here are unchanged.
         reference: PyTorch's outputs by name.
     """
-    return tuple(
-        replace(verdict, distribution=distribution(verdict.name, actual[verdict.name], reference[verdict.name]))
-        if _comparable(actual.get(verdict.name), reference.get(verdict.name))
-        else verdict
-        for verdict in verdicts
-    )
+
+    def add(verdict: Verdict) -> Verdict:
+        a, r = actual.get(verdict.name), reference.get(verdict.name)
+        if a is None or r is None or not r.size or (a.shape, a.dtype) != (r.shape, r.dtype):
+            return verdict
+        return replace(verdict, distribution=distribution(verdict.name, a, r))
+
+    return tuple(map(add, verdicts))
 
 
 def distribution(name: str, actual: Array, reference: Array) -> Distribution | None:
@@ -106,16 +108,10 @@ def mask_pictures(actual: Array, reference: Array) -> tuple[MaskPicture, ...]:
     """Draws the masks with the most information; see `Distribution`."""
     tvm, torch = _planes(actual), _planes(reference)
     differing = [int(np.count_nonzero(_differing_pixels(a, r))) for a, r in zip(tvm, torch, strict=True)]
-    areas = [int(np.count_nonzero(_foreground(r))) for r in torch]
+    areas = [int(np.count_nonzero(r > 0)) for r in torch]
     ranks = [(-count, -min(area, torch[0].size - area)) for count, area in zip(differing, areas, strict=True)]
     indices = sorted(sorted(range(len(ranks)), key=ranks.__getitem__)[:MASKS])
     return tuple(_picture(np.unravel_index(n, reference.shape[:-2]), differing[n], tvm[n], torch[n]) for n in indices)
-
-
-def _comparable(actual: Array | None, reference: Array | None) -> bool:
-    if actual is None or reference is None:
-        return False
-    return bool(reference.size) and (actual.shape, actual.dtype) == (reference.shape, reference.dtype)
 
 
 def _planes(array: Array) -> Array:
@@ -123,13 +119,8 @@ def _planes(array: Array) -> Array:
     return array.reshape(-1, *array.shape[-2:])
 
 
-def _foreground(mask: Array) -> Array:
-    foreground: Array = mask > 0
-    return foreground
-
-
 def _differing_pixels(a: Array, r: Array) -> Array:
-    pixels: Array = _foreground(a) != _foreground(r)
+    pixels: Array = (a > 0) != (r > 0)
     return pixels if metrics.is_exact(r.dtype) else pixels | (np.isnan(a) != np.isnan(r))
 
 

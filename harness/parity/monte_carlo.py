@@ -251,29 +251,25 @@ def judge_by_typical_errors(
         the largest typical error of a number divided by PyTorch's largest, and at most `TYPICAL_R_INF`. The case's own
         run is one of the runs.
     """
-    ambiguous = {name for name in ambiguous_outputs(verdicts, actual, reference, oracle, draws) if name in tvm_errors}
-    return tuple(
-        _judge_by_runs(
-            verdict,
-            np.concatenate([(actual[name].astype(np.float64) - oracle[name]).reshape(1, -1), tvm_errors[name]]),
-            _typical_error(torch_errors[name], reference[name], oracle[name], ill_conditioned=True),
+    ambiguous = set(ambiguous_outputs(verdicts, actual, reference, oracle, draws)) & tvm_errors.keys()
+
+    def judge_again(verdict: Verdict) -> Verdict:
+        name = verdict.name
+        if name not in ambiguous:
+            return verdict
+        errors = np.concatenate([(actual[name].astype(np.float64) - oracle[name]).reshape(1, -1), tvm_errors[name]])
+        typical = _typical_error(torch_errors[name], reference[name], oracle[name], ill_conditioned=True)
+        r_rms = float(_divide(np.sqrt(np.mean(errors**2)), typical.rms))
+        r_inf = float(_divide(np.sqrt(np.mean(errors**2, axis=0)).max(), typical.largest_number))
+        passed = r_rms <= TYPICAL_R_RMS and r_inf <= TYPICAL_R_INF
+        reason = (
+            f"{verdict.reason}; over {len(errors)} runs the usual error of compiled code is {r_rms:.3g} of PyTorch's, "
+            f"and {r_inf:.3g} in the worst number: {TYPICAL_R_RMS:g} and {TYPICAL_R_INF:g} are granted"
         )
-        if (name := verdict.name) in ambiguous
-        else verdict
-        for verdict in verdicts
-    )
+        kind = VerdictKind.ORACLE if passed else VerdictKind.FAILED
+        return replace(verdict, kind=kind, reason=reason, r_rms=r_rms, r_inf=r_inf)
 
-
-def _judge_by_runs(verdict: Verdict, errors: Array, typical: _TypicalError) -> Verdict:
-    r_rms = float(_divide(np.sqrt(np.mean(errors**2)), typical.rms))
-    r_inf = float(_divide(np.sqrt(np.mean(errors**2, axis=0)).max(), typical.largest_number))
-    passed = r_rms <= TYPICAL_R_RMS and r_inf <= TYPICAL_R_INF
-    reason = (
-        f"{verdict.reason}; over {len(errors)} runs the usual error of compiled code is {r_rms:.3g} of PyTorch's, and "
-        f"{r_inf:.3g} in the worst number: {TYPICAL_R_RMS:g} and {TYPICAL_R_INF:g} are granted"
-    )
-    kind = VerdictKind.ORACLE if passed else VerdictKind.FAILED
-    return replace(verdict, kind=kind, reason=reason, r_rms=r_rms, r_inf=r_inf)
+    return tuple(map(judge_again, verdicts))
 
 
 def _output(name: str) -> str:

@@ -9,7 +9,7 @@ module needs no second copy of its weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,11 +68,11 @@ class _Float64Arguments(TorchFunctionMode):
         return func(*wide_args, **wide_kwargs)
 
 
-def reference(module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
+def reference(module: Callable[..., Any], args: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
     """Runs the module unchanged: PyTorch eager on the CPU, without gradients and autocast.
 
     Args:
-        module: Returns a tensor, or a tuple or list of tensors.
+        module: A module, or a function that calls one. It returns a tensor, or a tuple or list of tensors.
         args: Inputs of the module; the harness does not change them.
         names: Names of the outputs, in the order in which the module returns them.
 

@@ -68,7 +68,9 @@ def judge(
     verdicts = []
     for name, expected in reference.items():
         if name not in actual:
-            verdicts.append(_missing_verdict(name, expected))
+            output = f"{expected.dtype.name} {list(expected.shape)}"
+            reason = f"missing: the reference has this output, {output}, the compiled model does not"
+            verdicts.append(_failed_verdict(name, (), "", 0, expected.size, reason))
             continue
         second = expected if reference_again is None else reference_again.get(name)
         allowed = by_oracle or (expectation is not None and expectation.allows_oracle(name))
@@ -201,11 +203,6 @@ def _measure(
 def unmeasured_verdict(name: str, a: Array, reason: str) -> Verdict:
     """Returns the verdict `failed` for an array that was compared with nothing."""
     return _failed_verdict(name, tuple(a.shape), a.dtype.name, a.size, a.size, reason)
-
-
-def _missing_verdict(name: str, r: Array) -> Verdict:
-    reason = f"missing: the reference has this output, {r.dtype.name} {list(r.shape)}, the compiled model does not"
-    return _failed_verdict(name, (), "", 0, r.size, reason)
 
 
 def _failed_verdict(name: str, shape: tuple[int, ...], dtype: str, elements: int, outside: int, reason: str) -> Verdict:
