@@ -18,8 +18,8 @@ from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video.drift import TENSORS, Drift, drift
 from harness.models.sam3.video.questions import load_questions
 from harness.models.sam3.video.script import UPSTREAM
+from harness.parity.cache import load_outputs, saved_folder
 from harness.parity.references import select
-from harness.parity.saved_outputs import load_outputs, saved_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

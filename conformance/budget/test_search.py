@@ -11,9 +11,8 @@ from harness.core.budget import Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
-from harness.verify.budget.log import Log
 from harness.verify.budget.measurement import Measurement
-from harness.verify.budget.search import Rates, Search
+from harness.verify.budget.search import Log, Rates, Search
 
 CASE = Case("box_head", "real", "llvm", precision="bf16")
 RATES = Rates(100.0, 200.0)

@@ -47,7 +47,8 @@ from harness.parity.monte_carlo import SMALL_SIZE
 from harness.verify.diagnose import runner
 from harness.verify.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
 from harness.verify.diagnose.report import summary
-from harness.verify.diagnose.runner import diagnose, diagnose_program
+from harness.verify.diagnose.runner import diagnose_program
+from harness.verify.runner import diagnose_case
 
 
 def rows_after_each_other() -> tirx.PrimFunc:
@@ -445,7 +446,7 @@ def test_an_output_of_a_wrong_shape_is_a_fault_though_its_values_are_right(monke
     ["scoring_head", *(pytest.param(name, marks=pytest.mark.wide) for name in ("prompt_encoder", "object_pointers"))],
 )
 def test_components_are_right_at_every_kernel_and_nothing_is_left_out(name: str) -> None:
-    found = diagnose(Case(name, "real", "llvm"), SEEDED)
+    found = diagnose_case(Case(name, "real", "llvm"), SEEDED)
     assert not found.faulty
     assert found.coverage.skipped == {}
     assert found.coverage.compared > 0
@@ -494,7 +495,7 @@ def test_a_fault_in_half_precision_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.wide
 def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
-    found = diagnose(Case("transformer_decoder", "real", "llvm", precision="bf16"), SEEDED)
+    found = diagnose_case(Case("transformer_decoder", "real", "llvm", precision="bf16"), SEEDED)
     assert not found.faulty
     shapes = {boundary.node: boundary.shape for boundary in found.boundaries}
     assert all(math.prod(shapes[name]) < SMALL_SIZE for name in found.luck)
@@ -503,7 +504,7 @@ def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
 
 def test_what_is_named_in_half_precision_is_not_cut_out() -> None:
     with pytest.raises(HarnessError, match="leave out --reproduce"):
-        diagnose(Case("box_head", "real", "llvm", precision="bf16"), SEEDED, reproduce=True)
+        diagnose_case(Case("box_head", "real", "llvm", precision="bf16"), SEEDED, reproduce=True)
 
 
 def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
@@ -528,4 +529,4 @@ def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_diagnosed_is_told_in_a_sentence(asked: Case, output: str | None, message: str) -> None:
     with pytest.raises(HarnessError, match=message):
-        diagnose(asked, SEEDED, output)
+        diagnose_case(asked, SEEDED, output)

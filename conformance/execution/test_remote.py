@@ -42,7 +42,7 @@ from harness.core.settings import Settings
 from harness.runtime import Prompt, Sam3
 from harness.runtime.executable import Executable
 from harness.verify.report.verification.document import build_report
-from harness.verify.report.verification.markdown import render_report
+from harness.verify.report.verification.pages import render_report
 from harness.verify.runner import UNLIMITED, verify_case, verify_cases
 from harness.verify.stages import run_case
 

@@ -41,7 +41,7 @@ from harness.parity.oracle import oracle, reference
 from harness.parity.verdict import judge
 from harness.verify.report import Result, repro_command
 from harness.verify.report.verification.document import build_report
-from harness.verify.report.verification.markdown import render_report
+from harness.verify.report.verification.pages import render_report
 from harness.verify.runner import verify_case
 
 HALVES = ("fp16", "bf16")

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
-from harness.parity.cache import ArrayCache, versions
-from harness.parity.saved_outputs import load_outputs, save_outputs, saved_root
+from harness.parity.cache import ArrayCache, load_outputs, save_outputs, saved_root, versions
 
 REPOSITORY = Path(__file__).parents[2]
 KEY = {"kind": "oracle", "scale": "shallow", "seed": 0}

@@ -37,8 +37,7 @@ from harness.parity.monte_carlo import (
     small_outputs,
 )
 from harness.parity.oracle import oracle, reference
-from harness.parity.references import Reference
-from harness.parity.trace import independent_calls, run_trace
+from harness.parity.references import Reference, independent_calls, run_trace
 from harness.parity.verdict import judge
 
 HALVES = ("fp16", "bf16")

@@ -37,8 +37,8 @@ from harness.verify.diagnose.runner import diagnose_program
 from harness.verify.report import Result, read_report, write_report
 from harness.verify.report.verification.charts import timeline
 from harness.verify.report.verification.comparison import compare
-from harness.verify.report.verification.numbers import number
-from harness.verify.report.verification.page import render_page
+from harness.verify.report.verification.pages import render_page
+from harness.verify.report.verification.schema import number
 from harness.verify.report.verification.wording import count, digits, mark, seconds
 from harness.verify.stages import run_case
 

@@ -21,11 +21,10 @@ from harness.core.expectations import Expectation
 from harness.core.files import make_folder
 from harness.core.machine import describe_machine, versions
 from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
-from harness.verify.report import ADVICE, Result, read_report, render, render_report, repro_command, write_report
+from harness.verify.report import ADVICE, Result, read_report, render_report, repro_command, write_report
 from harness.verify.report.verification.document import KERNEL_COLUMNS
-from harness.verify.report.verification.markdown import cell
-from harness.verify.report.verification.numbers import jsonable, number
-from harness.verify.report.verification.wording import count, digits, seconds, size
+from harness.verify.report.verification.schema import jsonable, number
+from harness.verify.report.verification.wording import cell, count, digits, seconds, size
 
 CREATED = datetime(2025, 3, 4, 5, 6, 7, tzinfo=UTC)
 STRICT = Verdict(
@@ -274,7 +273,7 @@ def test_a_report_that_cannot_be_read_ends_in_one_sentence(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(HarnessError):
-        render(path)
+        read_report(path)
 
 
 # --- writing ---
@@ -421,7 +420,7 @@ def test_weights_are_told_apart_and_what_judges_them(tmp_path):
 
 def test_the_page_is_rendered_from_the_json_alone(tmp_path):
     report, page = written(tmp_path, every_status())
-    assert render(tmp_path / "verification_report.json") == page
+    assert render_report(read_report(tmp_path / "verification_report.json")) == page
     assert render_report(report) == page
 
 

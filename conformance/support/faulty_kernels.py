@@ -21,7 +21,7 @@ from harness.core.case import Case
 from harness.core.outcome import Verdict
 from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
-from harness.parity.trace import run_trace
+from harness.parity.references import run_trace
 from harness.parity.verdict import judge
 from harness.runtime.executable import Executable
 

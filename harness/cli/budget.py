@@ -72,8 +72,7 @@ def budget_command(
     """
     require_compiler()
     from harness.core.processes.threads import configure_threads
-    from harness.verify.budget.log import ADVICE
-    from harness.verify.budget.search import Rates, find_budget
+    from harness.verify.budget.search import ADVICE, Rates, find_budget
     from harness.verify.budget.table import front_table, groups_table, summary
 
     configure_threads(threads)

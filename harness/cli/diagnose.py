@@ -106,8 +106,7 @@ def _diagnose(
     case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
 ) -> Diagnosis:
     from harness.core.expectations import expectation_for
-    from harness.verify.diagnose.runner import diagnose as diagnose_case
-    from harness.verify.runner import expectations
+    from harness.verify.runner import diagnose_case, expectations
 
     settings = replace(settings, expectation=expectation_for(case, expectations()))
     with console.status(case.id) as status:

@@ -107,7 +107,7 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     Raises:
         HarnessError: The component cannot be imported.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes import run_isolated
 
     with console.status(case.id) as status:
         result = run_isolated(
@@ -115,8 +115,5 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
             (case, processors, float32),
             on_stage=lambda stage: status.update(f"{case.id} {stage}"),
         )
-    if result.kind is not WorkerEnd.OK:
-        reason = result.error.message.partition("\n")[0] if result.error else result.kind.value
-        raise HarnessError(f"cannot tune {case.component}: {result.stage or 'start'}: {reason}")
-    counts: Counter[Workload] = result.value
+    counts: Counter[Workload] = result.require(f"cannot tune {case.component}")
     return counts

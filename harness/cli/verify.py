@@ -117,11 +117,10 @@ def verify(
     from harness.core.processes.memory import keep_freed_memory
     from harness.core.processes.threads import configure_threads, share_cpus
     from harness.core.settings import Settings
-    from harness.verify.diagnose.runner import add_diagnosis
     from harness.verify.progress import diagnosis_sentence, show_progress
     from harness.verify.report import ADVICE, Result, write_report
     from harness.verify.report.verification.writer import PAGE_NAME
-    from harness.verify.runner import Limits, exit_code, repro_flags, verify_cases
+    from harness.verify.runner import Limits, add_diagnosis, exit_code, repro_flags, verify_cases
 
     if model is not None and judge_saved:
         raise HarnessError("--model runs a folder and --judge-saved runs none: leave one of them out")
@@ -197,18 +196,10 @@ def verify(
 
     def run(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
         for result in verify_cases(cases, settings, limits, on_stage, jobs, float32):
-            on_case_stage = partial(on_stage, result.case)
-            if not with_diagnosis:
-                yield result
-                continue
-            yield add_diagnosis(
-                result,
-                settings,
-                on_case_stage,
-                timeout=limits.timeout,
-                memory_limit_bytes=limits.memory_bytes,
-                float32=float32.get(result.case.component, NO_GROUPS),
-            )
+            if with_diagnosis:
+                groups = float32.get(result.case.component, NO_GROUPS)
+                result = add_diagnosis(result, settings, partial(on_stage, result.case), limits=limits, float32=groups)
+            yield result
 
     results = show_progress(
         console,

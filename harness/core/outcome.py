@@ -45,6 +45,10 @@ class VerdictKind(StrEnum):
         return self in (VerdictKind.STRICT, VerdictKind.ORACLE)
 
 
+METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
+"""The floats of a verdict."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on one output, with every metric; floats are NaN where a metric does not apply.

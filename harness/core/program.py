@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
+
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
 
-Arrays = dict[str, "npt.NDArray[Any]"]
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
 """Arrays by name."""
 
 

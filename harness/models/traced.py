@@ -15,6 +15,7 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
 from harness.core.progress import Progress
 from harness.core.weights import Weights
+from harness.parity.cache import load_outputs, save_outputs, saved_folder
 from harness.parity.distribution import add_distributions
 from harness.parity.monte_carlo import (
     PERTURBATION_SCALE,
@@ -25,7 +26,6 @@ from harness.parity.monte_carlo import (
     small_outputs,
 )
 from harness.parity.references import Reference, add_prefix, select
-from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class TracedWorkload:
 
     def _errors_of_further_runs(self, names: Sequence[str], compiled: CompiledPrograms) -> tuple[Arrays, Arrays]:
         """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
-        from harness.parity.references import runner_of
-        from harness.parity.trace import run_trace
+        from harness.parity.references import run_trace, runner_of
 
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=runner_of(precision).run)
@@ -152,8 +151,7 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
         trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
-    from harness.parity.references import runner_of
-    from harness.parity.trace import run_trace
+    from harness.parity.references import run_trace, runner_of
 
     def reference() -> Reference:
         first, again, exact = (run_trace(programs, trace, run) for run in (run, run, oracle))

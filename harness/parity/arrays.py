@@ -7,14 +7,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.files import explain_write_errors, write_file
-
-Array = npt.NDArray[Any]
+from harness.core.program import Array
 
 _FORMAT = "sam3-tvm-arrays-2"
 _COMPLEX: dict[str, str] = {"complex64": "<f4", "complex128": "<f8"}

@@ -19,59 +19,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from harness.core.precision import Precision
+from harness.core.program import Arrays
 from harness.parity.oracle import reference
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 _HALF = (torch.float16, torch.bfloat16)
 
-_FLOAT32_SUM_OPERATORS = frozenset(
-    (
-        "addbmm",
-        "addmm",
-        "addmv",
-        "baddbmm",
-        "bmm",
-        "convolution",
-        "dot",
-        "linear",
-        "mm",
-        "mv",
-        "_scaled_dot_product_attention_math",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-)
+_FLOAT32_SUM_OPERATORS = frozenset((
+    "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv",
+    "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu",
+))  # fmt: skip
 """ATen operators that a GPU computes with half operands, float32 sums and a half result."""
 
-_FLOAT32_OPERATORS = frozenset(
-    (
-        "_softmax",
-        "cumsum",
-        "exp",
-        "linalg_vector_norm",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "_log_softmax",
-        "native_group_norm",
-        "native_layer_norm",
-        "norm",
-        "pow",
-        "prod",
-        "reciprocal",
-        "rsqrt",
-        "softplus",
-        "sum",
-        "tan",
-    )
-)
+_FLOAT32_OPERATORS = frozenset((
+    "_softmax", "cumsum", "exp", "linalg_vector_norm", "log", "log10", "log1p", "log2", "_log_softmax",
+    "native_group_norm", "native_layer_norm", "norm", "pow", "prod", "reciprocal", "rsqrt", "softplus", "sum", "tan",
+))  # fmt: skip
 """ATen operators that a GPU's autocast runs in float32, so that their results are float32."""
 
 
@@ -83,7 +50,7 @@ class _GpuArithmetic(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name not in _FLOAT32_SUM_OPERATORS | _FLOAT32_OPERATORS:
             return func(*args, **kwargs)
-        dtypes = {tensor.dtype for tensor in _tensors((args, kwargs))} & set(_HALF)
+        dtypes = {value.dtype for value in tree_leaves((args, kwargs)) if _has_dtype(value, *_HALF)}
         if not dtypes:
             return func(*args, **kwargs)
         wide_args, wide_kwargs = tree_map(half_to_float32, (args, kwargs))
@@ -92,21 +59,6 @@ class _GpuArithmetic(TorchDispatchMode):
             return result
         (dtype,) = dtypes
         return tree_map(lambda value: value.to(dtype) if _has_dtype(value, torch.float32) else value, result)
-
-
-class _AutocastModule(torch.nn.Module):
-    """A module that runs under autocast and returns half outputs as float32."""
-
-    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.module = module
-        self.dtype = dtype
-
-    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with gpu_autocast(self.dtype):
-            outputs = self.module(*args)
-        tensors = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-        return tuple(half_to_float32(output) for output in tensors)
 
 
 @contextmanager
@@ -127,8 +79,13 @@ def half_reference(
         names: Names of the outputs, in the order in which the module returns them.
         precision: A half precision.
     """
-    dtype: torch.dtype = getattr(torch, precision.dtype)
-    return reference(_AutocastModule(module, dtype), args, names)
+
+    def run(*inputs: torch.Tensor) -> Any:
+        with gpu_autocast(getattr(torch, precision.dtype)):
+            outputs = module(*inputs)
+        return tree_map(half_to_float32, outputs)
+
+    return reference(run, args, names)
 
 
 def has_float32_sums(operator: Any) -> bool:
@@ -136,12 +93,6 @@ def has_float32_sums(operator: Any) -> bool:
     schema = getattr(operator, "_schema", None)
     name = "" if schema is None else schema.name.removeprefix("aten::")
     return name in _FLOAT32_SUM_OPERATORS or name == "scaled_dot_product_attention"
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    tree_map(lambda value: tensors.append(value) if isinstance(value, torch.Tensor) else None, values)
-    return tensors
 
 
 def _has_dtype(value: Any, *dtypes: torch.dtype) -> bool:

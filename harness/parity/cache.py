@@ -1,7 +1,8 @@
-"""Caches arrays that are slow to compute on disk: oracle, reference and captured inputs.
+"""Keeps arrays on disk: a cache of those that are slow to compute, and the outputs of runs, to judge them again.
 
-A cache can only be trusted if its key covers everything that the content depends on: `versions()`, the digest of
-`harness.parity.closure`, and `arrays_digest(...)` of inputs and weights (or scale, seed and checkpoint).
+The cache has oracles, references and captured inputs. It can only be trusted if its key covers everything that the
+content depends on: `versions()`, the digest of `harness.parity.closure`, and `arrays_digest(...)` of inputs and weights
+(or scale, seed and checkpoint).
 """
 
 from __future__ import annotations
@@ -17,20 +18,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
+from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.files import prune_files, remove_temporary_files
-from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
-
-__all__ = ["ArrayCache", "arrays_digest", "versions"]
-
-Array = npt.NDArray[Any]
+from harness.core.files import cache_root, prune_files, remove_temporary_files
+from harness.core.program import Array
+from harness.parity.arrays import CorruptFile, read_arrays, write_arrays
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_BYTES = 20 << 30
-"""Size above which the least recently used entries are deleted."""
+"""Size above which the least recently used entries, or saved outputs, are deleted."""
+_OUTPUTS = "outputs.safetensors"
 
 
 class ArrayCache:
@@ -62,8 +60,7 @@ class ArrayCache:
         from filelock import FileLock
 
         path, tag = self.path(key), _canonical(key)
-        entry = _read(path, tag)
-        if entry is not None:
+        if (entry := _read(path, tag)) is not None:
             return entry
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +71,7 @@ class ArrayCache:
                 f"cannot use the cache {self.root}: {error}; set SAM3_TVM_CACHE to a folder that can be written"
             ) from error
         try:
-            entry = _read(path, tag)
-            if entry is not None:
+            if (entry := _read(path, tag)) is not None:
                 return entry
             remove_temporary_files([path])
             arrays = dict(make())
@@ -90,12 +86,13 @@ def versions() -> dict[str, str]:
     """Returns what else PyTorch's results depend on, for keys: package versions, vector features, threads."""
     import torch
 
-    values = {name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")}
-    values["python"] = platform.python_version()
-    values["machine"] = platform.machine()
-    values["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    values["threads"] = str(torch.get_num_threads())
-    return values
+    return {
+        **{name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def _version(package: str) -> str:
@@ -112,7 +109,7 @@ def _canonical(key: Mapping[str, Any]) -> str:
 def _read(path: Path, tag: str) -> dict[str, Array] | None:
     """Reads the entry; None if it is missing or corrupt. A corrupt entry is deleted with a warning."""
     try:
-        arrays = read_arrays(path, tag)
+        return _read_used(path, tag)
     except FileNotFoundError:
         return None
     except CorruptFile as problem:
@@ -120,6 +117,52 @@ def _read(path: Path, tag: str) -> dict[str, Array] | None:
         with contextlib.suppress(OSError):
             path.unlink()
         return None
+
+
+def _read_used(path: Path, tag: str = "") -> dict[str, Array]:
+    arrays = read_arrays(path, tag)
     with contextlib.suppress(OSError):
-        os.utime(path)  # the time of the last use, by which entries are deleted
+        os.utime(path)  # the time of the last use, by which files are deleted
     return arrays
+
+
+def saved_root() -> Path:
+    """Returns the folder of all saved outputs."""
+    return cache_root() / "outputs"
+
+
+def saved_folder(case: Case) -> Path:
+    """Returns the folder of a case's saved outputs."""
+    return saved_root() / f"{case.id}-{case.seed}"
+
+
+def save_outputs(directory: Path, arrays: Mapping[str, Array], limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Path:
+    """Writes the outputs of one run into the folder, completely or not at all, and returns the file.
+
+    Args:
+        directory: The folder.
+        arrays: The outputs.
+        limit_bytes: Limit on the size of all saved outputs, beyond which the least recently used are deleted.
+
+    Raises:
+        HarnessError: The file cannot be written.
+    """
+    path = directory / _OUTPUTS
+    write_arrays(path, arrays)
+    prune_files(limit_bytes, saved_root().rglob(_OUTPUTS), path)
+    return path
+
+
+def load_outputs(directory: Path) -> dict[str, Array]:
+    """Reads a file that `save_outputs` wrote, in the same order.
+
+    Raises:
+        HarnessError: There is no file, or it is damaged.
+    """
+    path = directory / _OUTPUTS
+    try:
+        return _read_used(path)
+    except FileNotFoundError as error:
+        raise HarnessError(f"there are no saved outputs in {directory}; run the case first") from error
+    except CorruptFile as error:
+        raise HarnessError(f"the saved outputs are damaged: {error}; run the case again") from error

@@ -52,20 +52,15 @@ def closure_digest(*modules: str) -> str:
         HarnessError: A module does not exist, or a file cannot be read.
     """
     digest = hashlib.sha256()
-    root = _root_of(modules[0])
+    package = _source_of(modules[0].partition(".")[0])
+    assert package is not None
+    root = package.parent.parent
     for path in import_closure(*modules):
         content = path.read_bytes()
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
         digest.update(f"{name}\n{len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
-
-
-def _root_of(module: str) -> Path:
-    """Returns the folder that contains a module's top-level package."""
-    path = _source_of(module.partition(".")[0])
-    assert path is not None
-    return path.parent.parent
 
 
 def _imports(path: Path, module: str, packages: Collection[str]) -> Iterator[str]:
@@ -128,7 +123,5 @@ def _source_of(name: str) -> Path | None:
 
 def _file_in(folder: Path, submodules: list[str]) -> Path | None:
     path = folder.joinpath(*submodules)
-    for candidate in (path / "__init__.py", path.with_name(f"{path.name}.py") if submodules else path):
-        if candidate.is_file():
-            return candidate
-    return None
+    candidates = path / "__init__.py", path.with_name(f"{path.name}.py") if submodules else path
+    return next(filter(Path.is_file, candidates), None)

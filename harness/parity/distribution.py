@@ -9,13 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture
 from harness.core.outcome import Verdict
+from harness.core.program import Array
 from harness.parity import metrics
-
-Array = npt.NDArray[Any]
 
 _MIN_IMAGE_SIZE = 8
 """Height and width from which the last two axes may be an image."""
@@ -35,12 +33,14 @@ def add_distributions(
         actual: The compiled model's outputs by name; verdicts on outputs that are missing here are unchanged.
         reference: PyTorch's outputs by name.
     """
-    return tuple(
-        replace(verdict, distribution=distribution(verdict.name, actual[verdict.name], reference[verdict.name]))
-        if _comparable(actual.get(verdict.name), reference.get(verdict.name))
-        else verdict
-        for verdict in verdicts
-    )
+
+    def add(verdict: Verdict) -> Verdict:
+        a, r = actual.get(verdict.name), reference.get(verdict.name)
+        if a is None or r is None or not r.size or (a.shape, a.dtype) != (r.shape, r.dtype):
+            return verdict
+        return replace(verdict, distribution=distribution(verdict.name, a, r))
+
+    return tuple(map(add, verdicts))
 
 
 def distribution(name: str, actual: Array, reference: Array) -> Distribution | None:
@@ -108,16 +108,10 @@ def mask_pictures(actual: Array, reference: Array) -> tuple[MaskPicture, ...]:
     """Draws the masks with the most information; see `Distribution`."""
     tvm, torch = _planes(actual), _planes(reference)
     differing = [int(np.count_nonzero(_differing_pixels(a, r))) for a, r in zip(tvm, torch, strict=True)]
-    areas = [int(np.count_nonzero(_foreground(r))) for r in torch]
+    areas = [int(np.count_nonzero(r > 0)) for r in torch]
     ranks = [(-count, -min(area, torch[0].size - area)) for count, area in zip(differing, areas, strict=True)]
     indices = sorted(sorted(range(len(ranks)), key=ranks.__getitem__)[:MASKS])
     return tuple(_picture(np.unravel_index(n, reference.shape[:-2]), differing[n], tvm[n], torch[n]) for n in indices)
-
-
-def _comparable(actual: Array | None, reference: Array | None) -> bool:
-    if actual is None or reference is None:
-        return False
-    return bool(reference.size) and (actual.shape, actual.dtype) == (reference.shape, reference.dtype)
 
 
 def _planes(array: Array) -> Array:
@@ -125,13 +119,8 @@ def _planes(array: Array) -> Array:
     return array.reshape(-1, *array.shape[-2:])
 
 
-def _foreground(mask: Array) -> Array:
-    foreground: Array = mask > 0
-    return foreground
-
-
 def _differing_pixels(a: Array, r: Array) -> Array:
-    pixels: Array = _foreground(a) != _foreground(r)
+    pixels: Array = (a > 0) != (r > 0)
     return pixels if metrics.is_exact(r.dtype) else pixels | (np.isnan(a) != np.isnan(r))
 
 
@@ -139,7 +128,7 @@ def _picture(index: tuple[Any, ...], differing: int, a: Array, r: Array) -> Mask
     """Draws the compiled model's mask `a` and PyTorch's `r`, [h, w], in levels of PyTorch's largest value."""
     finite = np.abs(r[np.isfinite(r)])
     scale = float(finite.max(initial=0)) or 1.0
-    torch, tvm = (_png(_grey(_sample(mask), scale)) for mask in (r, a))
+    torch, tvm = (_grey(_sample(mask), scale) for mask in (r, a))
     return MaskPicture(
         index=tuple(int(position) for position in index),
         size=(r.shape[0], r.shape[1]),
@@ -171,22 +160,17 @@ def _lengths(plane: Array, limit: int) -> list[tuple[int, int]]:
     return [(max(1, round(length / scale)), length) for length in plane.shape]
 
 
-def _grey(plane: Array, scale: float) -> Array:
-    """Returns a mask as pixels uint8: black and white for a boolean mask, otherwise 16 levels from -scale to scale."""
-    if plane.dtype == bool:
-        return plane.astype(np.uint8) * 255
-    with np.errstate(all="ignore"):
-        levels = np.clip(np.ceil((plane.astype(np.float64) / scale + 1) * _LEVELS) - 1, 0, 2 * _LEVELS - 1)
-    grey: Array = (np.nan_to_num(levels) * (255 // (2 * _LEVELS - 1))).astype(np.uint8)
-    return grey
-
-
-def _png(grey: Array) -> bytes:
+def _grey(plane: Array, scale: float) -> bytes:
+    """Draws a mask as a PNG file: black and white if it is boolean, else 16 levels of grey from -scale to scale."""
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.fromarray(grey).save(file, "PNG", optimize=True)
-    return file.getvalue()
+    if plane.dtype == bool:
+        levels = plane * 255
+    else:
+        with np.errstate(all="ignore"):
+            levels = np.clip(np.ceil((plane.astype(np.float64) / scale + 1) * _LEVELS) - 1, 0, 2 * _LEVELS - 1)
+        levels = np.nan_to_num(levels) * (255 // (2 * _LEVELS - 1))
+    return _png(Image.fromarray(levels.astype(np.uint8)))
 
 
 def _marks(differing: Array) -> bytes:
@@ -195,6 +179,10 @@ def _marks(differing: Array) -> bytes:
 
     picture = Image.fromarray(differing.astype(np.uint8)).convert("P")
     picture.putpalette([0, 0, 0, *_MARK])
+    return _png(picture, bits=1, transparency=0)
+
+
+def _png(picture: Any, **options: int) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, bits=1, transparency=0)
+    picture.save(file, "PNG", optimize=True, **options)
     return file.getvalue()

@@ -22,21 +22,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import Precision
-from harness.core.program import Arrays, Output, Program, Trace
+from harness.core.program import Array, Arrays, Output, Program, Trace
 from harness.parity import metrics
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 
 if TYPE_CHECKING:
     import torch
 
-RunTrace = Callable[[Trace], Mapping[str, "npt.NDArray[Any]"]]
+RunTrace = Callable[[Trace], Mapping[str, Array]]
 """Runs the calls of a trace; returns arrays by output name."""
-
-Array = npt.NDArray[Any]
 
 SMALL_SIZE = 64
 """An output of fewer numbers is judged by draws.
@@ -97,7 +94,7 @@ def draw_errors(
     import torch
 
     from harness.parity.oracle import oracle
-    from harness.parity.trace import run_trace
+    from harness.parity.references import run_trace
 
     perturb = _perturbation(precision, seed, scale)
     modules = list({id(program.module): program.module for program in programs.values()}.values())
@@ -187,14 +184,11 @@ def judge_by_draws(
         The same verdicts, except for outputs of `draws` whose values decide: finite values with the shape and dtype of
         the reference that are not strict.
     """
-    relative_errors: dict[str, _RelativeError] = {}
-    for verdict in verdicts:
-        name = verdict.name
-        if name in draws and _comparable(verdict, actual.get(name), reference[name], oracle[name]):
-            typical = _typical_error(draws[name], reference[name], oracle[name], ill_conditioned)
-            if ill_conditioned and verdict.outside and not typical.leaves_gate:
-                continue
-            relative_errors[name] = _measure(actual[name].astype(np.float64) - oracle[name], typical)
+    measured = {
+        verdict.name: _relative_error(verdict, actual, reference, oracle, draws, ill_conditioned)
+        for verdict in verdicts
+    }
+    relative_errors = {name: error for name, error in measured.items() if error is not None}
     groups: dict[str, list[_RelativeError]] = {}
     for name, error in relative_errors.items():
         groups.setdefault(_output(name), []).append(error)
@@ -221,18 +215,12 @@ def ambiguous_outputs(
         oracle: The outputs in float64.
         draws: Further errors of PyTorch, as `draw_errors` returns them, by output name.
     """
-    names = []
-    for verdict in verdicts:
-        name = verdict.name
-        if verdict.kind is not VerdictKind.FAILED or name not in draws:
-            continue
-        if _comparable(verdict, actual.get(name), reference[name], oracle[name]):
-            typical = _typical_error(draws[name], reference[name], oracle[name], ill_conditioned=True)
-            error = _measure(actual[name].astype(np.float64) - oracle[name], typical)
-            may_pass = error.r_inf <= ORACLE_R_INF and _r_rms([error]) <= TYPICAL_R_RMS * math.sqrt(1 + DRAWS)
-            if may_pass and (typical.leaves_gate or not verdict.outside):
-                names.append(name)
-    return names
+    failed = [verdict for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
+    errors = {verdict.name: _relative_error(verdict, actual, reference, oracle, draws, True) for verdict in failed}
+    limit = TYPICAL_R_RMS * math.sqrt(1 + DRAWS)
+    return [
+        name for name, error in errors.items() if error and error.r_inf <= ORACLE_R_INF and _r_rms([error]) <= limit
+    ]
 
 
 def judge_by_typical_errors(
@@ -263,40 +251,29 @@ def judge_by_typical_errors(
         the largest typical error of a number divided by PyTorch's largest, and at most `TYPICAL_R_INF`. The case's own
         run is one of the runs.
     """
-    ambiguous = {name for name in ambiguous_outputs(verdicts, actual, reference, oracle, draws) if name in tvm_errors}
-    return tuple(
-        _judge_by_runs(
-            verdict,
-            np.concatenate([(actual[name].astype(np.float64) - oracle[name]).reshape(1, -1), tvm_errors[name]]),
-            _typical_error(torch_errors[name], reference[name], oracle[name], ill_conditioned=True),
+    ambiguous = set(ambiguous_outputs(verdicts, actual, reference, oracle, draws)) & tvm_errors.keys()
+
+    def judge_again(verdict: Verdict) -> Verdict:
+        name = verdict.name
+        if name not in ambiguous:
+            return verdict
+        errors = np.concatenate([(actual[name].astype(np.float64) - oracle[name]).reshape(1, -1), tvm_errors[name]])
+        typical = _typical_error(torch_errors[name], reference[name], oracle[name], ill_conditioned=True)
+        r_rms = float(_divide(np.sqrt(np.mean(errors**2)), typical.rms))
+        r_inf = float(_divide(np.sqrt(np.mean(errors**2, axis=0)).max(), typical.largest_number))
+        passed = r_rms <= TYPICAL_R_RMS and r_inf <= TYPICAL_R_INF
+        reason = (
+            f"{verdict.reason}; over {len(errors)} runs the usual error of compiled code is {r_rms:.3g} of PyTorch's, "
+            f"and {r_inf:.3g} in the worst number: {TYPICAL_R_RMS:g} and {TYPICAL_R_INF:g} are granted"
         )
-        if (name := verdict.name) in ambiguous
-        else verdict
-        for verdict in verdicts
-    )
+        kind = VerdictKind.ORACLE if passed else VerdictKind.FAILED
+        return replace(verdict, kind=kind, reason=reason, r_rms=r_rms, r_inf=r_inf)
 
-
-def _judge_by_runs(verdict: Verdict, errors: Array, typical: _TypicalError) -> Verdict:
-    r_rms = float(_divide(np.sqrt(np.mean(errors**2)), typical.rms))
-    r_inf = float(_divide(np.sqrt(np.mean(errors**2, axis=0)).max(), typical.largest_number))
-    passed = r_rms <= TYPICAL_R_RMS and r_inf <= TYPICAL_R_INF
-    reason = (
-        f"{verdict.reason}; over {len(errors)} runs the usual error of compiled code is {r_rms:.3g} of PyTorch's, and "
-        f"{r_inf:.3g} in the worst number: {TYPICAL_R_RMS:g} and {TYPICAL_R_INF:g} are granted"
-    )
-    kind = VerdictKind.ORACLE if passed else VerdictKind.FAILED
-    return replace(verdict, kind=kind, reason=reason, r_rms=r_rms, r_inf=r_inf)
+    return tuple(map(judge_again, verdicts))
 
 
 def _output(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _comparable(verdict: Verdict, actual: Array | None, reference: Array, oracle: Array) -> bool:
-    if actual is None or verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE, VerdictKind.FAILED):
-        return False
-    matches = actual.shape == reference.shape and actual.dtype == reference.dtype
-    return matches and all(np.isfinite(array).all() for array in (actual, reference, oracle))
 
 
 @dataclass(frozen=True)
@@ -356,10 +333,22 @@ def _judge_again(verdict: Verdict, error: _RelativeError, group: Sequence[_Relat
     return replace(verdict, kind=VerdictKind.ORACLE, reason=reason)
 
 
-def _measure(errors: Array, typical: _TypicalError) -> _RelativeError:
-    shares = _divide(errors, typical.rms)
-    largest = float(_divide(np.abs(errors).max(), typical.largest))
-    return _RelativeError(float(np.sum(shares**2)), largest, errors.size, typical)
+def _relative_error(
+    verdict: Verdict, actual: Arrays, reference: Arrays, oracle: Arrays, draws: Arrays, ill_conditioned: bool
+) -> _RelativeError | None:
+    """Measures an output relative to PyTorch's typical error; None if draws cannot decide its verdict."""
+    name = verdict.name
+    if name not in draws or name not in actual or verdict.kind is VerdictKind.NOT_JUDGEABLE:
+        return None
+    a, r, o = actual[name], reference[name], oracle[name]
+    if (a.shape, a.dtype) != (r.shape, r.dtype) or not all(np.isfinite(array).all() for array in (a, r, o)):
+        return None
+    typical = _typical_error(draws[name], r, o, ill_conditioned)
+    if ill_conditioned and verdict.outside and not typical.leaves_gate:
+        return None
+    errors = a.astype(np.float64) - o
+    squares = float(np.sum(_divide(errors, typical.rms) ** 2))
+    return _RelativeError(squares, float(_divide(np.abs(errors).max(), typical.largest)), errors.size, typical)
 
 
 def _r_rms(outputs: Sequence[_RelativeError]) -> float:

@@ -9,20 +9,18 @@ module needs no second copy of its weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from harness.core.program import Array
 from harness.parity.initial_tables import initial_tables
-
-Array = npt.NDArray[Any]
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -70,11 +68,11 @@ class _Float64Arguments(TorchFunctionMode):
         return func(*wide_args, **wide_kwargs)
 
 
-def reference(module: torch.nn.Module, args: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
+def reference(module: Callable[..., Any], args: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, Array]:
     """Runs the module unchanged: PyTorch eager on the CPU, without gradients and autocast.
 
     Args:
-        module: Returns a tensor, or a tuple or list of tensors.
+        module: A module, or a function that calls one. It returns a tensor, or a tuple or list of tensors.
         args: Inputs of the module; the harness does not change them.
         names: Names of the outputs, in the order in which the module returns them.
 
@@ -138,17 +136,12 @@ def _widen_argument(value: Any) -> Any:
 
 def _refuse_narrow_target(func: Any, args: Any, kwargs: Any) -> None:
     """Raises an error for an in-place change of a narrow tensor, which would be lost with its wide copy."""
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        _refuse_narrow(func, argument, value)
-    for argument in func._schema.arguments:
-        if argument.name in kwargs:
-            _refuse_narrow(func, argument, kwargs[argument.name])
-
-
-def _refuse_narrow(func: Any, argument: Any, value: Any) -> None:
-    is_written = argument.alias_info is not None and argument.alias_info.is_write
-    if is_written and isinstance(value, torch.Tensor) and value.dtype in _WIDE:
-        raise TypeError(f"{func} changes a {value.dtype} tensor in place that the oracle has no float64 form of")
+    arguments = func._schema.arguments
+    by_name = [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
+    for argument, value in [*zip(arguments, args, strict=False), *by_name]:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, torch.Tensor) and value.dtype in _WIDE:
+            raise TypeError(f"{func} changes a {value.dtype} tensor in place that the oracle has no float64 form of")
 
 
 @contextmanager

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from harness.parity.cache import ArrayCache, arrays_digest
-
-Array = npt.NDArray[Any]
+from harness.core.program import Array
+from harness.parity.arrays import arrays_digest
+from harness.parity.cache import ArrayCache
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Defines references, PyTorch's outputs of two runs and in float64, and how PyTorch runs in each precision."""
+"""Defines references, PyTorch's outputs of two runs and in float64, and runs traces of PyTorch's modules for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.core.precision import DEFAULT_PRECISION, Precision
-from harness.core.program import Arrays
+from harness.core.program import Arrays, Call, Output, Program, Trace
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,45 @@ def runner_of(precision: Precision) -> Runner:
 
     kind = "reference" if precision.name == DEFAULT_PRECISION else f"reference {precision.name}"
     return Runner(kind, "harness.parity.oracle", reference)
+
+
+def run_trace(programs: Mapping[str, Program], trace: Trace, run: RunModule) -> Arrays:
+    """Runs a trace of PyTorch modules; each call gets the outputs of earlier calls of the same run.
+
+    Args:
+        programs: Programs by name.
+        trace: The calls.
+        run: Runs a module in fp32, under autocast, or in float64.
+    """
+    import torch
+
+    outputs: Arrays = {}
+    results: dict[tuple[str, str], Any] = {}
+    for call in trace:
+        program = programs[call.program]
+        inputs = [
+            torch.from_numpy(results[value.call, value.name]) if isinstance(value, Output) else value
+            for value in call.arguments
+        ]
+        for name, array in run(program.module, inputs, program.outputs).items():
+            outputs[f"{call.prefix}{name}"] = results[call.name, name] = array
+    return outputs
+
+
+def independent_calls(
+    samples: Mapping[str, Mapping[str, torch.Tensor]], programs: Mapping[str, str]
+) -> tuple[Call, ...]:
+    """Returns one call for each sample; the main sample's outputs have no prefix.
+
+    Args:
+        samples: Inputs by sample name; the first sample is the main one.
+        programs: The name of the program of each sample.
+    """
+    main = next(iter(samples))
+    return tuple(
+        Call(name, programs[name], tuple(args.values()), "" if name == main else f"{name}/")
+        for name, args in samples.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.expectations import Expectation
-from harness.core.outcome import Verdict, VerdictKind
+from harness.core.outcome import METRICS, Verdict, VerdictKind
+from harness.core.program import Array
 from harness.parity import metrics
-
-Array = npt.NDArray[Any]
 
 MAX_R_RMS = 1.5
 """Limit of the strict gate on r_rms, the rms error against float64 divided by PyTorch's own.
@@ -70,7 +68,9 @@ def judge(
     verdicts = []
     for name, expected in reference.items():
         if name not in actual:
-            verdicts.append(_missing_verdict(name, expected))
+            output = f"{expected.dtype.name} {list(expected.shape)}"
+            reason = f"missing: the reference has this output, {output}, the compiled model does not"
+            verdicts.append(_failed_verdict(name, (), "", 0, expected.size, reason))
             continue
         second = expected if reference_again is None else reference_again.get(name)
         allowed = by_oracle or (expectation is not None and expectation.allows_oracle(name))
@@ -189,27 +189,15 @@ def _measure(
     name: str, a: Array, r: Array, o: Array | None, kind: VerdictKind, reason: str, outside: int | None = None
 ) -> Verdict:
     """Measures every metric that applies to two arrays of equal shape and any dtype."""
-    difference = metrics.difference(a, r)
-    is_exact = metrics.is_exact(r.dtype)
+    measured = asdict(metrics.difference(a, r))
+    if outside is not None:
+        measured["outside"] = outside
     ratio = metrics.OracleRatio(math.nan, math.nan)
-    if o is not None and o.shape == a.shape and not is_exact and o.dtype.kind in "fc":
+    if metrics.is_exact(r.dtype):
+        measured |= {"required_tolerance": math.nan, "sqnr_db": math.nan}
+    elif o is not None and o.shape == a.shape and o.dtype.kind in "fc":
         ratio = metrics.oracle_ratio(a, r, o)
-    return Verdict(
-        name=name,
-        shape=tuple(a.shape),
-        dtype=a.dtype.name,
-        elements=a.size,
-        outside=difference.outside if outside is None else outside,
-        max_abs=difference.max_abs,
-        mean_abs=difference.mean_abs,
-        max_rel=difference.max_rel,
-        required_tolerance=math.nan if is_exact else difference.required_tolerance,
-        sqnr_db=math.nan if is_exact else difference.sqnr_db,
-        r_rms=ratio.r_rms,
-        r_inf=ratio.r_inf,
-        kind=kind,
-        reason=reason,
-    )
+    return Verdict(name, tuple(a.shape), a.dtype.name, **measured, **asdict(ratio), kind=kind, reason=reason)
 
 
 def unmeasured_verdict(name: str, a: Array, reason: str) -> Verdict:
@@ -217,26 +205,7 @@ def unmeasured_verdict(name: str, a: Array, reason: str) -> Verdict:
     return _failed_verdict(name, tuple(a.shape), a.dtype.name, a.size, a.size, reason)
 
 
-def _missing_verdict(name: str, r: Array) -> Verdict:
-    reason = f"missing: the reference has this output, {r.dtype.name} {list(r.shape)}, the compiled model does not"
-    return _failed_verdict(name, (), "", 0, r.size, reason)
-
-
 def _failed_verdict(name: str, shape: tuple[int, ...], dtype: str, elements: int, outside: int, reason: str) -> Verdict:
     """Returns the verdict `failed` without metrics; every element counts as outside, at least one."""
-    return Verdict(
-        name=name,
-        shape=shape,
-        dtype=dtype,
-        elements=elements,
-        outside=max(outside, 1),
-        max_abs=math.nan,
-        mean_abs=math.nan,
-        max_rel=math.nan,
-        required_tolerance=math.nan,
-        sqnr_db=math.nan,
-        r_rms=math.nan,
-        r_inf=math.nan,
-        kind=VerdictKind.FAILED,
-        reason=reason,
-    )
+    unknown: dict[str, Any] = dict.fromkeys(METRICS, math.nan)
+    return Verdict(name, shape, dtype, elements, max(outside, 1), **unknown, kind=VerdictKind.FAILED, reason=reason)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
 
@@ -29,10 +28,10 @@ from harness.core.budget import Groups
 from harness.core.case import Case
 from harness.core.files import temporary_folder
 from harness.core.processors import Processors
+from harness.core.program import Array
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
 
-Array = npt.NDArray[Any]
 Run = Callable[[], Any]
 """Computes a kernel once and returns the result as a tensor of TVM."""
 
@@ -77,6 +76,13 @@ def _weighted_operator(
     )
 
 
+@singledispatch
+def build_operator(workload: Workload) -> Operator:
+    """Returns a workload as a single operator."""
+    raise TypeError(f"{workload.key} is no operator")
+
+
+@build_operator.register
 def _product_operator(workload: Product) -> Operator:
     extents, matrices = workload.extents, workload.matrices
     shared = 1 < matrices < extents.batch
@@ -97,6 +103,7 @@ def _product_operator(workload: Product) -> Operator:
     return _weighted_operator((*batch, *streaming), (*weight_batch, *resident), workload.at_load, apply, extents.depth)
 
 
+@build_operator.register
 def _convolution_operator(workload: Convolution) -> Operator:
     window = workload.window
     # Padding after the image, as much as the result needs.
@@ -117,6 +124,7 @@ def _convolution_operator(workload: Convolution) -> Operator:
     return _weighted_operator(window.image, weight, workload.at_load, apply, window.depth)
 
 
+@build_operator.register
 def _transposed_convolution_operator(workload: TransposedConvolution) -> Operator:
     def apply(x: relax.Expr, w: relax.Expr) -> relax.Expr:
         return relax.op.nn.conv2d_transpose(x, w, strides=workload.weight[2:])
@@ -124,6 +132,7 @@ def _transposed_convolution_operator(workload: TransposedConvolution) -> Operato
     return _weighted_operator(workload.image, workload.weight, workload.at_load, apply, workload.weight[0])
 
 
+@build_operator.register
 def _attention_operator(workload: Attention) -> Operator:
     sizes = ((workload.queries, workload.channels), (workload.keys, workload.channels), (workload.keys, workload.width))
     inputs = [((workload.batch, length, workload.heads, channels), "float32") for length, channels in sizes]
@@ -133,19 +142,6 @@ def _attention_operator(workload: Attention) -> Operator:
         return relax.op.nn.attention(*tensors, causal_mask="BottomRight" if workload.causal else None)
 
     return Operator((*inputs, *bias), (), apply)
-
-
-_OPERATORS: dict[type, Callable[[Any], Operator]] = {
-    Product: _product_operator,
-    Convolution: _convolution_operator,
-    TransposedConvolution: _transposed_convolution_operator,
-    Attention: _attention_operator,
-}
-
-
-def build_operator(workload: Workload) -> Operator:
-    """Returns a workload as a single operator."""
-    return _OPERATORS[type(workload)](workload)
 
 
 def build_module(workload: Workload) -> tvm.IRModule:

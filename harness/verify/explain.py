@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 ADVICE = "choose another file with --json"
 """Advice for the user if the file cannot be written."""
 
-_SHAPES_SHOWN = 3
-_FUNCTIONS_SHOWN = 3
+_LINES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,14 @@ def explain(
     Raises:
         HarnessError: The case is not a component, or lowering it fails.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes import run_isolated
 
     subject = subjects().get(case.component)
     if subject is None or subject.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
     request = (case, database, processors, float32)
     result = run_isolated("harness.verify.explain:explain_request", request, on_stage=on_stage)
-    if result.kind is not WorkerEnd.OK:
-        first_line = result.error.message.partition("\n")[0] if result.error else result.kind.value
-        raise HarnessError(
-            f"cannot explain {case.id}: {result.stage} {result.kind.value.replace('_', ' ')}: {first_line}"
-        )
-    explanation: Explanation = result.value
+    explanation: Explanation = result.require(f"cannot explain {case.id}")
     return explanation
 
 
@@ -110,14 +104,15 @@ def render(explanation: Explanation) -> Any:
             continue
         count = sum(map(len, groups_of_kind))
         table.add_section()
-        table.add_row(
-            Text(kind.value, style="red" if kind is LoweringKind.UNSCHEDULED else "bold"),
-            str(count),
-            "",
-            MEANINGS[kind],
-        )
+        style = "red" if kind is LoweringKind.UNSCHEDULED else "bold"
+        table.add_row(Text(kind.value, style=style), str(count), "", MEANINGS[kind])
         for group in sorted(groups_of_kind, key=lambda group: group[0].name):
-            table.add_row(f"  {group[0].name}", str(len(group)), Text(_shapes(group)), Text(_lowering_text(group)))
+            table.add_row(
+                f"  {group[0].name}",
+                str(len(group)),
+                Text(_shapes(group)),
+                Text(_first_lines(map(_description, group))),
+            )
     return table
 
 
@@ -125,9 +120,7 @@ def summary(explanation: Explanation) -> str:
     """Returns the totals in one line, and the operators that got TVM's default lowering."""
     from harness.compiler.schedules.common.provenance import LoweringKind
 
-    totals = ", ".join(
-        f"{count} {kind}" for kind, count in sorted(explanation.totals.items(), key=lambda item: -item[1])
-    )
+    totals = ", ".join(f"{count} {kind}" for kind, count in Counter(explanation.totals).most_common())
     at_load = sum(operator.at_load for operator in explanation.operators)
     lines = [f"{len(explanation.operators)} operators: {totals}; {at_load} of them run once, when the model is loaded"]
     for kind, text in (
@@ -147,27 +140,21 @@ def write_json(explanations: Sequence[Explanation], path: Path) -> None:
         HarnessError: The file cannot be written.
     """
     cases = [
-        {
-            **asdict(explanation.case),
-            "totals": explanation.totals,
-            "operators": [asdict(operator) for operator in explanation.operators],
-        }
-        for explanation in explanations
+        asdict(found.case) | {"totals": found.totals, "operators": [asdict(operator) for operator in found.operators]}
+        for found in explanations
     ]
     files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
 
 
 def _shapes(group: Iterable[Operator]) -> str:
-    shapes = dict.fromkeys(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
-    suffix = [f"and {len(shapes) - _SHAPES_SHOWN} more"] if len(shapes) > _SHAPES_SHOWN else []
-    return "\n".join([*list(shapes)[:_SHAPES_SHOWN], *suffix])
+    return _first_lines(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
 
 
-def _lowering_text(group: Sequence[Operator]) -> str:
-    """Returns how the operators of a group were lowered, one line for each distinct description."""
-    lines = list(dict.fromkeys(filter(None, map(_description, group))))
-    suffix = [f"and {len(lines) - _FUNCTIONS_SHOWN} more"] if len(lines) > _FUNCTIONS_SHOWN else []
-    return "\n".join([*lines[:_FUNCTIONS_SHOWN], *suffix])
+def _first_lines(lines: Iterable[str]) -> str:
+    """Returns the first distinct lines that are not empty, and the number of others."""
+    distinct = list(dict.fromkeys(filter(None, lines)))
+    others = [f"and {len(distinct) - _LINES_SHOWN} more"] if len(distinct) > _LINES_SHOWN else []
+    return "\n".join([*distinct[:_LINES_SHOWN], *others])
 
 
 def _description(operator: Operator) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.core.case import Case
@@ -31,13 +32,8 @@ def show_progress(
     """
     results: list[Result] = []
     running: dict[Case, str] = {}
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    bar = BarColumn(bar_width=20)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, MofNCompleteColumn(), TimeElapsedColumn())
     console.print(f"{len(cases)} cases, each: {STAGES}", highlight=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=len(cases))
@@ -73,7 +69,7 @@ def result_line(result: Result) -> str:
         by_oracle = PRECISIONS[result.case.precision].judged_by_oracle
         text += f"  {'' if by_oracle else f'{outside} elements outside, '}r_rms {max(ratios):.2f}"
     if result.expected is False or result.expected is None:
-        text += f"\n    {_escape(result.problem)}"
+        text += f"\n    {escape(result.problem)}"
     return text
 
 
@@ -82,9 +78,3 @@ def diagnosis_sentence(result: Result) -> str:
     if result.not_diagnosed:
         return f"{result.case.id}: not diagnosed: {result.not_diagnosed}"
     return f"{result.case.id}: {result.diagnosis['told']}" if result.diagnosis else ""
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import structs
 
-from harness.compiler.lowering.frontends import FRONTENDS
+from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS, FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.compiler.targets import TARGETS
+from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -25,8 +27,9 @@ from harness.core.precision import PRECISIONS
 from harness.core.processes import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.core.settings import SEEDED, Settings
 from harness.core.weights import WEIGHTS
-from harness.models.model import Model
 from harness.models.registry import models, subjects
+from harness.verify.diagnose.diagnosis import Diagnosis
+from harness.verify.diagnose.report import document
 from harness.verify.report import Result
 
 
@@ -62,13 +65,11 @@ def expectations() -> tuple[Expectation, ...]:
         if not model.expectations.is_file():
             raise HarnessError(f"{model.expectations} is missing: verify in a checkout, set up by `make setup`.")
         entries = load_expectations(model.expectations, {"component": model.subjects.keys(), **names})
-        expanded += [_expand_wildcard(entry, model) for entry in entries]
+        names_of_model = tuple(model.subjects)
+        expanded += [
+            structs.replace(entry, component=names_of_model) if ANY in entry.component else entry for entry in entries
+        ]
     return tuple(expanded)
-
-
-def _expand_wildcard(entry: Expectation, model: Model) -> Expectation:
-    """Returns an entry of a model's file with `*` replaced by the names of that model's subjects."""
-    return structs.replace(entry, component=tuple(model.subjects)) if ANY in entry.component else entry
 
 
 def verify_case(
@@ -129,39 +130,123 @@ def verify_cases(
     Raises:
         HarnessError: The input or the environment is wrong; no other case continues then.
     """
-    with closing(library_template()) as template:
-        if jobs > 1:
-            yield from _verify_concurrently(cases, settings, limits, on_stage, template, jobs, float32)
-            return
-        for case in cases:
-            groups = float32.get(case.component, NO_GROUPS)
-            yield verify_case(case, settings, limits, partial(on_stage, case), template, float32=groups)
-
-
-def _verify_concurrently(
-    cases: Sequence[Case],
-    settings: Settings,
-    limits: Limits,
-    on_stage: Callable[[Case, str], None],
-    template: Template,
-    jobs: int,
-    float32: Mapping[str, Groups],
-) -> Iterator[Result]:
     stop = threading.Event()
-    # A whole model takes longest: started last, it would run alone at the end.
-    order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
 
     def verify(case: Case) -> Result:
         groups = float32.get(case.component, NO_GROUPS)
         return verify_case(case, settings, limits, partial(on_stage, case), template, stop, groups)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with closing(library_template()) as template:
+        if jobs == 1:
+            yield from map(verify, cases)
+            return
+        # A whole model takes longest: started last, it would run alone at the end.
+        order = sorted(cases, key=lambda case: not subjects()[case.component].whole)
+        pool = ThreadPoolExecutor(jobs)
         try:
             for future in as_completed([pool.submit(verify, case) for case in order]):
                 yield future.result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def diagnose_case(
+    case: Case,
+    settings: Settings,
+    output: str | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    *,
+    reproduce: bool = False,
+    limits: Limits = UNLIMITED,
+    float32: Groups = NO_GROUPS,
+) -> Diagnosis:
+    """Diagnoses the main program of a component, in a separate process.
+
+    Args:
+        case: The case; its target must run on this CPU.
+        settings: Weights, inputs, schedules and processors.
+        output: Name of an output, to report only the calls on which it depends; None for all.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        reproduce: Whether to build a reproduction of the first divergent kernel without this project.
+        limits: Limits of the process.
+        float32: Groups of products that stay float32 in half precision.
+
+    Raises:
+        HarnessError: The case cannot be diagnosed, or does not run.
+    """
+    subject = subjects().get(case.component)
+    if subject is None or subject.whole:
+        raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
+    if case.target != HOST.name:
+        raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
+    if reproduce and PRECISIONS[case.precision].is_half:
+        raise HarnessError(f"a kernel in {case.precision} is named and not cut out: leave out --reproduce")
+    if case.frontend not in EXPORTING_PROGRAMS:
+        alternatives = " or ".join(EXPORTING_PROGRAMS)
+        raise HarnessError(
+            f"the frontend {case.frontend} keeps no nodes of torch.export: choose --frontend {alternatives}"
+        )
+    if output is not None and output not in subject.outputs:
+        raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
+    request = (case, settings, output, reproduce, float32)
+    result = run_isolated(
+        "harness.verify.diagnose.runner:diagnose_request",
+        request,
+        timeout=limits.timeout,
+        memory_limit_bytes=limits.memory_bytes,
+        on_stage=on_stage,
+    )
+    diagnosis: Diagnosis = result.require(f"cannot diagnose {case.id}")
+    return diagnosis
+
+
+def add_diagnosis(
+    result: Result,
+    settings: Settings,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    *,
+    limits: Limits = UNLIMITED,
+    float32: Groups = NO_GROUPS,
+) -> Result:
+    """Returns the result with a diagnosis, or why it has none; a result as expected is unchanged.
+
+    Args:
+        result: Result of a verified case.
+        settings: Settings of the verification.
+        on_stage: Called with the name of each stage, soon after the process has entered it.
+        limits: Limits of the process.
+        float32: Groups of products that stay float32 in half precision.
+    """
+    if result.expected is not False or result.outcome.status is Status.PASSED:
+        return result
+    problem = _diagnosis_problem(result)
+    if problem:
+        return replace(result, not_diagnosed=problem)
+    try:
+        diagnosis = diagnose_case(
+            result.case,
+            settings,
+            on_stage=lambda stage: on_stage(f"diagnosis: {stage}"),
+            limits=limits,
+            float32=float32,
+        )
+    except HarnessError as error:
+        return replace(result, not_diagnosed=str(error))
+    return replace(result, diagnosis=document(diagnosis))
+
+
+def _diagnosis_problem(result: Result) -> str:
+    """Returns why a case cannot be diagnosed; empty if it can."""
+    wrong = [verdict.name for verdict in result.outcome.verdicts if not verdict.kind.passes]
+    if not wrong:
+        return f"it ended at {result.outcome.stage.value} with no output that could be followed"
+    if result.outcome.device is not None:
+        return f"it ran on {result.outcome.device.name}, and kernels are followed on this machine alone"
+    subject = subjects()[result.case.component]
+    if not subject.whole and not set(wrong).intersection(subject.outputs):
+        return f"{wrong[0]} is of another sample than the main one, which alone can be followed"
+    return ""
 
 
 def library_template() -> Template:
@@ -175,48 +260,35 @@ def outcome_of(result: WorkerResult) -> Outcome:
         outcome: Outcome = result.value
         return replace(outcome, peak_rss_bytes=result.peak_rss_bytes)
     stage = Stage(result.stage) if result.stage else Stage.BUILD
-    return Outcome(
-        stage, Status(result.kind.value), result.error, _seconds(result), peak_rss_bytes=result.peak_rss_bytes
-    )
-
-
-def _seconds(result: WorkerResult) -> dict[str, float]:
-    """Computes the time of each finished stage from the breadcrumbs."""
-    seconds: dict[str, float] = {}
-    for stage, next_stage in zip(result.breadcrumbs, result.breadcrumbs[1:], strict=False):
-        seconds[stage.stage] = seconds.get(stage.stage, 0.0) + next_stage.seconds - stage.seconds
-    return seconds
+    seconds: dict[str, float] = defaultdict(float)  # of each finished stage
+    for entered, next_entered in pairwise(result.breadcrumbs):
+        seconds[entered.stage] += next_entered.seconds - entered.seconds
+    status = Status(result.kind.value)
+    return Outcome(stage, status, result.error, dict(seconds), peak_rss_bytes=result.peak_rss_bytes)
 
 
 def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequence[Path] = ()) -> tuple[str, ...]:
     """Returns the command-line flags that reproduce a case, in addition to the case's own."""
-    flags: tuple[str, ...]
-    if settings.model is not None:
-        flags = ("--model", _relative_path(settings.model))
-    else:
-        flags = ("--untuned",) if settings.database is None else ("--db", _relative_path(settings.database))
-    if settings.checkpoint is not None:
-        flags += ("--checkpoint", _relative_path(settings.checkpoint))
-    if settings.allow_partial:
-        flags += ("--allow-partial",)
-    if settings.image is not None:
-        flags += ("--image", _relative_path(settings.image))
-    for budget in budgets:
-        flags += ("--budget", _relative_path(budget))
-    if settings.emulate:
-        flags += ("--emulate",)
-    flags += settings.processors.flags
-    if threads is not None:
-        flags += ("--threads", str(threads))
-    if settings.remote is not None:
-        flags += settings.remote.flags
-    return flags
 
+    def option(name: str, path: Path | None) -> tuple[str, ...]:
+        """Returns an option with a path, relative to the current folder if it is inside, as in another checkout."""
+        if path is None:
+            return ()
+        return (name, str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
-def _relative_path(path: Path) -> str:
-    """Returns a path relative to the current folder if it is inside, so that a command works in other checkouts."""
-    folder = Path.cwd()
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    untuned = settings.model is None and settings.database is None
+    return (
+        *option("--model", settings.model),
+        *(("--untuned",) if untuned else option("--db", settings.database)),
+        *option("--checkpoint", settings.checkpoint),
+        *(("--allow-partial",) if settings.allow_partial else ()),
+        *option("--image", settings.image),
+        *(word for budget in budgets for word in option("--budget", budget)),
+        *(("--emulate",) if settings.emulate else ()),
+        *settings.processors.flags,
+        *(() if threads is None else ("--threads", str(threads))),
+        *(() if settings.remote is None else settings.remote.flags),
+    )
 
 
 def exit_code(results: Sequence[Result], required: Collection[str] = ()) -> int:

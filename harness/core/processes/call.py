@@ -78,6 +78,21 @@ class WorkerResult:
         """The last stage entered; empty if there is none."""
         return self.breadcrumbs[-1].stage if self.breadcrumbs else ""
 
+    def require(self, failure: str) -> Any:
+        """Returns the function's result.
+
+        Args:
+            failure: Begins the sentence on a call that did not end well.
+
+        Raises:
+            HarnessError: The call did not end well.
+        """
+        if self.kind is WorkerEnd.OK:
+            return self.value
+        end = self.kind.value.replace("_", " ")
+        line = self.error.message.partition("\n")[0] if self.error else end
+        raise HarnessError(f"{failure}: {self.stage or 'start'} {end}: {line}")
+
 
 def run_isolated(
     function: str,

@@ -20,8 +20,8 @@ from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.questions import Question
 from harness.models.sam3.source import UpstreamModel
+from harness.parity.cache import load_outputs, save_outputs, saved_folder
 from harness.parity.references import Reference, select
-from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
 from harness.parity.verdict import judge, judge_by_gate
 from harness.runtime.sam3.model import Sam3
 

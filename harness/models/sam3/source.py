@@ -20,8 +20,7 @@ from harness.core.weights import Weights
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.groups import note_groups
 from harness.models.sam3.questions import AnyQuestion, PhotographQuestion
-from harness.parity.references import Reference, RunModule, runner_of
-from harness.parity.trace import independent_calls, run_trace
+from harness.parity.references import Reference, RunModule, independent_calls, run_trace, runner_of
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +129,7 @@ class Source:
     def _output_modules(self) -> tuple[str, ...]:
         """Returns the modules whose code determines the component's outputs, except the module that runs it."""
         capture_module = self.component.captured_by.module
-        return (capture_module, BUILDER, self.component.build.__module__, "harness.parity.trace", SHARED)
+        return (capture_module, BUILDER, self.component.build.__module__, "harness.parity.references", SHARED)
 
     def _shared_trunk(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return shared_trunk(module, self._cache, self._case, self._settings)

@@ -14,16 +14,19 @@ from harness.compiler.targets import TARGETS
 from harness.core.budget import NO_GROUPS, Budget, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.files import write_text
 from harness.core.outcome import Stage
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
 from harness.models.registry import models, subjects
+from harness.runtime.decoding import convert
 from harness.verify.budget.choice import Contribution, choose, predict_errors
 
 if TYPE_CHECKING:
-    from harness.verify.budget.log import Log
     from harness.verify.budget.measurement import Bench, Measurement
 
+ADVICE = "choose another file with --out"
+"""Advice for the user if a file cannot be written."""
 STEPS = 6
 """Number of points of the curve of error over time, including float32 and half precision throughout."""
 
@@ -146,7 +149,7 @@ def find_budget(
     Raises:
         HarnessError: The options make no sense, the case does not run, or no choice holds the limit.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes import run_isolated
 
     if not (math.isfinite(limit) and limit > 0):
         raise HarnessError(f"--limit {limit:g} is no limit: give a number above 0, in units of autocast's error")
@@ -161,16 +164,12 @@ def find_budget(
         raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
     request = (case, settings, limit, rates, log)
     worker = run_isolated("harness.verify.budget.search:budget_request", request, on_stage=on_stage)
-    if worker.kind is not WorkerEnd.OK:
-        line = worker.error.message.partition("\n")[0] if worker.error else worker.kind.value
-        raise HarnessError(f"no budget for {case.id}: {worker.stage}: {line}")
-    budget_result: Result = worker.value
+    budget_result: Result = worker.require(f"no budget for {case.id}")
     return budget_result
 
 
 def budget_request(request: tuple[Case, Settings, float, Rates, Path], on_stage: Callable[[str], None]) -> Result:
     """Searches for a budget in this process, with the signature that `harness.core.processes` needs."""
-    from harness.verify.budget.log import Log
     from harness.verify.budget.measurement import Bench
 
     case, settings, limit, rates, file = request
@@ -197,6 +196,63 @@ def conditions_of(case: Case, settings: Settings) -> str:
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass
+class Log:
+    """Measurements under some conditions, in a file that is rewritten as a whole after each; none is repeated.
+
+    Attributes:
+        file: The file; an existing one is continued.
+        conditions: A digest of everything that errors depend on besides the groups.
+        reused_count: Number of measurements that were in the file.
+        new_count: Number of new measurements.
+    """
+
+    file: Path
+    conditions: str
+    reused_count: int = 0
+    new_count: int = 0
+
+    def __post_init__(self) -> None:
+        from harness.verify.budget.measurement import Measurement
+
+        try:
+            self._lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+        except (OSError, ValueError) as error:
+            raise HarnessError(f"cannot read {self.file}: {error}; {ADVICE}") from error
+        self._measurements: dict[Groups, Measurement] = {}
+        for number, line in enumerate(self._lines, 1):
+            try:
+                data = convert(json.loads(line), dict[str, Any])
+                if data["conditions"] == self.conditions:
+                    measurement = convert(data, Measurement)
+                    self._measurements[frozenset(measurement.half)] = measurement
+            except (ValueError, KeyError, RecursionError) as error:
+                raise HarnessError(f"{self.file} is damaged in line {number}: delete it to measure again") from error
+        self._used: set[Groups] = set()
+
+    def get_or_measure(self, half: Groups, measure: Callable[[Groups], Measurement]) -> Measurement:
+        """Returns a measurement from the file, or makes it and adds it to the file.
+
+        Raises:
+            HarnessError: The file cannot be written.
+        """
+        if half in self._measurements:
+            self.reused_count += half not in self._used
+            self._used.add(half)
+            return self._measurements[half]
+        measurement = measure(half)
+        self._lines.append(json.dumps({"conditions": self.conditions, **asdict(measurement)}))
+        write_text(self.file, "".join(f"{line}\n" for line in self._lines), advice=ADVICE, durable=True)
+        self._measurements[half] = measurement
+        self._used.add(half)
+        self.new_count += 1
+        return measurement
+
+    def contains(self, half: Groups) -> bool:
+        """Returns whether a measurement exists."""
+        return half in self._measurements
 
 
 class Search:

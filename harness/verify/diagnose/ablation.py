@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +14,20 @@ import tvm
 from tvm import ir, relax
 
 from harness.compiler.lowering.frontends.running import Arrays, run_module
+from harness.compiler.lowering.frontends.torch_export.importing import import_raw
+from harness.compiler.schedules import Schedules
 from harness.compiler.schedules.common.origins import bindings_of
 from harness.compiler.schedules.common.vm import lower_to_vm
+from harness.compiler.schedules.cpu.pipeline import LEGALIZE, loop_passes
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library
+from harness.compiler.targets.target import Target
 from harness.core.files import temporary_folder
 from harness.core.processes.threads import run_on_tvm_threads
+from harness.core.program import Array
 from harness.runtime.executable import Executable
+from harness.verify.diagnose.deviation import Deviation, Fault
 from harness.verify.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
-from harness.verify.diagnose.flow import ModuleBeforeMemoryPlanning, fill_instrument, result_counts
+from harness.verify.diagnose.flow import ModuleBeforeMemoryPlanning, fill_instrument
 from harness.verify.diagnose.subgraph import (
     Subgraph,
     SubgraphExtractor,
@@ -30,18 +36,6 @@ from harness.verify.diagnose.subgraph import (
     replace_main,
     weights_to_inputs,
 )
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from harness.compiler.schedules import Schedules
-    from harness.compiler.targets.target import Target
-    from harness.verify.diagnose.deviation import Deviation, Fault
-
-    Array = npt.NDArray[Any]
-
-Run = Callable[[tvm.IRModule, Sequence["Array"]], list["Array"]]
-"""Compiles a module, and calls its `main` with values of all its parameters."""
 
 
 @dataclass(frozen=True)
@@ -65,23 +59,16 @@ class Compiler:
     def run_experiment(self, subgraph: Subgraph, cause: Cause) -> list[Array]:
         """Compiles and runs a subgraph as `WAYS` says for a cause, and returns its one result in a list."""
         if cause is Cause.IMPORTER:
-            return self.run_with_defaults(subgraph.module, subgraph.arguments)
+            pipeline = relax.get_default_pipeline(self.tvm_target)
+            return self._run(weights_to_inputs(subgraph.module), pipeline, subgraph.arguments, len(subgraph.arguments))
         if cause is Cause.LEGALIZATION:
             return self._run(self.legalize(subgraph.module), lower_to_vm(), subgraph.arguments, len(subgraph.arguments))
         if cause is Cause.SCHEDULE:
-            return _run_separately(subgraph, self.run)
+            return _run_separately(subgraph, self)
         return self.run(subgraph.module, subgraph.arguments)
-
-    def run_with_defaults(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
-        """Compiles a module with TVM's default pipeline, and runs it."""
-        return self._run(
-            weights_to_inputs(module), relax.get_default_pipeline(self.tvm_target), arguments, len(arguments)
-        )
 
     def legalize(self, module: tvm.IRModule) -> tvm.IRModule:
         """Returns a module after this project's legalizations, with unscheduled loops and weights as inputs."""
-        from harness.compiler.schedules.cpu.pipeline import LEGALIZE
-
         return relax.transform.LegalizeOps(dict(LEGALIZE))(weights_to_inputs(module))
 
     def run(self, module: tvm.IRModule, arguments: Sequence[Array]) -> list[Array]:
@@ -99,18 +86,14 @@ class Compiler:
         with temporary_folder("diagnose") as folder:
             library = Path(folder) / f"piece{LIBRARY_SUFFIX}"
             build_library(lowered, self.tvm_target, library)
-            instrument = fill_instrument(result_counts(before_memory.module))
-            return Executable(library, self.target.device(), arguments[num_inputs:], instrument).run(
-                arguments[:num_inputs]
-            )
+            weights, instrument = arguments[num_inputs:], fill_instrument(before_memory.module)
+            return Executable(library, self.target.device(), weights, instrument).run(arguments[:num_inputs])
 
     def after_each_pass(self, subgraph: Subgraph) -> Iterator[tuple[str, Callable[[], list[Array]]]]:
         """Yields each pass of the pipeline by name, with a function that runs a subgraph without the later passes.
 
         This project's legalizations and TVM's own passes replace the later passes.
         """
-        from harness.compiler.schedules.cpu.pipeline import LEGALIZE, loop_passes
-
         module = subgraph.module
         remaining = tvm.transform.Sequential([relax.transform.LegalizeOps(dict(LEGALIZE)), lower_to_vm()])
         for next_pass in loop_passes(module, self.tvm_target, self.schedules):
@@ -121,7 +104,7 @@ class Compiler:
         yield "PlanMemory", lambda: self.run(subgraph.module, subgraph.arguments)
 
 
-def _run_separately(subgraph: Subgraph, run: Run) -> list[Array]:
+def _run_separately(subgraph: Subgraph, compiler: Compiler) -> list[Array]:
     """Computes each operator in a separate module, from the results of the operators before."""
     main = subgraph.module["main"]
     weights = {parameter.name for parameter in main.params[subgraph.num_inputs :]}
@@ -132,12 +115,11 @@ def _run_separately(subgraph: Subgraph, run: Run) -> list[Array]:
             parameters = sorted(read_variables(value), key=lambda read: read.name in weights)
             free = free_extents([binding], parameters)
             depends_on_inputs = any(read.name not in weights for read in parameters)
-            single = replace_main(
-                subgraph.module, [binding], variable, [*free, *parameters], weights if depends_on_inputs else ()
-            )
+            read_weights = weights if depends_on_inputs else ()
+            single = replace_main(subgraph.module, [binding], variable, [*free, *parameters], read_weights)
             weights |= set() if depends_on_inputs else {variable.name}
             sizes = [np.zeros(subgraph.extents[extent.name], np.uint8) for extent in free]
-            outputs = run(single, [*sizes, *(values[read] for read in parameters)])
+            outputs = compiler.run(single, [*sizes, *(values[read] for read in parameters)])
             values[variable] = outputs if isinstance(variable.ty, relax.TupleType) else outputs[0]
         else:
             values[variable] = _evaluate(value, values)
@@ -157,7 +139,7 @@ def ablate(
     extractor: SubgraphExtractor,
     larger_extractor: SubgraphExtractor,
     compiler: Compiler,
-    fault: Fault | None,
+    fault: Fault,
     unsteady: bool = False,
 ) -> Ablation:
     """Computes the operators of a kernel with more and more of this project, until the result is wrong.
@@ -174,7 +156,7 @@ def ablate(
         extractor: Extracts the operators of the kernel.
         larger_extractor: Extracts these and the operators of the calls that compute its inputs.
         compiler: Compiler of the program.
-        fault: Fault of the kernel's result in the program; None if it is unknown.
+        fault: Fault of the kernel's result in the program.
         unsteady: Whether the kernel's results for the same values do not always have the same bits, so that an
             experiment may be right by chance.
     """
@@ -189,7 +171,7 @@ def ablate(
         subgraph = subgraph if chosen is extractor else chosen.extract()
         result, problem, fault_found = _try(subgraph, partial(compiler.run_experiment, subgraph, cause))
         experiment = Experiment(cause, result, problem, with_before=chosen is not extractor)
-        if fault_found is not None and (fault is None or fault.same(fault_found)):
+        if fault.same(fault_found):
             return _examine([*experiments, experiment], chosen, subgraph, compiler)
         if fault_found is not None and differently_wrong is None:
             differently_wrong = [*experiments, experiment], chosen, subgraph
@@ -237,8 +219,6 @@ def _try(subgraph: Subgraph, run: Callable[[], Arrays]) -> tuple[Deviation | Non
 
 def _import_again(extractor: SubgraphExtractor, subgraph: Subgraph, compiler: Compiler) -> Iterator[Retrial]:
     """Imports the nodes of a subgraph in each way of `ImportWay`, and runs them with TVM's default pipeline."""
-    from harness.compiler.lowering.frontends.torch_export.importing import import_raw
-
     program, values = extractor.torch_module(subgraph.sources)
     inputs = tuple(values.values())
 

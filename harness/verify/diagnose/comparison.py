@@ -12,76 +12,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+import tvm
+from torch.fx import Node
 from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.execution.unwritten import poison
+from harness.compiler.lowering.frontends.rewriting import source_line
+from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
+from harness.core.program import Array
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
-from harness.verify.diagnose.deviation import Deviation, Fault, deviation
+from harness.verify.diagnose.deviation import Fault, deviation
+from harness.verify.diagnose.diagnosis import Boundary
 from harness.verify.diagnose.flow import Flow, KernelCall, tensor_positions
 from harness.verify.diagnose.reference import Reference, array_of, region
 from harness.verify.diagnose.subgraph import Subgraph, replace_main
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm
-
-    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-    from harness.verify.diagnose.flow import KernelCall
-
-    Array = npt.NDArray[Any]
-
 REPEAT_SECONDS = 0.01
 """Seconds for which a call is repeated, at least once, to check that its result always has the same bits."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The result of one call, compared with the node whose value it is.
-
-    Attributes:
-        position: Position of the call in the flow.
-        node: Name of the node.
-        inside: Names of the nodes that the call computes, from its inputs to its result.
-        between: Positions of earlier calls whose results belong to no node; they are compared together with this call.
-        shape: Shape of the result.
-        local: Error of the call with PyTorch's values as inputs, the larger one if two such calls differ.
-        accumulated: Error of the call in the run.
-        fault: Fault of the result of the call with PyTorch's values as inputs; None if its error is within the limits.
-    """
-
-    position: int
-    node: str
-    inside: tuple[str, ...]
-    between: tuple[int, ...]
-    shape: tuple[int, ...]
-    local: Deviation
-    accumulated: Deviation
-    fault: Fault | None
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """An output of the program, compared with its node.
-
-    Attributes:
-        node: Name of the node.
-        inside: Names of the nodes between the last call and the output: views.
-        shape: Shape of the output.
-        expected: Shape of PyTorch's output.
-    """
-
-    node: str
-    inside: tuple[str, ...]
-    shape: tuple[int, ...]
-    expected: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -89,9 +44,11 @@ class RunComparison:
     """The comparisons of one run.
 
     Attributes:
-        comparisons: Comparisons of the calls, in order.
-        results: Comparisons of the outputs, in order.
+        boundaries: Comparisons of the calls, in order.
+        faults: By position, the fault of the result of a call with PyTorch's values as inputs.
         outputs: Values of the outputs, in order.
+        shapes: Shapes of PyTorch's outputs, in order.
+        views: Names of the nodes between the last calls and the outputs.
         unnamed: Positions of the calls whose results belong to no node.
         changed: Positions of the calls whose inputs differ from the written values, before or after the call: memory
             was reused too early.
@@ -101,9 +58,11 @@ class RunComparison:
         wrong: The calls that compute the first result that is wrong by itself; None if none is.
     """
 
-    comparisons: tuple[Comparison, ...]
-    results: tuple[OutputComparison, ...]
+    boundaries: tuple[Boundary, ...]
+    faults: Mapping[int, Fault]
     outputs: tuple[Array, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    views: frozenset[str]
     unnamed: tuple[int, ...]
     changed: tuple[int, ...]
     altered: Mapping[str, int]
@@ -138,8 +97,6 @@ def compare(
     Raises:
         RuntimeError: The virtual machine makes other calls than those of the flow.
     """
-    import tvm
-
     observer = _Observer(flow, graph, inputs, device, precision)
     machine = load_library(library, device)
     machine["set_instrument"](observer.on_call)
@@ -181,12 +138,13 @@ class _Observer:
         self.intermediates: dict[int, Array] = dict(flow.constants)
         self.sums: dict[int, int] = {}
         self.position = 0
-        self.comparisons: list[Comparison] = []
+        self.boundaries: list[Boundary] = []
+        self.faults: dict[int, Fault] = {}
         self.changed: list[int] = []
         self.placeholders = {value: node for value, node in flow.nodes.items() if graph.nodes[node].op == "placeholder"}
         self.altered: dict[str, int] = {}
         self.unsteady: list[int] = []
-        self.written_tensors: dict[int, WrittenTensor] = {}
+        self.written_types: dict[int, relax.TensorType] = {}
         self.read_types: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.calls_with_scalars: set[int] = set()
         self.wrong_calls: WrongCalls | None = None
@@ -195,12 +153,22 @@ class _Observer:
         """Returns what was observed in a whole run, which returned these outputs."""
         if self.position != len(self.flow.calls):
             raise RuntimeError(f"{self.position} calls were made instead of {len(self.flow.calls)}")
-        unnamed = tuple(n for n, node in self.results.items() if node is None)
-        results = tuple(map(self._result, self.outputs, outputs))
-        changed = tuple(dict.fromkeys(self.changed))
-        unsteady = tuple(self.unsteady)
-        comparisons, values = tuple(self.comparisons), tuple(outputs)
-        return RunComparison(comparisons, results, values, unnamed, changed, self.altered, unsteady, self.wrong_calls)
+        nodes, names = self.reference.nodes, set(self.flow.nodes.values())
+        compared = [nodes[name] for name in names]
+        return RunComparison(
+            boundaries=tuple(self.boundaries),
+            faults=self.faults,
+            outputs=tuple(outputs),
+            shapes=tuple(array_of(self.reference.torch_value(name)).shape for name in self.outputs),
+            views=frozenset(
+                view.name for name in self.outputs if name not in names for view in region(nodes[name], compared)
+            ),
+            unnamed=tuple(n for n, node in self.results.items() if node is None),
+            changed=tuple(dict.fromkeys(self.changed)),
+            altered=self.altered,
+            unsteady=tuple(self.unsteady),
+            wrong=self.wrong_calls,
+        )
 
     def on_call(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         """Observes a call; TVM's virtual machine calls this instrument before and after each call."""
@@ -216,7 +184,7 @@ class _Observer:
         writes = tensors[len(call.inputs) :]
         for value, n in zip(call.outputs, writes, strict=True):
             self.sums[value] = _checksum(arguments[n].numpy())
-            self.written_tensors[value] = WrittenTensor(tuple(arguments[n].shape), str(arguments[n].dtype))
+            self.written_types[value] = relax.TensorType(tuple(arguments[n].shape), str(arguments[n].dtype))
         for value, n in zip(call.inputs, tensors, strict=False):
             self.read_types[value] = tuple(arguments[n].shape), _dtype_of(arguments[n])
         if len(tensors) < len(arguments):
@@ -224,16 +192,11 @@ class _Observer:
         local = self._call_locally(function, call, arguments, tensors)
         self._judge(call, arguments[writes[0]], local)
         for value in call.inputs:
-            self._release_value(value)
+            self.readers[value] -= 1
+            if not self.readers[value]:
+                self.intermediates.pop(value, None)
         self.reference.release(self._torch_nodes(self.position), filter(None, [self.results[self.position]]))
         self.position += 1
-
-    def _result(self, name: str, output: Array) -> OutputComparison:
-        """Compares the shape of an output with that of its node's value."""
-        expected = array_of(self.reference.torch_value(name)).shape
-        nodes = [self.reference.nodes[source] for source in self.flow.nodes.values()]
-        inside = region(self.reference.nodes[name], nodes) if name not in self.flow.nodes.values() else []
-        return OutputComparison(name, tuple(node.name for node in inside), output.shape, expected)
 
     def _result_node(self, call: KernelCall) -> str | None:
         """Returns the node whose value a call returns; None if there is none, or if the call has several results."""
@@ -263,8 +226,6 @@ class _Observer:
         self, function: Any, call: KernelCall, arguments: Sequence[Any], tensors: Sequence[int]
     ) -> list[list[Array]]:
         """Calls a function with PyTorch's values, and returns its results; two results if they differ."""
-        import tvm
-
         local_arguments = list(arguments)
         for value, n in zip(call.inputs, tensors, strict=False):
             array = self._torch_value(value).reshape(tuple(arguments[n].shape))
@@ -293,11 +254,6 @@ class _Observer:
         node = self.flow.nodes.get(value)
         return self.intermediates[value] if node is None else array_of(self.reference.torch_value(node))
 
-    def _release_value(self, value: int) -> None:
-        self.readers[value] -= 1
-        if not self.readers[value]:
-            self.intermediates.pop(value, None)
-
     def _judge(self, call: KernelCall, written: Any, local: Sequence[Sequence[Array]]) -> None:
         """Compares the result of a call in the run, and its results with PyTorch's values, with the call's node."""
         node = self.results[self.position]
@@ -308,23 +264,28 @@ class _Observer:
         torch_value = array_of(self.reference.torch_value(node))
         locally_exact = array_of(self.reference.locally_exact_value(node, sources - {node}))
         exact = array_of(self.reference.exact_value(node))
-        shape = tuple(int(extent) for extent in written.shape)
         values = [_half_to_float32(results[0]).reshape(torch_value.shape) for results in local]
         local_error, local_value = max(
             ((deviation(value, torch_value, locally_exact), value) for value in values), key=lambda pair: pair[0].excess
         )
         if local_error.excess > 1 and self.wrong_calls is None:
             self.wrong_calls = self._wrong_calls([*between, self.position], torch_value, locally_exact)
-        self.comparisons.append(
-            Comparison(
-                self.position,
-                node,
-                tuple(inner.name for inner in region(nodes[node], [nodes[name] for name in sources])),
-                between,
-                shape,
-                local_error,
-                deviation(_half_to_float32(written.numpy()).reshape(torch_value.shape), torch_value, exact),
-                Fault.from_value(local_error, local_value, torch_value, locally_exact),
+        if fault := Fault.from_value(local_error, local_value, torch_value, locally_exact):
+            self.faults[self.position] = fault
+        inside = region(nodes[node], [nodes[name] for name in sources])
+        self.boundaries.append(
+            Boundary(
+                position=self.position,
+                function=call.function,
+                at_load=call.at_load,
+                node=node,
+                source=source_line(nodes[node]),
+                operators=tuple(dict.fromkeys(map(_operator, inside))),
+                inside=tuple(inner.name for inner in inside),
+                between=tuple(dict.fromkeys(self.flow.calls[n].function for n in between)),
+                shape=tuple(int(extent) for extent in written.shape),
+                local=local_error,
+                accumulated=deviation(_half_to_float32(written.numpy()).reshape(torch_value.shape), torch_value, exact),
             )
         )
 
@@ -339,10 +300,9 @@ class _Observer:
             node = self.flow.nodes.get(value)
             array = self.flow.constants[value] if node is None else array_of(self.reference.torch_value(node))
             values[value] = np.asarray(array.reshape(shape), dtype)
-        written_types = {value: self.written_tensors[value] for value in written}
-        return WrongCalls(
-            calls, self.calls_with_scalars.isdisjoint(positions), values, written_types, torch_value, exact
-        )
+        written_types = {value: self.written_types[value] for value in written}
+        only_tensors = self.calls_with_scalars.isdisjoint(positions)
+        return WrongCalls(calls, only_tensors, values, written_types, torch_value, exact)
 
 
 def _repeat(results: Sequence[Array], call: Callable[[], list[Array]]) -> list[Array] | None:
@@ -356,6 +316,10 @@ def _repeat(results: Sequence[Array], call: Callable[[], list[Array]]) -> list[A
             return None
 
 
+def _operator(node: Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).removesuffix(".default")
+
+
 def _dtype_of(tensor: Any) -> np.dtype[Any]:
     """Returns the NumPy dtype of a TVM tensor, including bfloat16."""
     return np.dtype(getattr(ml_dtypes, str(tensor.dtype), str(tensor.dtype)))
@@ -367,14 +331,6 @@ def _half_to_float32(array: Array) -> Array:
 
 def _checksum(array: Array) -> int:
     return zlib.crc32(array.reshape(-1).view(np.uint8).data)
-
-
-@dataclass(frozen=True)
-class WrittenTensor:
-    """Type of a tensor that a call writes: its shape, and TVM's name of its dtype."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -393,7 +349,7 @@ class WrongCalls:
     calls: Sequence[KernelCall]
     only_tensors: bool
     inputs: Mapping[int, Array]
-    written: Mapping[int, WrittenTensor]
+    written: Mapping[int, relax.TensorType]
     torch_value: Array
     exact: Array
 
@@ -407,7 +363,8 @@ class WrongCalls:
         """
         functions = {variable.name_hint: function for variable, function in code.functions_items()}
         functions_called = {call.function: functions.get(call.function) for call in self.calls}
-        if not self.only_tensors or not all(isinstance(function, T.PrimFunc) for function in functions_called.values()):
+        are_loops = all(isinstance(function, T.PrimFunc) for function in functions_called.values())
+        if not (self.only_tensors and are_loops):
             return None
         builder = relax.BlockBuilder()
         global_vars = {name: builder.add_func(function, name) for name, function in functions_called.items()}
@@ -419,18 +376,15 @@ class WrongCalls:
         parameters = list(values.values())
         bindings: list[relax.VarBinding] = []
         for call in self.calls:
-            types = [relax.TensorType(self.written[value].shape, self.written[value].dtype) for value in call.outputs]
+            types = [self.written[value] for value in call.outputs]
             arguments = relax.Tuple([values[value] for value in call.inputs])
             result_call = relax.call_tir(global_vars[call.function], arguments, types if len(types) > 1 else types[0])
             variable = relax.Var(f"value{len(bindings)}", relax.TupleType(types) if len(types) > 1 else types[0])
             bindings.append(relax.VarBinding(variable, result_call))
-            if len(types) == 1:
-                values[call.outputs[0]] = variable
-                continue
-            for n, value in enumerate(call.outputs):
-                member = relax.Var(f"value{len(bindings)}", types[n])
-                bindings.append(relax.VarBinding(member, relax.TupleGetItem(variable, n)))
-                values[value] = member
+            values[call.outputs[0]] = variable
+            for n, value in enumerate(call.outputs if len(types) > 1 else ()):
+                values[value] = relax.Var(f"value{len(bindings)}", types[n])
+                bindings.append(relax.VarBinding(values[value], relax.TupleGetItem(variable, n)))
         result = values[self.calls[-1].outputs[0]]
         return Subgraph(
             replace_main(builder.get(), bindings, result, parameters, ()),

@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.core.program import Array
 from harness.parity import metrics
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,17 @@ def deviation(actual: Array, torch_value: Array, exact: Array) -> Deviation:
         # if float64 and fp32 decide differently, both are right
         wrong = int(np.count_nonzero((actual != torch_value) & (actual != exact)))
         return Deviation(math.inf if wrong else 0.0, math.inf if wrong else 0.0, math.nan, math.nan, wrong)
-    # if float64 and fp32 overflow differently, both are right
-    equal_specials = metrics.same_specials(actual, torch_value) | metrics.same_specials(actual, exact)
-    wrong = int(np.count_nonzero(~equal_specials))
+    wrong = int(np.count_nonzero(~_same_specials(actual, torch_value, exact)))
     if wrong:
         return Deviation(math.inf, math.inf, math.inf, metrics.relative_rms(torch_value, exact), wrong)
     ratio = metrics.oracle_ratio(actual, torch_value, exact)
     error, torch_error = (metrics.relative_rms(value, exact) for value in (actual, torch_value))
     return Deviation(ratio.r_rms, ratio.r_inf, error, torch_error)
+
+
+def _same_specials(actual: Array, torch_value: Array, exact: Array) -> Array:
+    """Returns where NaN and infinities are right: where float64 and fp32 overflow differently, both are."""
+    return metrics.same_specials(actual, torch_value) | metrics.same_specials(actual, exact)
 
 
 _COMMON_SHARE = 0.9
@@ -104,7 +105,20 @@ class Fault:
         """
         if not deviation.excess > 1:
             return None
-        kind, wrong = _wrong_elements(deviation, actual, torch_value, exact)
+        if metrics.is_exact(torch_value.dtype):
+            kind, wrong = Kind.UNEQUAL, (actual != torch_value) & (actual != exact)
+        elif deviation.wrong:
+            kind, wrong = Kind.SPECIAL, ~_same_specials(actual, torch_value, exact)
+        else:
+            with np.errstate(all="ignore"):
+                error = np.abs(actual.astype(np.float64) - exact)
+                error = np.where(np.isfinite(error), error, 0)
+            # A ratio is an error over a unit, so an element may be off by as much as the limit of the exceeded ratio.
+            if deviation.r_inf > ORACLE_R_INF:
+                limit = ORACLE_R_INF / deviation.r_inf * np.max(error)
+            else:
+                limit = ORACLE_R_RMS / deviation.r_rms * float(np.sqrt(np.mean(np.square(error))))
+            kind, wrong = Kind.VALUE, error > limit
         return cls(kind, actual.shape, np.packbits(wrong).tobytes())
 
     @property
@@ -126,18 +140,3 @@ class Fault:
         wrong, other_wrong = self.wrong, fault.wrong
         either = int(np.count_nonzero(wrong | other_wrong))
         return bool(either) and int(np.count_nonzero(wrong & other_wrong)) >= _COMMON_SHARE * either
-
-
-def _wrong_elements(deviation: Deviation, actual: Array, torch_value: Array, exact: Array) -> tuple[Kind, Array]:
-    """Returns how elements of a value beyond the limits are wrong, and which of them, bool in the value's shape."""
-    if metrics.is_exact(torch_value.dtype):
-        return Kind.UNEQUAL, (actual != torch_value) & (actual != exact)
-    if deviation.wrong:
-        return Kind.SPECIAL, ~(metrics.same_specials(actual, torch_value) | metrics.same_specials(actual, exact))
-    with np.errstate(all="ignore"):
-        error = np.abs(actual.astype(np.float64) - exact)
-        error = np.where(np.isfinite(error), error, 0)
-    # A ratio is an error divided by a unit, so an element may be off by as much as the limit of the exceeded ratio.
-    if deviation.r_inf > ORACLE_R_INF:
-        return Kind.VALUE, error > ORACLE_R_INF / deviation.r_inf * np.max(error)
-    return Kind.VALUE, error > ORACLE_R_RMS / deviation.r_rms * float(np.sqrt(np.mean(np.square(error))))

@@ -210,30 +210,36 @@ class Ablation:
     @property
     def reason(self) -> str:
         """The deciding experiment, in words."""
+        experiments = self.experiments
         problems = [
-            f"{experiment.way}: {experiment.problem}" for experiment in self.experiments if experiment.result is None
+            f"{experiment.way}: {experiment.problem}" for experiment in experiments if experiment.result is None
         ]
-        differently_wrong = [
-            f", wrong in another way with {experiment.way}" for experiment in self.experiments if experiment.otherwise
-        ]
-        problem_text = f" (not computed with {'; '.join(problems)})" if problems else ""
+        not_computed = f" (not computed with {'; '.join(problems)})" if problems else ""
         if self.cause is None:
-            return f"no experiment that could be made is wrong{problem_text}"
+            return f"no experiment that could be made is wrong{not_computed}"
         if self.wrong is None:
-            is_runtime = self.cause is Cause.RUNTIME
-            text = (
-                ""
-                if is_runtime
-                else ", and the kernel does not always make the same bits: its tasks disturb each other"
-            )
-            return f"its operators are right in a module of their own{problem_text}{text}"
-        right_ways = [
-            experiment.way for experiment in self.experiments if experiment.result and experiment.result.excess <= 1
+            bits = ", and the kernel does not always make the same bits: its tasks disturb each other"
+            unsteady = "" if self.cause is Cause.RUNTIME else bits
+            return f"its operators are right in a module of their own{not_computed}{unsteady}"
+        right = [experiment.way for experiment in experiments if experiment.result and experiment.result.excess <= 1]
+        otherwise = [experiment.way for experiment in experiments if experiment.otherwise]
+        parts = [
+            f"its operators are wrong with {experiments[-1].way}",
+            f" and right {self.fixed_by}" if self.fixed_by else "",
+            ": tasks of a parallel loop change what others read or write" if self.fixed_by is Rerun.ONE_THREAD else "",
+            f", right with {right[-1]}" if right else "",
+            *(f", wrong in another way with {way}" for way in otherwise),
+            not_computed,
+            f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else "",
         ]
-        right_text = "".join([*([f", right with {right_ways[-1]}"] if right_ways else []), *differently_wrong])
-        pass_text = f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else ""
-        text = f"its operators are wrong with {self.experiments[-1].way}{self._reruns}"
-        return f"{text}{right_text}{problem_text}{pass_text}{self._import_results}"
+        if self.imports:
+            ends = (
+                "not possible" if r.result is None else "wrong" if r.result.excess > 1 else "right"
+                for r in self.imports
+            )
+            parts.append("; " + ", ".join(f"{r.way} {end}" for r, end in zip(self.imports, ends, strict=True)))
+            parts.append(f": the fault is in {self.responsible}" if self.responsible else "")
+        return "".join(parts)
 
     @property
     def needs_context(self) -> bool:
@@ -254,22 +260,6 @@ class Ablation:
         if onnx is None:
             return "TVM"
         return "TVM's legalization of the operators, or PyTorch's decomposition" if onnx else "TVM's importer"
-
-    @property
-    def _reruns(self) -> str:
-        if self.fixed_by is Rerun.ONE_THREAD:
-            return f" and right {self.fixed_by}: tasks of a parallel loop change what others read or write"
-        return f" and right {self.fixed_by}" if self.fixed_by else ""
-
-    @property
-    def _import_results(self) -> str:
-        if not self.imports:
-            return ""
-        results = ", ".join(
-            f"{r.way} {'not possible' if r.result is None else 'wrong' if r.result.excess > 1 else 'right'}"
-            for r in self.imports
-        )
-        return f"; {results}" + (f": the fault is in {self.responsible}" if self.responsible else "")
 
 
 @dataclass(frozen=True)
@@ -383,19 +373,14 @@ def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:
     if not wrong:
         return None
     first, *later = wrong
-    is_certain = first.local.excess >= _CERTAIN
+    confidence = Confidence.CERTAIN if first.local.excess >= _CERTAIN else Confidence.LIKELY
     reason = (
         f"{first.local.wrong} elements that had to be equal differ"
         if first.local.wrong
         else f"given PyTorch's own inputs, its error is {first.local.r_rms:.3g} times PyTorch's"
     )
     suffix = f"; it is compared together with {', '.join(first.between)}" if first.between else ""
-    return Divergence(
-        first,
-        Confidence.CERTAIN if is_certain else Confidence.LIKELY,
-        reason + suffix,
-        tuple(boundary.position for boundary in later),
-    )
+    return Divergence(first, confidence, reason + suffix, tuple(boundary.position for boundary in later))
 
 
 def budget(diagnosis: Diagnosis) -> dict[str, float]:
@@ -407,22 +392,14 @@ def budget(diagnosis: Diagnosis) -> dict[str, float]:
     squares: dict[str, float] = {}
     for boundary in diagnosis.boundaries:
         if math.isfinite(boundary.local.error):
-            kind = _kind(boundary)
+            names = [name.partition(".")[0] for name in boundary.operators if name not in _MOVES]
+            kind = " ".join(names[:4]) + (" …" if len(names) > 4 else "") if names else "moves"
             squares[kind] = squares.get(kind, 0.0) + boundary.local.error**2
     total = sum(squares.values())
-    return (
-        {kind: share / total for kind, share in sorted(squares.items(), key=lambda item: -item[1]) if share}
-        if total
-        else {}
-    )
+    return {kind: share / total for kind, share in sorted(squares.items(), key=lambda item: -item[1]) if share}
 
 
 _MOVES = frozenset(
     ("view", "permute", "expand", "clone", "unsqueeze", "squeeze", "getitem", "slice.Tensor", "select.int", "t")
 )
 """Operators that only move elements; calls are named after their other operators."""
-
-
-def _kind(boundary: Boundary) -> str:
-    computing = [name.partition(".")[0] for name in boundary.operators if name not in _MOVES]
-    return " ".join(computing[:4]) + (" …" if len(computing) > 4 else "") if computing else "moves"

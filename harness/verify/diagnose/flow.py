@@ -10,23 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import tvm
+from torch.fx import Node
 from tvm import ir, relax, tirx
 
 from harness.compiler.execution.unwritten import poison
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 from harness.core.precision import HALF_DTYPES
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm
-    from torch.fx import Node
-
-    Array = npt.NDArray[Any]
+from harness.core.program import Array
 
 CALLS = ("relax.call_tir", "relax.call_dps_packed")
 """Operators that call a compiled function, which writes into memory that is passed to it."""
@@ -121,41 +116,28 @@ class ModuleBeforeMemoryPlanning:
             self.module = module
 
 
-def read_flow(
-    calls: tvm.IRModule,
-    lowered: tvm.IRModule,
-    source: tvm.IRModule,
-    variable_of: Mapping[str, str],
-    known_nodes: Mapping[str, Node],
-) -> Flow:
-    """Reads the calls from a module, with the nodes that their results belong to.
-
-    Args:
-        calls: The module that `ModuleBeforeMemoryPlanning` kept.
-        lowered: The lowered tagged module.
-        source: The imported module before it was tagged.
-        variable_of: The variable of each node's value (`nodes_of`).
-        known_nodes: Nodes with known values, by name, without nodes that a rewriting before the import has created.
-
-    Raises:
-        RuntimeError: The pipeline has lost track of the operators.
-    """
-    return _Reader(calls, sites_of(lowered), source, variable_of, known_nodes).flow()
-
-
-class _Reader:
+class FlowReader:
     """Reads a module binding by binding, and numbers the values that calls read and write."""
 
     def __init__(
         self,
-        module: tvm.IRModule,
-        sites: list[Site],
+        calls: tvm.IRModule,
+        lowered: tvm.IRModule,
         source: tvm.IRModule,
         variable_of: Mapping[str, str],
         known_nodes: Mapping[str, Node],
     ) -> None:
-        self.module = module
-        self.sites = sites
+        """Reads nothing yet.
+
+        Args:
+            calls: The module that `ModuleBeforeMemoryPlanning` kept.
+            lowered: The lowered tagged module.
+            source: The imported module before it was tagged.
+            variable_of: The variable of each node's value (`nodes_of`).
+            known_nodes: Nodes with known values, by name, without nodes that a rewriting before the import has created.
+        """
+        self.module = calls
+        self.sites = sites = sites_of(lowered)
         self.source = relax.transform.CanonicalizeBindings()(source)["main"]
         self.known_nodes = known_nodes
         self.calls: list[KernelCall] = []
@@ -175,10 +157,17 @@ class _Reader:
         }
         self.last_position = {_result_operator(site): n for n, site in enumerate(sites)}
         self.last_position |= {
-            _result_operator(site): n for n, site in enumerate(sites) if site.parts[-1:] and _is_kernel(site)
+            _result_operator(site): n  # if a kernel computes the result, later operators only move it
+            for n, site in enumerate(sites)
+            if site.parts and site.parts[-1].role is Role.KERNEL
         }
 
     def flow(self) -> Flow:
+        """Reads the calls, with the nodes that their results belong to.
+
+        Raises:
+            RuntimeError: The pipeline has lost track of the operators.
+        """
         main = self.module["main"]
         inputs = int((main.attrs or {}).get("num_input", len(main.params)))
         parameter_values = [self._new_value(parameter.ty) for parameter in self.source.params]
@@ -251,11 +240,6 @@ def _result_operator(site: Site) -> int:
     return max(site.parts[-1].operators, default=-1) if site.parts else -1
 
 
-def _is_kernel(site: Site) -> bool:
-    """Returns whether a kernel of this project computes the result; later operators only move it."""
-    return site.parts[-1].role is Role.KERNEL
-
-
 def _can_hold(ty: Any, value: Any) -> bool:
     """Returns whether a tensor of this type can be a node's value, in any shape.
 
@@ -280,29 +264,22 @@ def tensor_positions(arguments: tuple[Any, ...]) -> list[int]:
     return [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
 
 
-def result_counts(module: tvm.IRModule) -> dict[str, int]:
-    """Returns the number of tensors that each compiled function writes, which are its last arguments.
-
-    Args:
-        module: The module that `harness.verify.diagnose.flow.ModuleBeforeMemoryPlanning` kept.
-    """
-    functions = (function for _, function in module.functions_items() if isinstance(function, relax.Function))
-    calls = (binding for function in functions for binding in bindings_of(function) if is_call(binding.value, *CALLS))
-    return {
-        callee(call.value): len(call.var.ty.fields) if isinstance(call.var.ty, relax.TupleType) else 1 for call in calls
-    }
-
-
-def fill_instrument(results: Mapping[str, int]) -> Callable[..., None]:
+def fill_instrument(module: tvm.IRModule) -> Callable[..., None]:
     """Returns an instrument of TVM's virtual machine that fills the output buffers of each call.
 
     Args:
-        results: Number of tensors that each compiled function writes.
+        module: The module that `ModuleBeforeMemoryPlanning` kept.
     """
+    counts: dict[str, int] = {}  # the tensors that a function writes are its last arguments
+    for _, function in module.functions_items():
+        for binding in bindings_of(function) if isinstance(function, relax.Function) else ():
+            if is_call(binding.value, *CALLS):
+                ty = binding.var.ty
+                counts[callee(binding.value)] = len(ty.fields) if isinstance(ty, relax.TupleType) else 1
 
     def on_call(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
-        if before and name in results:
-            for n in tensor_positions(arguments)[-results[name] :]:
+        if before and name in counts:
+            for n in tensor_positions(arguments)[-counts[name] :]:
                 poison(arguments[n])
 
     return on_call

@@ -15,30 +15,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
+from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
-from harness.core.program import Arrays, Program
+from harness.core.program import Array, Arrays, Program
 from harness.core.weights import Weights
 from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
 from harness.parity.oracle import float64_arithmetic, oracle
 from harness.parity.references import runner_of
 from harness.parity.verdict import judge
 from harness.verify.diagnose.deviation import Deviation, deviation
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-
-    Array = npt.NDArray[Any]
 
 
 class Reference:
@@ -71,10 +65,13 @@ class Reference:
         self._module = graph.module
         values = {**graph.weights, **dict(zip(graph.inputs, inputs, strict=True))}
         self._inputs = {graph.nodes[name]: value for name, value in values.items()}
-        self._torch_values = _Evaluator(
-            self._module, self._inputs, self._demands(torch_nodes), _arithmetic(precision, rounded)
-        )
-        self._exact_values = _Evaluator(self._module, self._inputs, self._demands(exact_nodes), _FLOAT64)
+        arithmetic = _Arithmetic()
+        if precision.is_half:
+            half: torch.dtype = getattr(torch, precision.dtype)
+            arithmetic = _Arithmetic(partial(gpu_autocast, half), half=half, rounded=frozenset(rounded))
+        torch_demands, exact_demands = (Counter(self.nodes[n] for n in names) for names in (torch_nodes, exact_nodes))
+        self._torch_values = _Evaluator(self._module, self._inputs, torch_demands, arithmetic)
+        self._exact_values = _Evaluator(self._module, self._inputs, exact_demands, _FLOAT64)
 
     def torch_value(self, name: str) -> Any:
         """Returns PyTorch's value of a node, and keeps it until it is released."""
@@ -99,10 +96,6 @@ class Reference:
         inputs = self._inputs | {self.nodes[source]: self.torch_value(source) for source in sources}
         node = self.nodes[name]
         return _Evaluator(self._module, inputs, Counter([node]), _FLOAT64).value(node)
-
-    def _demands(self, names: Iterable[str]) -> Counter[Node]:
-        """Returns how often the value of each node is requested."""
-        return Counter(self.nodes[name] for name in names)
 
 
 def needed_calls(outputs: Iterable[Node]) -> list[Node]:
@@ -169,13 +162,6 @@ class _Arithmetic:
 _FLOAT64 = _Arithmetic(float64_arithmetic, {torch.float32: torch.float64, torch.complex64: torch.complex128})
 
 
-def _arithmetic(precision: Precision, rounded: Collection[str]) -> _Arithmetic:
-    if not precision.is_half:
-        return _Arithmetic()
-    half: torch.dtype = getattr(torch, precision.dtype)
-    return _Arithmetic(partial(gpu_autocast, half), half=half, rounded=frozenset(rounded))
-
-
 class _Evaluator:
     """Evaluates a graph on demand; a value is dropped when nothing needs it any more."""
 
@@ -196,16 +182,11 @@ class _Evaluator:
         stack = [node]
         while stack:
             top = stack[-1]
-            operands = (
-                []
-                if self._is_available(top)
-                else [operand for operand in top.all_input_nodes if not self._is_available(operand)]
-            )
-            if operands:
+            if self._is_available(top):
+                stack.pop()
+            elif operands := [operand for operand in top.all_input_nodes if not self._is_available(operand)]:
                 stack += operands
-                continue
-            stack.pop()
-            if not self._is_available(top):
+            else:
                 self._values[top] = self._compute(top)
                 for operand in top.all_input_nodes:
                     self.release(operand)
@@ -280,11 +261,11 @@ class Upstream:
         )
         return {verdict.name: verdict.reason for verdict in verdicts if not verdict.kind.passes}
 
-    def deviations(self, outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Deviation]:
+    def deviations(self, outputs: Mapping[str, Array]) -> dict[str, Deviation]:
         """Returns the errors of outputs, in any shape."""
         return {name: self._deviation(name, output) for name, output in outputs.items()}
 
-    def _deviation(self, name: str, output: npt.NDArray[Any]) -> Deviation:
+    def _deviation(self, name: str, output: Array) -> Deviation:
         expected, exact = self.reference[name], self.exact[name]
         if output.size != expected.size or exact.shape != expected.shape:
             return Deviation(math.inf, math.inf, math.inf, math.nan, output.size)

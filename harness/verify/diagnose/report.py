@@ -46,7 +46,7 @@ from harness.core.files import make_folder, replace_folder, write_files
 from harness.core.precision import PRECISIONS
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Boundary, Cause, Diagnosis, Rewriting, budget
-from harness.verify.report.verification.numbers import jsonable
+from harness.verify.report.verification.schema import jsonable
 
 _TABLE_ROWS = 12
 """Default number of boundaries in the table: those around the first divergence, or the least accurate ones."""
@@ -75,7 +75,7 @@ def render(diagnosis: Diagnosis, all_boundaries: bool = False) -> Any:
             Text(_ratio(boundary.local), style="bold red" if wrong else ""),
             _ratio(boundary.accumulated),
             "" if math.isnan(boundary.own_share) else f"{boundary.own_share:.0%}",
-            Text(_short_source(boundary.source)),
+            Text(boundary.source.partition(" in ")[0].rpartition("/")[2]),  # file and line, without folders
         )
     return table
 
@@ -113,9 +113,10 @@ def summary(diagnosis: Diagnosis) -> str:
     coverage = diagnosis.coverage
     total = coverage.compared + coverage.covered + len(coverage.skipped)
     unnamed = sum(coverage.unnamed.values())
+    reasons = "".join(f"; {name}: {why}" for name, why in list(coverage.skipped.items())[:3])
     lines.append(
         f"{total} nodes: {coverage.compared} compared, {coverage.covered} covered by the kernel or output that reads "
-        f"them, {len(coverage.skipped)} skipped{_reasons(coverage.skipped)}. {unnamed} calls return what no node is "
+        f"them, {len(coverage.skipped)} skipped{reasons}. {unnamed} calls return what no node is "
         "(packed weights, layouts, parts of a node), and are compared together with what reads them."
     )
     return "\n".join(lines)
@@ -168,15 +169,6 @@ def _is_half(diagnosis: Diagnosis) -> bool:
 
 def _ratio(deviation: Deviation) -> str:
     return f"{deviation.r_rms:.3g}, {deviation.r_inf:.3g}"
-
-
-def _short_source(source: str) -> str:
-    """Returns the file and line of a source reference, without folders."""
-    return source.partition(" in ")[0].rpartition("/")[2]
-
-
-def _reasons(skipped: dict[str, str]) -> str:
-    return "".join(f"; {name}: {why}" for name, why in list(skipped.items())[:3])
 
 
 ADVICE = "choose another file with --json"

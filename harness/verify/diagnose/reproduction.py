@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,13 @@ from safetensors.numpy import save
 from tvm import ir, relax
 
 from harness.compiler.schedules.common.origins import LOAD, bindings_of, callee
+from harness.compiler.schedules.cpu.pipeline import to_loops
+from harness.compiler.targets.compiling import lower_module
 from harness.core.files import temporary_folder, write_files
+from harness.core.program import Array
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 from harness.verify.diagnose.ablation import Compiler
+from harness.verify.diagnose.deviation import Fault
 from harness.verify.diagnose.diagnosis import Cause, Diagnosis, Reproduction
 from harness.verify.diagnose.reference import array_of
 from harness.verify.diagnose.subgraph import (
@@ -32,13 +36,6 @@ from harness.verify.diagnose.subgraph import (
     weights_to_inputs,
 )
 from harness.verify.report.template import rendered
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from harness.verify.diagnose.deviation import Fault
-
-    Array = npt.NDArray[Any]
 
 SCRIPT = "reproduce.py"
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -103,9 +100,6 @@ def reproduce(
 
 def _forms(reduced: ReducedSubgraph, cause: Cause, compiler: Compiler) -> Iterator[tuple[str, tvm.IRModule]]:
     """Yields names (keys of `_CONTENT`) and modules that TVM alone can compile, the most readable first."""
-    from harness.compiler.schedules.cpu.pipeline import to_loops
-    from harness.compiler.targets.compiling import lower_module
-
     module = relax.transform.DeadCodeElimination(["main"])(reduced.subgraph.module)
     if cause is Cause.IMPORTER:
         yield "relax", weights_to_inputs(module)
@@ -136,7 +130,7 @@ def _files(
     tensors |= {"pytorch": subgraph.torch_value, "float64": subgraph.exact}
     names = [variable.name_hint for variable in module.get_global_vars()]
     target = {
-        str(key): _to_python(value)
+        str(key): value if isinstance(value, bool | int | str) else [str(item) for item in value]
         for key, value in compiler.tvm_target.export().items()
         if key not in _OMITTED_TARGET_KEYS
     }
@@ -172,13 +166,6 @@ def _files(
         "tensors.safetensors": save({name: np.array(array, order="C") for name, array in tensors.items()}),
     }
     return files | ({"module.json": tvm.ir.save_json(module).encode()} if as_json else {})
-
-
-def _to_python(value: Any) -> bool | int | str | list[str]:
-    """Returns an attribute of a target as a Python value."""
-    if isinstance(value, bool | int | str):
-        return value
-    return [str(item) for item in value]
 
 
 def _parses(text: str, module: tvm.IRModule) -> bool:
@@ -223,29 +210,20 @@ def _torch_reference(extractor: SubgraphExtractor, subgraph: Subgraph) -> _Torch
     namespace: dict[str, Any] = {"torch": torch}
     try:
         exec(source, namespace)
-        fp32 = _numbers(namespace["reference"](*tensors.values()))
+        fp32 = array_of(namespace["reference"](*tensors.values()))
         if fp32.shape != subgraph.torch_value.shape or subgraph.deviation(fp32).excess > 1:
             return None
     except Exception:  # extents differ from those of the subgraph, or PyTorch alone lacks an operator
         return None
     try:
-        exact = _numbers(namespace["reference"](*map(_to_double, tensors.values())))
-        runs_in_float64 = exact.dtype == subgraph.exact.dtype and np.allclose(
-            exact, subgraph.exact, rtol=1e-9, atol=1e-12
-        )
+        wide = (value.double() if value.is_floating_point() else value for value in tensors.values())
+        exact = array_of(namespace["reference"](*wide))
+        is_close = np.allclose(exact, subgraph.exact, rtol=1e-9, atol=1e-12)
+        runs_in_float64 = exact.dtype == subgraph.exact.dtype and is_close
     except Exception:  # an operator contains a dtype
         runs_in_float64 = False
     other_values = {name: array_of(value) for name, value in values.items() if name not in known_tensors}
     return _TorchReference(source, tuple(tensors), other_values, runs_in_float64)
-
-
-def _numbers(value: torch.Tensor) -> Array:
-    array: Array = value.detach().numpy()
-    return array
-
-
-def _to_double(value: torch.Tensor) -> torch.Tensor:
-    return value.double() if value.is_floating_point() else value
 
 
 def _problem(files: Mapping[str, bytes], reduced: ReducedSubgraph) -> str:
@@ -268,10 +246,9 @@ def _problem(files: Mapping[str, bytes], reduced: ReducedSubgraph) -> str:
 
 def _operators(reduced: ReducedSubgraph) -> str:
     """Returns the names of the Relax operators, without repetition."""
-    calls = [
-        binding.value for binding in bindings_of(reduced.subgraph.module["main"]) if isinstance(binding.value, ir.Call)
-    ]
-    return ", ".join(dict.fromkeys(callee(call).removeprefix("relax.") for call in calls))
+    values = [binding.value for binding in bindings_of(reduced.subgraph.module["main"])]
+    calls = dict.fromkeys(callee(value).removeprefix("relax.") for value in values if isinstance(value, ir.Call))
+    return ", ".join(calls)
 
 
 def _size_sentence(reduced: ReducedSubgraph) -> str:

@@ -5,29 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.fx import Node
 
 from harness.compiler.lowering.frontends.rewriting import source_line
+from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.rope.lowering import remove_traced_attributes
 from harness.compiler.lowering.route import Route
+from harness.compiler.lowering.strategy import Strategy
+from harness.core.program import Array, Program
+from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Cause, Rewriting
-from harness.verify.diagnose.reference import Reference, array_of, needed_calls
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch.fx import Node
-
-    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-    from harness.compiler.lowering.strategy import Strategy
-    from harness.core.program import Program
-    from harness.verify.diagnose.deviation import Deviation
-    from harness.verify.diagnose.reference import Upstream
-
-    Array = npt.NDArray[Any]
+from harness.verify.diagnose.reference import Reference, Upstream, array_of, needed_calls
 
 _TOLERANCE = 1e-8
 """Largest difference of the moments of one float64 value in two programs, relative to its rms."""
@@ -55,14 +47,12 @@ def find_rewriting(
     if plain_error is not None:
         return Rewriting(Cause.EXPORT, "", "", plain_error)
     moments, plain_moments = (dict(_moments(item, inputs)) for item in (graph, plain_graph))
-    source, replacement = (
-        _first_lost_line(plain_graph, plain_moments, moments),
-        _first_lost_line(graph, moments, plain_moments),
-    )
-    # torch.export records the line where a method `forward` calls another function, but no line of that function
-    return Rewriting(
-        Cause.STRATEGY, source, replacement if replacement != source else _definition(route.strategy), error
-    )
+    source = _first_lost_line(plain_graph, plain_moments, moments)
+    replacement = _first_lost_line(graph, moments, plain_moments)
+    if replacement == source:
+        # torch.export records the line where a method `forward` calls another function, but no line of that function
+        replacement = _definition(route.strategy)
+    return Rewriting(Cause.STRATEGY, source, replacement, error)
 
 
 def _definition(strategy: str | Strategy) -> str:

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import tvm
 from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
+from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import bindings_of
+from harness.core.program import Array
 from harness.verify.diagnose.deviation import Deviation, Fault, deviation
 from harness.verify.diagnose.reference import Reference, array_of, region
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm
-
-    from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-
-    Array = npt.NDArray[Any]
 
 _EXHAUSTIVE_LIMIT = 16
 """Number of operators up to which leaving out every number of them is tried."""
@@ -188,15 +183,12 @@ class SubgraphExtractor:
         inner_nodes = set(calls)
         graph = torch.fx.Graph()
         external = dict.fromkeys(read for call in calls for read in call.all_input_nodes if read not in inner_nodes)
-        copies: dict[Node, Node] = {}
-        for node in external:
-            copies[node] = graph.placeholder(node.name)
+        copies = {node: graph.placeholder(node.name) for node in external}
         for call in calls:
             copies[call] = graph.node_copy(call, copies.__getitem__)
         graph.output((copies[calls[-1]],))
-        return GraphModule(torch.nn.Module(), graph), {
-            node.name: self._reference.torch_value(node.name) for node in external
-        }
+        values = {node.name: self._reference.torch_value(node.name) for node in external}
+        return GraphModule(torch.nn.Module(), graph), values
 
 
 def replace_main(
@@ -225,11 +217,10 @@ def replace_main(
             relax.VarBinding(output, single),
         ]
     )
-    function = relax.Function(new_parameters, relax.SeqExpr([block], output), output.ty).with_attr(
-        "global_symbol", "main"
-    )
+    function = relax.Function(new_parameters, relax.SeqExpr([block], output), output.ty)
+    num_inputs = sum(variable.name not in weights for variable in parameters)
     new_module = module.clone()
-    new_module["main"] = function.with_attr("num_input", sum(variable.name not in weights for variable in parameters))
+    new_module["main"] = function.with_attr({"global_symbol": "main", "num_input": num_inputs})
     return relax.transform.CanonicalizeBindings()(new_module)
 
 
@@ -271,7 +262,7 @@ def _shape(variable: relax.Var) -> tuple[int, ...]:
     return tuple(int(extent) if isinstance(extent, tirx.IntImm) else -1 for extent in variable.ty.shape)
 
 
-RunSubgraph = Callable[[Subgraph], "Array"]
+RunSubgraph = Callable[[Subgraph], Array]
 """Compiles a subgraph, and returns its result."""
 
 
@@ -326,11 +317,11 @@ def _reduce_extents(
             expected = smallest.fault.part(slices)
             try:
                 output = result(half).reshape(half.torch_value.shape)
-                is_part = (
-                    half.deviation(correct_result(half)).excess <= 1
-                    if correct_result
-                    else _equal_up_to_rounding(output, _part(actual, smallest, slices))
-                )
+                if correct_result is None:  # the wrong result must be the same up to rounding
+                    part = actual.reshape(smallest.subgraph.torch_value.shape)[slices]
+                    is_part = deviation(output, part, part).excess <= 1
+                else:
+                    is_part = half.deviation(correct_result(half)).excess <= 1
             except Exception:  # shapes that do not fit are skipped
                 continue
             if is_part and expected.same(half.fault(output)):
@@ -338,16 +329,6 @@ def _reduce_extents(
                 break
         else:
             return smallest
-
-
-def _part(actual: Array, reduced: ReducedSubgraph, slices: tuple[slice, ...]) -> Array:
-    values: Array = actual.reshape(reduced.subgraph.torch_value.shape)[slices]
-    return values
-
-
-def _equal_up_to_rounding(value: Array, reference: Array) -> bool:
-    """Returns whether two values differ by rounding at most."""
-    return deviation(value, reference, reference).excess <= 1
 
 
 def _halved_subgraphs(subgraph: Subgraph) -> Iterator[tuple[Subgraph, tuple[slice, ...]]]:
@@ -367,21 +348,12 @@ def _halved_subgraphs(subgraph: Subgraph) -> Iterator[tuple[Subgraph, tuple[slic
                 module = halve.module(subgraph)
             except Exception:  # TVM refuses shapes that do not fit
                 continue
-            arguments = [
-                array[halve.slices(array.shape)] if n < subgraph.num_inputs else array
-                for n, array in enumerate(subgraph.arguments)
-            ]
+            inputs = (array[halve.slices(array.shape)] for array in subgraph.arguments[: subgraph.num_inputs])
+            arguments = (*inputs, *subgraph.arguments[subgraph.num_inputs :])
             slices = halve.slices(shape)
-            yield (
-                replace(
-                    subgraph,
-                    module=module,
-                    arguments=tuple(arguments),
-                    torch_value=subgraph.torch_value[slices],
-                    exact=subgraph.exact[slices],
-                ),
-                slices,
-            )
+            torch_value, exact = subgraph.torch_value[slices], subgraph.exact[slices]
+            half = replace(subgraph, module=module, arguments=arguments, torch_value=torch_value, exact=exact)
+            yield half, slices
 
 
 @dataclass(frozen=True)
@@ -403,12 +375,11 @@ class _Halving:
             Exception: TVM raised it because shapes do not fit.
         """
         main = subgraph.module["main"]
-        parameters = [
+        inputs = [
             relax.Var(parameter.name, relax.TensorType(self._shape(parameter.ty.shape), str(parameter.ty.dtype)))
-            if n < subgraph.num_inputs
-            else parameter
-            for n, parameter in enumerate(main.params)
+            for parameter in main.params[: subgraph.num_inputs]
         ]
+        parameters = [*inputs, *main.params[subgraph.num_inputs :]]
         replacements: dict[relax.Var, Any] = dict(zip(main.params, parameters, strict=True))
         builder = relax.BlockBuilder()
         with builder.function("main", parameters):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.verify.report.verification.document import Result, read_report, repro_command
-from harness.verify.report.verification.markdown import render, render_report
+from harness.verify.report.verification.pages import render_report
 from harness.verify.report.verification.writer import ADVICE, write_report
 
-__all__ = ["ADVICE", "Result", "read_report", "render", "render_report", "repro_command", "write_report"]
+__all__ = ["ADVICE", "Result", "read_report", "render_report", "repro_command", "write_report"]

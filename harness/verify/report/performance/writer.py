@@ -13,8 +13,7 @@ from harness.core.precision import DEFAULT_PRECISION
 from harness.verify.report.performance import plots, tables
 from harness.verify.report.performance.reading import PERCENTILES, read_results
 from harness.verify.report.template import rendered
-from harness.verify.report.verification.markdown import cell
-from harness.verify.report.verification.wording import size
+from harness.verify.report.verification.wording import cell, size
 
 MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
 _TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"

@@ -1,7 +1,9 @@
-"""Computes the positions of the parts of a drawing, which the templates draw, and their descriptions in words."""
+"""Computes the drawings of a page: positions in histograms, curves and timelines, pictures of maps, and their words."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +11,7 @@ from typing import Any
 
 from harness.core.distribution import EDGES, WITHIN
 from harness.core.outcome import Stage
-from harness.verify.report.verification.diagnosis import Call, Diagnosis
-from harness.verify.report.verification.numbers import number
+from harness.verify.report.verification.schema import number
 from harness.verify.report.verification.wording import count, digits
 
 BAR = 18
@@ -23,6 +24,9 @@ WIDTH, HEIGHT = 680, 250
 """Size of the curves over depth, with their axes."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 22, 32
 _MAX_DECADES = 12
+_LIGHT, _DARK = (246, 240, 220), (20, 40, 110)
+"""Colours of no error and of the largest error; their lightness differs, so that nobody needs to tell colours apart."""
+_SHADES = 16
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,11 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a curve, and its call."""
+    """A point of a curve, and the boundary of its call in the JSON."""
 
     x: float
     y: float
-    call: Call
+    boundary: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,22 @@ class Step:
     seconds: float
 
 
+@dataclass(frozen=True)
+class ErrorMap:
+    """A map of the largest errors over an image.
+
+    Attributes:
+        source: Address of the picture, with one pixel per cell.
+        rows, columns: Number of cells.
+        description: Description of the map in words.
+    """
+
+    source: str
+    rows: int
+    columns: int
+    description: str
+
+
 GATE_X = BARS_LEFT + WITHIN * BAR
 """X coordinate of the gate, between the bars."""
 EDGE_TICKS = tuple(
@@ -100,75 +120,104 @@ EDGE_TICKS = tuple(
 def histogram(counts: Sequence[int]) -> Histogram:
     """Draws the number of errors between `EDGES`, in units of the gate."""
     tallest = math.log1p(max(counts, default=0)) or 1.0
+    bottom = BARS_TOP + BARS_HEIGHT
     bars = [
-        _bar(BARS_LEFT + n * BAR, BARS_HEIGHT * math.log1p(height) / tallest) if height else ""
+        f"M{BARS_LEFT + n * BAR} {bottom}v-{max(BARS_HEIGHT * math.log1p(height) / tallest, 1):.1f}h{BAR - 2}V{bottom}z"
+        if height
+        else ""
         for n, height in enumerate(counts)
     ]
-    return Histogram("".join(bars[:WITHIN]), "".join(bars[WITHIN:]), _describe_counts(counts))
-
-
-def curves(diagnosis: Diagnosis) -> Curves | None:
-    """Draws the errors of the calls of a program; None if no call has an error."""
-    calls = [call for call in diagnosis.calls if not (math.isnan(call.local[0]) or math.isnan(call.accumulated[0]))]
-    values = [value for call in calls for value in (call.local[0], call.accumulated[0]) if 0 < value < math.inf]
-    if not values:
-        return None
-    top = max(1, math.ceil(math.log10(max(values))))
-    bottom = max(min(-1, math.floor(math.log10(min(values)))), top - _MAX_DECADES)
-    last = max(1, max(call.position for call in diagnosis.calls))
-
-    def x(position: int) -> float:
-        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * position / last, 1)
-
-    def y(value: float) -> float:
-        decades = min(max(math.log10(value), bottom), top) if 0 < value < math.inf else (top if value else bottom)
-        return round(_TOP + (HEIGHT - _TOP - _BOTTOM) * (top - decades) / (top - bottom), 1)
-
-    dots = tuple(Dot(x(call.position), y(call.local[0]), call) for call in calls)
-    step = max(1, -(-(top - bottom) // 6))
-    return Curves(
-        dots=dots,
-        accumulated=" ".join(f"{x(call.position):g},{y(call.accumulated[0]):g}" for call in calls),
-        rows=tuple(Tick(y(10.0**decade), digits(10.0**decade)) for decade in range(bottom, top + 1, step)),
-        columns=tuple(Tick(x(position), str(position)) for position in range(0, last + 1, max(1, -(-last // 8)))),
-        first=next((dot for dot in dots if dot.call.position == diagnosis.first), None),
-        description=_describe_calls(calls, diagnosis.first),
-    )
-
-
-def timeline(seconds: Mapping[str, Any]) -> tuple[Step, ...]:
-    """Returns the stages of a case one after the other."""
-    durations = [(stage, number(seconds[stage])) for stage in (member.value for member in Stage) if stage in seconds]
-    finite = [(stage, length) for stage, length in durations if math.isfinite(length)]
-    total = math.fsum(length for _, length in finite) or 1.0
-    steps, start = [], 0.0
-    for stage, length in finite:
-        steps.append(Step(stage, 100 * start / total, 100 * length / total, length))
-        start += length
-    return tuple(steps)
-
-
-def _bar(x: float, height: float) -> str:
-    """Returns the SVG path of a bar of a histogram, at least one unit high."""
-    bottom = BARS_TOP + BARS_HEIGHT
-    return f"M{x:g} {bottom}v-{max(height, 1):.1f}h{BAR - 2}V{bottom}z"
-
-
-def _describe_counts(counts: Sequence[int]) -> str:
     parts = []
     for n, height in enumerate(counts):
         if height:
             below = f"at most {digits(EDGES[n])}" if n < len(EDGES) else f"more than {digits(EDGES[-1])}"
             above = f"above {digits(EDGES[n - 1])} and " if 0 < n < len(EDGES) else ""
             parts.append(f"{count(height)} {above}{below}")
-    return f"Elements by error in units of the gate: {', '.join(parts)}." if parts else "There is no element."
+    description = f"Elements by error in units of the gate: {', '.join(parts)}." if parts else "There is no element."
+    return Histogram("".join(bars[:WITHIN]), "".join(bars[WITHIN:]), description)
 
 
-def _describe_calls(calls: Sequence[Call], first: int | None) -> str:
-    worst = max(calls, key=lambda call: call.local[0])
-    last = calls[-1]
+def diverging(diagnosis: Mapping[str, Any]) -> list[int]:
+    """Returns the positions of the calls that diverge, of which there may be none."""
+    first = diagnosis["first"]
+    return [first["boundary"]["position"], *first["others"]] if first else []
+
+
+def curves(diagnosis: Mapping[str, Any]) -> Curves | None:
+    """Draws the errors of the calls of a program; None if no call has an error."""
+    errors = [
+        (boundary, number(boundary["local"]["r_rms"]), number(boundary["accumulated"]["r_rms"]))
+        for boundary in diagnosis["boundaries"]
+    ]
+    errors = [error for error in errors if not (math.isnan(error[1]) or math.isnan(error[2]))]
+    values = [value for _, *pair in errors for value in pair if 0 < value < math.inf]
+    if not values:
+        return None
+    top = max(1, math.ceil(math.log10(max(values))))
+    bottom = max(min(-1, math.floor(math.log10(min(values)))), top - _MAX_DECADES)
+    last: int = max(1, max(boundary["position"] for boundary, _, _ in errors))
+    first = next(iter(diverging(diagnosis)), None)
+
+    def x(position: int) -> float:
+        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * position / last, 1)
+
+    def y(value: float) -> float:
+        decades = min(max(math.log10(value), bottom), top) if value else bottom
+        return round(_TOP + (HEIGHT - _TOP - _BOTTOM) * (top - decades) / (top - bottom), 1)
+
+    dots = tuple(Dot(x(boundary["position"]), y(local), boundary) for boundary, local, _ in errors)
+    step = max(1, -(-(top - bottom) // 6))
+    worst, largest, _ = max(errors, key=lambda error: error[1])
     diverges = "no call diverges" if first is None else f"call {first} is the first that diverges"
-    return (
-        f"{len(calls)} calls: {diverges}; the largest own r_rms is {digits(worst.local[0])}, of call {worst.position}; "
-        f"after the last one r_rms is {digits(last.accumulated[0])}. The table below has every number."
+    return Curves(
+        dots=dots,
+        accumulated=" ".join(f"{x(boundary['position']):g},{y(accumulated):g}" for boundary, _, accumulated in errors),
+        rows=tuple(Tick(y(10.0**decade), digits(10.0**decade)) for decade in range(bottom, top + 1, step)),
+        columns=tuple(Tick(x(position), str(position)) for position in range(0, last + 1, max(1, -(-last // 8)))),
+        first=next((dot for dot in dots if dot.boundary["position"] == first), None),
+        description=(
+            f"{len(errors)} calls: {diverges}; the largest own r_rms is {digits(largest)}, of call "
+            f"{worst['position']}; after the last one r_rms is {digits(errors[-1][2])}. The table below has every "
+            "number."
+        ),
     )
+
+
+def timeline(seconds: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Returns the finished stages of a case one after the other."""
+    durations = {stage.value: number(seconds.get(stage.value)) for stage in Stage}
+    finite = {stage: length for stage, length in durations.items() if math.isfinite(length)}
+    total = math.fsum(finite.values()) or 1.0
+    steps, start = [], 0.0
+    for stage, length in finite.items():
+        steps.append(Step(stage, 100 * start / total, 100 * length / total, length))
+        start += length
+    return tuple(steps)
+
+
+def error_map(rows: Sequence[Sequence[float]]) -> ErrorMap:
+    """Draws a map in shades from no error to the largest finite error; infinite errors have the same shade.
+
+    Args:
+        rows: The largest error in each cell, at least one.
+    """
+    from PIL import Image
+
+    largest, row, column = max((value, -r, -c) for r, line in enumerate(rows) for c, value in enumerate(line))
+    finite = max((value for line in rows for value in line if math.isfinite(value)), default=0.0) or 1.0
+    shades = bytes(round((_SHADES - 1) * min(value / finite, 1.0)) for line in rows for value in line)
+    picture = Image.frombytes("P", (len(rows[0]), len(rows)), shades)
+    shares = [n / (_SHADES - 1) for n in range(_SHADES)]
+    picture.putpalette([round(a + (b - a) * share) for share in shares for a, b in zip(_LIGHT, _DARK, strict=True)])
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True, bits=4)
+    description = (
+        f"The largest error in each of {len(rows)} × {len(rows[0])} cells of the image. The largest of all is "
+        f"{digits(largest)}, in row {1 - row} and column {1 - column}."
+    )
+    return ErrorMap(png(base64.b64encode(file.getvalue()).decode()), len(rows), len(rows[0]), description)
+
+
+def png(data: str) -> str:
+    """Returns the data URL of a PNG file given in base64."""
+    return f"data:image/png;base64,{data}"

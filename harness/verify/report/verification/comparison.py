@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.outcome import Stage
-from harness.verify.report.verification.numbers import number
-from harness.verify.report.verification.page import render_template
+from harness.verify.report.verification.pages import render_template
+from harness.verify.report.verification.schema import number
 from harness.verify.report.verification.wording import digits, distinct, fact, mark, provenance, total_seconds, variant
 
 Case = Mapping[str, Any]
@@ -38,6 +38,12 @@ class AccuracyChange:
     output: str
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
+
+    @property
+    def is_visible(self) -> bool:
+        """Returns whether a report shows the difference, in the digits of r_rms or in the verdict."""
+        before, after = (o and (digits(o["r_rms"]), o["verdict"]) for o in (self.before, self.after))
+        return before != after
 
     @property
     def ratio(self) -> float:
@@ -91,22 +97,27 @@ class Comparison:
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Compares two reports that were read; `harness.verify.report.verification.document` defines the schema."""
-    cases_before, cases_after = _cases(before), _cases(after)
-    names = distinct([*cases_before, *cases_after])
-    common = [name for name in names if name in cases_before and name in cases_after]
+    sides = [{f"{case['component']} · {variant(case)}": case for case in report["cases"]} for report in (before, after)]
+    pairs = {name: (sides[0].get(name), sides[1].get(name)) for name in distinct([*sides[0], *sides[1]])}
+    outcomes = [
+        OutcomeChange(name, mark(a) if a else "", mark(b) if b else "", _problem(b) or _problem(a))
+        for name, (a, b) in pairs.items()
+    ]
+    common = {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None}
+    outputs = {name: (_outputs(a), _outputs(b)) for name, (a, b) in common.items()}
     accuracies = [
-        change for name in common for change in _accuracy_changes(name, cases_before[name], cases_after[name])
+        change
+        for case, (a, b) in outputs.items()
+        if a and b  # otherwise the outcomes of the case differ
+        for name in distinct([*a, *b])
+        if (change := AccuracyChange(case, name, a.get(name), b.get(name))).is_visible
     ]
     return Comparison(
-        outcomes=tuple(
-            outcome
-            for name in names
-            if (outcome := _outcome_change(name, cases_before.get(name), cases_after.get(name))).before != outcome.after
-        ),
+        outcomes=tuple(change for change in outcomes if change.before != change.after),
         accuracies=tuple(sorted(accuracies, key=_weight, reverse=True)),
-        durations=tuple(_durations(name, cases_before[name], cases_after[name]) for name in common),
+        durations=tuple(_durations(name, a, b) for name, (a, b) in common.items()),
         cases=len(common),
-        outputs=sum(len(_outputs(cases_before[name]).keys() & _outputs(cases_after[name]).keys()) for name in common),
+        outputs=sum(len(a.keys() & b.keys()) for a, b in outputs.values()),
         environment=_environment(before, after),
     )
 
@@ -130,44 +141,20 @@ def render_comparison(before: Mapping[str, Any], after: Mapping[str, Any], names
     comparison = compare(before, after)
     return render_template(
         "verification_comparison.html.j2",
+        filters={},
         comparison=comparison,
         summary=summary_sentence(comparison),
         names=names,
         provenances=(provenance(before), provenance(after)),
-        stages=[stage.value for stage in Stage],
     )
 
 
-def _cases(report: Mapping[str, Any]) -> dict[str, Case]:
-    """Returns the cases by their distinguishing description."""
-    cases: dict[str, Case] = {}
-    for case in report["cases"]:
-        cases[f"{case['component']} · {variant(case)}"] = case
-    return cases
-
-
-def _outcome_change(name: str, before: Case | None, after: Case | None) -> OutcomeChange:
-    why = (after or {}).get("problem") or (before or {}).get("problem") or ""
-    return OutcomeChange(name, mark(before) if before else "", mark(after) if after else "", why)
+def _problem(case: Case | None) -> str:
+    return (case or {}).get("problem") or ""
 
 
 def _outputs(case: Case) -> dict[str, Mapping[str, Any]]:
     return {output["name"]: output for output in case["outputs"]}
-
-
-def _accuracy_changes(name: str, before: Case, after: Case) -> list[AccuracyChange]:
-    outputs_before, outputs_after = _outputs(before), _outputs(after)
-    if not outputs_before or not outputs_after:
-        return []  # one of the cases has no outputs, so that their outcomes differ
-    changes = [
-        AccuracyChange(name, output, outputs_before.get(output), outputs_after.get(output))
-        for output in distinct([*outputs_before, *outputs_after])
-    ]
-    return [change for change in changes if _displayed(change.before) != _displayed(change.after)]
-
-
-def _displayed(output: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    return None if output is None else (digits(output["r_rms"]), output["verdict"])
 
 
 def _weight(change: AccuracyChange) -> float:
@@ -177,8 +164,8 @@ def _weight(change: AccuracyChange) -> float:
 
 def _durations(name: str, before: Case, after: Case) -> Durations:
     stages = {
-        stage: (number(before["seconds"].get(stage)), number(after["seconds"].get(stage)))
-        for stage in (member.value for member in Stage)
+        stage.value: (number(before["seconds"].get(stage)), number(after["seconds"].get(stage)))
+        for stage in Stage
         if stage in before["seconds"] or stage in after["seconds"]
     }
     return Durations(name, stages, total_seconds(before), total_seconds(after))
@@ -189,9 +176,5 @@ def _environment(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[t
         dict(fact(key, value) for part in ("machine", "versions") for key, value in report[part].items())
         for report in (before, after)
     ]
-    names = distinct([*sides[0], *sides[1]])
-    return tuple(
-        (name, sides[0].get(name, ""), sides[1].get(name, ""))
-        for name in names
-        if sides[0].get(name) != sides[1].get(name)
-    )
+    facts = ((name, *(side.get(name, "") for side in sides)) for name in distinct([*sides[0], *sides[1]]))
+    return tuple((name, a, b) for name, a, b in facts if a != b)

@@ -14,8 +14,7 @@ Schema 1:
                 "seconds": {stage: s}, "sizes": {artifact: bytes}, "peak_rss_bytes", "repro",
                 "outputs": [{"name", "shape", "dtype", "elements", "outside", "max_abs", "mean_abs", "max_rel",
                              "required_tolerance", "sqnr_db", "r_rms", "r_inf", "verdict", "reason",
-                             "distribution": how the errors are distributed, where that was measured: see
-                                 `harness.verify.report.verification.distribution`}],
+                             "distribution": how the errors are distributed, where that was measured}],
                 "emulated": true where the CPU ran the GPU's kernels,
                 "lost_schedules": a sentence on each schedule that could not be applied, if there are any,
                 "diagnosis": which kernel diverges, of a case that was diagnosed (`harness.verify.diagnose.report`),
@@ -25,9 +24,16 @@ Schema 1:
                  "compiled_only": those of the unavailable that were compiled,
                  "emulated", "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
 
+The terms of a distribution are those of `harness.core.distribution`, and it is of bounded size:
+
+    {"histogram": counts by |error| / gate between `EDGES`, or [],
+     "largest": the largest |error| in each cell of the image: a string of numbers with spaces for each row,
+     "masks": [{"index": [index on all axes but the last two], "size": [height, width], "differing": pixels,
+                "torch": a PNG file in base64, "tvm": likewise, or null if both pictures are equal,
+                "marks": likewise, transparent except where a pixel differs, or null if none does}]}
+
 Every case is counted once: cases = passed + expected_failures + unexpected + unavailable, where `passed` counts those
-that passed as expected. JSON has no NaN and no infinity: NaN (the metric does not apply) is null, infinities are the
-strings "inf" and "-inf"; `harness.verify.report.verification.numbers.number` turns them back.
+that passed as expected. `harness.verify.report.verification.schema` says how floats are stored.
 """
 
 from __future__ import annotations
@@ -40,22 +46,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from harness.core.case import DEFAULT_FRONTEND
+from harness.core.distribution import Distribution
 from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
-from harness.core.outcome import Device, Kernel, Outcome, Status, Verdict, VerdictKind
+from harness.core.outcome import METRICS, Kernel, Outcome, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.weights import Weights
 from harness.runtime.decoding import convert, decode
-from harness.verify.report.verification import distribution
-from harness.verify.report.verification.numbers import jsonable
-from harness.verify.report.verification.schema import SCHEMA, Report
+from harness.verify.report.verification.schema import SCHEMA, Report, jsonable
 
 if TYPE_CHECKING:
     from harness.core.case import Case
-
-METRICS = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
-"""The floats of an output, in the order of the schema."""
 
 KERNEL_COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "architecture")
 """The stored properties of a kernel, in this order; null if one is unknown."""
@@ -150,7 +154,6 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
     case, outcome = result.case, result.outcome
-    error = outcome.error
     return {
         "component": case.component,
         "strategy": case.strategy,
@@ -162,7 +165,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         "expected": result.expected,
         "problem": result.problem or None,
         "why": result.why or None,
-        "error": {"type": error.type, "message": error.message, "details": error.details} if error else None,
+        "error": asdict(outcome.error) if outcome.error else None,
         "seconds": {stage: jsonable(seconds) for stage, seconds in outcome.seconds.items()},
         "sizes": dict(outcome.sizes),
         "peak_rss_bytes": outcome.peak_rss_bytes,
@@ -171,7 +174,7 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         **({} if case.precision == DEFAULT_PRECISION else {"precision": case.precision}),
         **({} if case.frontend == DEFAULT_FRONTEND else {"frontend": case.frontend}),
         **({} if case.weights == Weights.SEEDED else {"weights": str(case.weights)}),
-        **({"device": _device(outcome.device)} if outcome.device else {}),
+        **({"device": {**asdict(outcome.device), "told": str(outcome.device)}} if outcome.device else {}),
         **({"emulated": True} if outcome.emulated else {}),
         **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),
         **({"diagnosis": dict(result.diagnosis)} if result.diagnosis else {}),
@@ -189,10 +192,6 @@ def _kernels(kernels: Sequence[Kernel]) -> dict[str, list[list[Any]]]:
     return {architecture: [list(row) for row in sorted(group, key=str)] for architecture, group in rows.items()}
 
 
-def _device(device: Device) -> dict[str, Any]:
-    return {**asdict(device), "told": str(device)}
-
-
 def _output(verdict: Verdict) -> dict[str, Any]:
     return {
         "name": verdict.name,
@@ -203,7 +202,15 @@ def _output(verdict: Verdict) -> dict[str, Any]:
         **{metric: jsonable(getattr(verdict, metric)) for metric in METRICS},
         "verdict": verdict.kind.value,
         "reason": verdict.reason,
-        **({"distribution": distribution.to_json(verdict.distribution)} if verdict.distribution else {}),
+        **({"distribution": _distribution(verdict.distribution)} if verdict.distribution else {}),
+    }
+
+
+def _distribution(distribution: Distribution) -> dict[str, Any]:
+    return {
+        "histogram": list(distribution.histogram),
+        "largest": [" ".join(f"{value:.3g}" for value in row) for row in distribution.largest],
+        "masks": to_builtins(distribution.masks),
     }
 
 

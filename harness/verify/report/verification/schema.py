@@ -1,23 +1,41 @@
 """Declares the form of a verification report's JSON, by which a file is checked when it is read.
 
 `harness.verify.report.verification.document` describes the fields. Those that no page needs are not declared here.
+JSON has no NaN and no infinity: NaN (the metric does not apply) is null, infinities are the strings "inf" and "-inf".
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from harness.core.distribution import BINS, CELLS, MASKS, MaskPicture
-from harness.core.outcome import Stage, Status, VerdictKind
+from harness.core.outcome import CaseError, Stage, Status, VerdictKind
 from harness.runtime.decoding import Count
-from harness.verify.report.verification.distribution import rows_of
 
 SCHEMA = 1
 
-_Float = float | Literal["inf", "-inf"] | None  # `numbers.number` reads it
+_Float = float | Literal["inf", "-inf"] | None
+
+
+def number(value: float | str | None) -> float:
+    """Returns a float of the JSON."""
+    return math.nan if value is None else float(value)
+
+
+def jsonable(value: float) -> float | str | None:
+    """Returns a float in the form that `number` reads."""
+    if math.isnan(value):
+        return None
+    return str(value) if math.isinf(value) else value
+
+
+def error_rows(largest: Sequence[str]) -> list[list[float]]:
+    """Returns the rows of a map of errors, which are strings of numbers in the JSON."""
+    return [[float(value) for value in row.split()] for row in largest]
 
 
 class _Distribution(Struct):
@@ -29,7 +47,7 @@ class _Distribution(Struct):
         if len(self.histogram) not in (0, BINS):
             raise ValueError(f"`histogram` has {len(self.histogram)} counts, not {BINS}")
         try:
-            rows = rows_of({"largest": self.largest})
+            rows = error_rows(self.largest)
         except ValueError as error:
             raise ValueError(f"`largest` has a word that is no number ({error})") from error
         if any(not 0 < len(row) <= CELLS or len(row) != len(rows[0]) for row in rows):
@@ -102,12 +120,6 @@ class _Diagnosis(Struct):
     budget: dict[str, _Float]
 
 
-class _Error(Struct):
-    type: str
-    message: str
-    details: str
-
-
 class _Device(Struct):
     description: str = field(name="told")
     sent_bytes: Count
@@ -128,7 +140,7 @@ class _Case(Struct):
     expected: bool | None
     problem: str | None
     why: str | None
-    error: _Error | None
+    error: CaseError | None
     seconds: dict[str, _Float]
     sizes: dict[str, Count]
     peak_rss_bytes: Count

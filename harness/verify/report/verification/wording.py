@@ -10,7 +10,7 @@ from typing import Any
 from harness.compiler.targets import HOST
 from harness.core.outcome import Stage
 from harness.verify.report.verification.document import KERNEL_COLUMNS
-from harness.verify.report.verification.numbers import number
+from harness.verify.report.verification.schema import number
 
 NOT_RUN = "·"
 """Text of a matrix cell whose case was not run."""
@@ -44,17 +44,14 @@ def headline(summary: Mapping[str, Any]) -> Headline:
         sign, verdict = "⏭", f"Nothing was verified: {cases} skipped"
     else:
         sign, verdict = "✅", f"{cases}, all as expected"
-    parts = [f"{summary['passed']} passed"]
     compiled = summary.get("compiled_only", 0)
-    for amount, label in (
-        (summary["expected_failures"], "failed as predicted"),
-        (compiled, "compiled and not run"),
-        (summary["unavailable"] - compiled, "not available here"),
-    ):
-        if amount:
-            parts.append(f"{amount} {label}")
-    if summary.get("emulated"):
-        parts.append(f"{summary['emulated']} emulated on the CPU")
+    amounts = {
+        "failed as predicted": summary["expected_failures"],
+        "compiled and not run": compiled,
+        "not available here": summary["unavailable"] - compiled,
+        "emulated on the CPU": summary.get("emulated", 0),
+    }
+    parts = [f"{summary['passed']} passed", *(f"{amount} {label}" for label, amount in amounts.items() if amount)]
     if summary["outputs"]:
         strict, total = summary.get("strict_outputs", 0), summary["outputs"]
         parts.append(f"{strict} of {plural(total, 'output')} strict")
@@ -77,15 +74,15 @@ def mark(case: Mapping[str, Any]) -> str:
 
 def meaning(case: Mapping[str, Any]) -> str:
     """Returns the meaning of `mark`, for people who do not see its symbol."""
-    if case["expected"] is None:
-        return "unavailable: not even compiled" if case["stage"] == Stage.BUILD else "compiled, nothing here runs it"
-    if not case["expected"]:
-        return "not as expected"
-    if case["status"] != "passed":
-        return "failed as predicted"
-    if any(output["verdict"] == "oracle" for output in case["outputs"]):
-        return "passed, some outputs on the float64 oracle"
-    return "passed, every output strict"
+    meanings = {
+        "⏭ unavailable": "unavailable: not even compiled",
+        "⏭ compiled": "compiled, nothing here runs it",
+        "❌": "not as expected",
+        "⛔": "failed as predicted",
+        "🔷": "passed, some outputs on the float64 oracle",
+        "✅": "passed, every output strict",
+    }
+    return next(text for start, text in meanings.items() if mark(case).startswith(start))
 
 
 def kernels(case: Mapping[str, Any]) -> str:
@@ -190,6 +187,18 @@ def known_causes(cases: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[s
     return groups
 
 
+def place_and_code(source: str) -> tuple[str, str]:
+    """Splits a source reference, `file:line in function: code`, with the file relative to the package's folder."""
+    place, _, code = source.partition(" in ")
+    return place.rpartition("site-packages/")[2], code
+
+
+def cell(value: object) -> str:
+    """Returns text that cannot break a table or a heading of Markdown: one line, with its signs escaped."""
+    text = " ".join(str(value).split())
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def distinct(names: Iterable[str]) -> list[str]:
     """Returns each name once, in the order of first occurrence."""
     return list(dict.fromkeys(names))
@@ -280,3 +289,13 @@ def notes(case: Mapping[str, Any]) -> list[str]:
     if usage := kernels(case):
         sentences.append(usage)
     return sentences
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(cell, count, digits, first_line, mark, meaning, notes),
+        *(number, place_and_code, seconds, size, total_seconds),
+    )
+}
+"""Functions by name that the templates call to format values."""

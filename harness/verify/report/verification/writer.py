@@ -11,8 +11,7 @@ from typing import Any
 from harness.core.files import append_bytes, write_files
 from harness.verify.report.verification.comparison import Comparison, compare, render_comparison
 from harness.verify.report.verification.document import Result, build_report, read_report
-from harness.verify.report.verification.markdown import render_report, render_summary
-from harness.verify.report.verification.page import render_page
+from harness.verify.report.verification.pages import render_page, render_report, render_summary
 
 ADVICE = "choose another folder with --report"
 """Advice for the user if a report cannot be written."""
