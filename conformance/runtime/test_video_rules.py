@@ -22,10 +22,9 @@ from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.detector import Detections, select_detections, update_box_frames, video_scores
 from harness.runtime.sam3.video.masks import mask_iou, nms, remove_mask_overlaps, suppress_shrunken, suppressed_objects
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import VisibleObject, frame_output, merge_refined, sigmoid
 from harness.runtime.sam3.video.planner import Observations, plan_frame
-from harness.runtime.sam3.video.propagation import (
+from harness.runtime.sam3.video.processor import (
     Action,
     PropagationScope,
     next_propagation,
@@ -35,6 +34,8 @@ from harness.runtime.sam3.video.rules import (
     DISAMBIGUATED,
     UNDISAMBIGUATED,
     Rules,
+    TrackedObject,
+    VideoState,
     associate,
     count_shared_detections,
     is_young,
@@ -42,6 +43,8 @@ from harness.runtime.sam3.video.rules import (
     release_outputs,
     removed_objects,
     select_reconditionings,
+    state_after_click,
+    state_after_removal,
 )
 
 MASKS = arrays(np.bool_, st.tuples(st.integers(0, 5), st.just(6), st.just(5)))

@@ -49,23 +49,19 @@ from harness.core.machine import describe_machine
 from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.core.settings import REPOSITORY
 from harness.runtime import Prompt
-from harness.runtime.checking import check_files
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
 from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
-from harness.runtime.sam3.video.memory_selection import Retention
-from harness.runtime.sam3.video.objects import VideoState, state_after_click
+from harness.runtime.sam3.video.masklets import Bucket
+from harness.runtime.sam3.video.memory_bank import MemoryBank, Retention, tracked_entry
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
-from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
-from harness.runtime.sam3.video.propagation import Action, PropagationScope
-from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.processor import Action, Propagation, PropagationScope, VideoProcessor
+from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.saving import SessionFile, save_session
 from harness.runtime.variants import Variants, read_variants
-from harness.runtime.weights import MappedWeights, write_weights
+from harness.runtime.weights import MappedWeights, check_files, write_weights
 from harness.verify.report.verification.document import Result, build_report
 from harness.verify.report.verification.writer import write_pages
 

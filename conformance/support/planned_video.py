@@ -12,7 +12,6 @@ import torch
 from conformance.support.scripted_video import SIZE, Script
 from harness.runtime.sam3.video.detector import Detections, select_detections
 from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
-from harness.runtime.sam3.video.objects import VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import (
     FrameOutput,
     VisibleObject,
@@ -22,8 +21,15 @@ from harness.runtime.sam3.video.outputs import (
     visible_objects,
 )
 from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
-from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
-from harness.runtime.sam3.video.rules import Rules, cleared_by_click, release_outputs
+from harness.runtime.sam3.video.processor import Action, next_propagation, processing_order
+from harness.runtime.sam3.video.rules import (
+    Rules,
+    VideoState,
+    cleared_by_click,
+    release_outputs,
+    state_after_click,
+    state_after_removal,
+)
 
 _MANY = 1_000_000
 """How many objects may be in a single image: upstream does not limit them there (VB:561)."""

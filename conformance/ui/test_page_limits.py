@@ -30,7 +30,7 @@ from harness.app.ui.queue import ModelQueue
 from harness.app.ui.sessions import Session, Sessions
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
-from harness.runtime.sam3.coordinates import parse_boxes, parse_numbers
+from harness.runtime.sam3.prompts import parse_boxes, parse_numbers
 
 ADDRESS, SECRET = "http://127.0.0.1:8363", "0123456789abcdef"
 

@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, this_platform
+from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, matrix_unit_problem, this_platform
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, read_manifest
-from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
 
 if TYPE_CHECKING:

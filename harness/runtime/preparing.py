@@ -10,8 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from harness.runtime.checking import check_files
-from harness.runtime.cpu import MATRIX_UNIT, cpu_model, this_platform
+from harness.runtime.cpu import MATRIX_UNIT, cpu_model, matrix_unit_problem, this_platform
 from harness.runtime.loading import LoadError, cpu_problem, load_library
 from harness.runtime.manifest import (
     MANIFEST,
@@ -22,10 +21,9 @@ from harness.runtime.manifest import (
     read_manifest,
     weights_file,
 )
-from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.packing import pack, packs, write_packed
 from harness.runtime.variants import is_for_several, read_variants
-from harness.runtime.weights import MappedWeights
+from harness.runtime.weights import MappedWeights, check_files
 
 _FILLING, _LOCK = ".packing", ".packing.lock"
 

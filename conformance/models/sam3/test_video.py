@@ -32,7 +32,7 @@ from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.resizing import resize, resize_antialiased
-from harness.runtime.sam3.video.bucket import Bucket
+from harness.runtime.sam3.video.masklets import Bucket
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
 TEXT = "dog"

@@ -50,9 +50,8 @@ from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.verdict import judge
-from harness.runtime.cpu import MATRIX_UNIT, cpu_features
+from harness.runtime.cpu import MATRIX_UNIT, cpu_features, matrix_unit_problem
 from harness.runtime.executable import TRANSFORM_PARAMETERS
-from harness.runtime.matrix_unit import matrix_unit_problem
 
 few = examples(6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")

@@ -78,8 +78,7 @@ def _machine() -> list[Finding]:
     from harness.compiler.targets.linking import linker
     from harness.core.machine import control_group
     from harness.runtime.cores import cores
-    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model
-    from harness.runtime.matrix_unit import matrix_unit_problem
+    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model, matrix_unit_problem
 
     cpu_feature_set = cpu_features() or frozenset()
     features = (

@@ -33,8 +33,7 @@ from harness.runtime.sam3.interactive import (
 )
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
 from harness.runtime.sam3.segmentation import Found, MaskBatch, Outputs, Queries, SegmentationHead
-from harness.runtime.sam3.texts import pack_texts
-from harness.runtime.sam3.tokenizer import Tokenizer
+from harness.runtime.sam3.tokenizer import Tokenizer, pack_texts
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.video.masks import boxes_of_masks, remove_mask_overlaps
-from harness.runtime.sam3.video.objects import VideoState
 from harness.runtime.sam3.video.planner import FramePlan
+from harness.runtime.sam3.video.rules import VideoState
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]

@@ -21,14 +21,16 @@ from harness.runtime.sam3.video.masks import (
     suppressed_objects,
     update_last_occluded,
 )
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, drop_objects
 from harness.runtime.sam3.video.rules import (
     DISAMBIGUATED,
     Association,
     Reconditioning,
     Rules,
+    TrackedObject,
+    VideoState,
     associate,
     count_shared_detections,
+    drop_objects,
     limit_new_objects,
     removed_objects,
     select_reconditionings,

@@ -19,14 +19,11 @@ from safetensors.numpy import save_file
 
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
-from harness.runtime.sam3.video.bucket import Bucket
-from harness.runtime.sam3.video.masklets import Masklets
-from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry
-from harness.runtime.sam3.video.memory_selection import Retention
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState
+from harness.runtime.sam3.video.masklets import Bucket, Masklets
+from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, Retention
 from harness.runtime.sam3.video.outputs import FrameResult
-from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
-from harness.runtime.sam3.video.propagation import Action, PropagationScope
+from harness.runtime.sam3.video.processor import Action, Propagation, PropagationScope, VideoProcessor
+from harness.runtime.sam3.video.rules import TrackedObject, VideoState
 
 if TYPE_CHECKING:
     from harness.runtime.manifest import Manifest

@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.coordinates import abbreviate
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
-from harness.runtime.sam3.prompts import Coordinates, Prompt
+from harness.runtime.sam3.prompts import Coordinates, Prompt, abbreviate
 from harness.runtime.sam3.video.frames import Frames, open_frames
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.outputs import FrameResult, frame_output
-from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
-from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
+from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
 from harness.runtime.sam3.video.tracker import Tracker
 
