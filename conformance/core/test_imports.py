@@ -88,7 +88,7 @@ ENVIRONMENT = {
     "core/files.py": "the folder of the cache",
     "compiler/targets/linking.py": "the C compiler",
     "compiler/targets/cuda.py": "the CUDA compiler",
-    "compiler/targets/tvm_build.py": "TVM's libraries",
+    "compiler/targets/system_cpu.py": "TVM's libraries",
 }
 """Module → what it reads or writes of the environment; `docs/ARCHITECTURE.md` says why."""
 

@@ -20,8 +20,8 @@ from conformance.support.bf16 import Processor, flushed, multiply_add
 from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
-from harness.compiler.execution.emulated import is_emulated
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
+from harness.compiler.execution.executors import is_emulated
 from harness.compiler.targets import HOST
 from harness.compiler.targets.linking import linker
 from harness.core.case import Case

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compiler.targets.clang import clang
-from harness.compiler.targets.linking import linker
+from harness.compiler.targets.linking import clang, linker
 from harness.core.processes import Template, WorkerEnd, run_isolated
 
 ROOT = Path(__file__).resolve().parents[2]

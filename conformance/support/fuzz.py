@@ -50,7 +50,17 @@ from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verd
 from harness.core.settings import REPOSITORY
 from harness.runtime import Prompt
 from harness.runtime.errors import ModelError
-from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.manifest import (
+    MANIFEST,
+    VARIANTS,
+    Entry,
+    File,
+    Manifest,
+    TensorSpec,
+    Variants,
+    read_manifest,
+    read_variants,
+)
 from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.video.frames import Frames, open_frames
@@ -60,7 +70,6 @@ from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
 from harness.runtime.sam3.video.processor import Action, Propagation, PropagationScope, VideoProcessor
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.saving import SessionFile, save_session
-from harness.runtime.variants import Variants, read_variants
 from harness.runtime.weights import MappedWeights, check_files, write_weights
 from harness.verify.report.verification.document import Result, build_report
 from harness.verify.report.verification.writer import write_pages

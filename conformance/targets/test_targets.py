@@ -28,7 +28,7 @@ from harness.compiler.schedules.gpu.rules import schedule_kernel, schedule_kerne
 from harness.compiler.targets import TARGETS, cuda, linking, llvm
 from harness.compiler.targets.compiling import compile_module, required_cpu
 from harness.compiler.targets.kernels import examine_kernels
-from harness.compiler.targets.metal_constants import exact_constants, survives
+from harness.compiler.targets.metal import exact_constants, survives
 from harness.compiler.targets.metal_source import check_metal, complete_source
 from harness.core.errors import HarnessError
 from harness.core.processes import run_isolated

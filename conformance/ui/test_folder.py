@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from harness.app.ui import folder as under_test
-from harness.app.ui.folder import ImageFolder
+from harness.app.ui.photographs import ImageFolder
 
 
 def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,10 @@ from conformance.support.mutations import mutated
 from harness.app.results.objects import run_lengths
 from harness.app.ui import photographs, sessions
 from harness.app.ui.app import make_app
-from harness.app.ui.encodings import Encodings, Masks
-from harness.app.ui.folder import ImageFolder
+from harness.app.ui.encodings import Encodings, Masks, ModelQueue
 from harness.app.ui.guard import hosts_of
 from harness.app.ui.page import Abilities, Page
-from harness.app.ui.photographs import Photographs
-from harness.app.ui.queue import ModelQueue
+from harness.app.ui.photographs import ImageFolder, Photographs
 from harness.app.ui.sessions import Session, Sessions
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt

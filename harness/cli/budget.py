@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console, print_sentence
-from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
     CpuOption,
@@ -21,6 +20,7 @@ from harness.cli.options import (
     check_number,
     chosen_database,
     chosen_weights,
+    require_compiler,
 )
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Scale

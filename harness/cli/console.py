@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from harness.runtime.manifest import Manifest
-from harness.runtime.variants import is_for_several, read_variants
+from harness.runtime.manifest import Manifest, is_for_several, read_variants
 
 console = Console(markup=False)
 """Prints text without markup, because names of files may have brackets."""

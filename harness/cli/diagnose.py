@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.console import console, print_sentence
-from harness.cli.installation import require_compiler
 from harness.cli.options import (
     BudgetOption,
     CheckpointOption,
@@ -24,6 +23,7 @@ from harness.cli.options import (
     chosen_database,
     chosen_groups,
     chosen_weights,
+    require_compiler,
 )
 from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS, Groups

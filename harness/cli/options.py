@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,24 @@ from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import models, subjects
+
+COMPILES = ("tvm", "torch", "sam3")
+"""Modules that compiling and verifying need, all from the extra `verify`."""
+
+
+def require_compiler() -> None:
+    """Checks that this installation can compile and verify.
+
+    Raises:
+        HarnessError: This is the base installation.
+    """
+    modules = [name for name in COMPILES if find_spec(name) is None]
+    if modules:
+        names = " and ".join(filter(None, [", ".join(modules[:-1]), modules[-1]]))
+        raise HarnessError(
+            f"{names} {'is' if len(modules) == 1 else 'are'} not installed: this installation runs compiled models; "
+            "to compile and verify them, pip install 'sam3-tvm[verify]'"
+        )
 
 
 def check_number(value: float | None) -> float | None:

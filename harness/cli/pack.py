@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import print_artifact, stages
-from harness.cli.installation import require_compiler
 from harness.cli.options import (
     CheckpointOption,
     PartialOption,
@@ -17,9 +16,10 @@ from harness.cli.options import (
     WeightsOption,
     chosen_deployable,
     chosen_weights,
+    require_compiler,
 )
 from harness.core.settings import Settings
-from harness.runtime.variants import read_any_manifest
+from harness.runtime.manifest import read_any_manifest
 
 
 def pack(

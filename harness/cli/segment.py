@@ -53,8 +53,8 @@ def segment(
     """
     from harness.app.segment import Job, failures, find_images
     from harness.cli.segment_display import run_job
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
     geometry = (box or (), negative_box or (), point or (), negative_point or ())

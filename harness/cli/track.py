@@ -42,8 +42,8 @@ def track(
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
     from harness.app.track.job import Job, run
     from harness.cli.loading import load_model, warn_if_untrained
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
 
     corners = None if box is None else parse_numbers("--box", "x0,y0,x1,y1", box)
     job = Job(video, text or [], corners, object_prompt, frame, out, not no_overlay)

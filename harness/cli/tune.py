@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.console import console, print_sentence, progress
-from harness.cli.installation import require_compiler
-from harness.cli.options import BudgetOption, CpuOption, ThreadsOption, check_number, chosen_groups
+from harness.cli.options import BudgetOption, CpuOption, ThreadsOption, check_number, chosen_groups, require_compiler
 from harness.compiler.targets import HOST
 from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups

@@ -37,15 +37,14 @@ def ui(
     Nothing leaves this machine, and no other machine reaches the page unless --host allows it.
     """
     require_server()
-    from harness.app.ui.app import make_app
-    from harness.app.ui.folder import ImageFolder
+    from harness.app.ui.app import listen, make_app, serve, url_of
     from harness.app.ui.guard import TOKEN, hosts_of
     from harness.app.ui.page import make_page
-    from harness.app.ui.serving import listen, serve, url_of
+    from harness.app.ui.photographs import ImageFolder
     from harness.cli.loading import load_model, untrained_warning, warn_if_untrained
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
-    from harness.runtime.variants import read_any_manifest
+    from harness.runtime.manifest import read_any_manifest
 
     folder = choose_model(model)
     manifest = read_any_manifest(folder)

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import console, print_sentence
-from harness.cli.installation import require_compiler
 from harness.cli.options import (
     WEIGHTS_HELP,
     BudgetOption,
@@ -26,6 +25,7 @@ from harness.cli.options import (
     chosen_database,
     chosen_groups,
     chosen_weights,
+    require_compiler,
 )
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.targets import HOST, TARGETS
@@ -40,8 +40,7 @@ from harness.core.processors import Processors
 from harness.core.remote import Remote
 from harness.models.registry import models, subjects
 from harness.models.selection import select
-from harness.runtime.manifest import Manifest
-from harness.runtime.variants import read_any_manifest
+from harness.runtime.manifest import Manifest, read_any_manifest
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
 """Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of the slowest takes above

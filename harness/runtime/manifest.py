@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from harness.runtime.decoding import convert, decode
@@ -17,7 +17,7 @@ FORMAT = 1
 """Version of the folder's layout; a runtime reads this version alone."""
 MANIFEST = "manifest.json"
 VARIANTS = "variants.json"
-"""Describes a folder for several CPUs; see `harness.runtime.variants`."""
+"""Describes a folder for several CPUs; see `harness.runtime.manifest`."""
 VARIANT = "variant.json"
 """Describes one CPU's variant in such a folder: its manifest until its weights are packed."""
 LIBRARY = "model.so"
@@ -210,3 +210,44 @@ def _absent(path: Path) -> str:
 
 def _encode(data: Any) -> str:
     return json.dumps(data, default=asdict, indent=1, sort_keys=True) + "\n"
+
+
+class Variants(Description, frozen=True):
+    """The contents of a folder for several CPUs.
+
+    Attributes:
+        names: Names of the variants, which are folders.
+        weights: Names of the weights that each entry point takes, in the order in which its packing takes them.
+        files: The files of the weights, by name.
+        format: `harness.runtime.manifest.FORMAT` of the version that wrote it.
+    """
+
+    names: Annotated[tuple[str, ...], Meta(min_length=1)]
+    weights: Mapping[str, tuple[str, ...]]
+    files: Mapping[str, File]
+    format: int = FORMAT
+
+
+def read_variants(folder: Path) -> Variants:
+    """Reads the contents of a folder for several CPUs.
+
+    Raises:
+        ArtifactError: It is no such folder, or it is of another version or damaged.
+    """
+    return read_description(folder / VARIANTS, Variants)
+
+
+def is_for_several(folder: Path) -> bool:
+    """Returns whether a folder is for several CPUs."""
+    return (folder / VARIANTS).is_file()
+
+
+def read_any_manifest(folder: Path) -> Manifest:
+    """Returns the manifest of a folder; of one for several CPUs, that of its first variant, which has no weights.
+
+    Raises:
+        ArtifactError: There is none, or it is of another version or damaged.
+    """
+    if is_for_several(folder):
+        return read_manifest(folder / read_variants(folder).names[0], VARIANT)
+    return read_manifest(folder)

@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
-from harness.compiler.execution.emulated import create_emulating_executor, is_emulated
-from harness.compiler.execution.executors import create_executor
+from harness.compiler.execution.executors import create_emulating_executor, create_executor, is_emulated
 from harness.compiler.execution.remote.client import DeviceLostError
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups

@@ -34,7 +34,7 @@ from conformance.support.convolutions import (
 from conformance.support.examples import examples
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
-from harness.compiler.deployment.lowering import select_reachable
+from harness.compiler.deployment.code import select_reachable
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of

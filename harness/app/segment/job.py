@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
 from harness.app.results.journal import Journal, results_folder
 from harness.app.results.objects import Objects, concatenate_objects
-from harness.app.results.png import mask_png, png
+from harness.app.results.overlay import mask_png, png
 from harness.app.segment.images import unique_names
 from harness.app.segment.prompts import category_name, run_prompts
 from harness.compiler.execution.remote.client import RemoteError

@@ -25,8 +25,7 @@ import numpy.typing as npt
 from harness.app.results.coco import AnnotatedImage, coco_annotations, write_video_data_set
 from harness.app.results.journal import Journal, entries_of
 from harness.app.results.objects import Objects
-from harness.app.results.overlay import draw
-from harness.app.results.png import numbered_png
+from harness.app.results.overlay import draw, numbered_png
 from harness.app.track.video import VideoWriter, encoder_version, finish_video, frames_in
 from harness.core.errors import HarnessError
 from harness.core.files import append_bytes, make_folder, write_bytes, write_file

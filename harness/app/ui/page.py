@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.app.ui.encodings import Encodings
-from harness.app.ui.folder import ImageFolder
-from harness.app.ui.photographs import Photographs
-from harness.app.ui.queue import ModelQueue
+from harness.app.ui.encodings import Encodings, ModelQueue
+from harness.app.ui.photographs import ImageFolder, Photographs
 from harness.app.ui.sessions import Sessions
 from harness.runtime import Sam3
 from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE, THRESHOLD

@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from harness.app.results.objects import decode_mask
-from harness.app.results.overlay import color_of
-from harness.app.results.png import mask_png
+from harness.app.results.overlay import color_of, mask_png
 from harness.app.segment.job import ANNOTATIONS
 from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Announce, Masks

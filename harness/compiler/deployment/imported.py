@@ -12,7 +12,7 @@ from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.runtime.packing import Array
+from harness.runtime.preparing import Array
 
 if TYPE_CHECKING:
     import tvm

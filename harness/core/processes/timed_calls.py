@@ -20,9 +20,9 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
 from harness.core.processes.child import die_with_parent
+from harness.core.processes.memory import hide_torch
 from harness.core.processes.processes import kill_and_collect, start_python
 from harness.core.processes.threads import configure_threads, thread_count
-from harness.core.processes.torch_free import hide_torch
 
 _WITH_TORCH = "with-torch"
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tvm import relax, tirx
 
-from harness.compiler.execution.unwritten import poison
+from harness.compiler.execution.executors import poison
 from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library

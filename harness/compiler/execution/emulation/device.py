@@ -8,10 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
-from harness.compiler.execution.emulation.translation import cuda_to_cpp, metal_to_cpp
-from harness.compiler.targets.clang import HEADERS, run_clang
-from harness.compiler.targets.linking import link
+from harness.compiler.execution.emulation.translation import DeviceModule, cuda_to_cpp, metal_to_cpp, read_device_module
+from harness.compiler.targets.linking import HEADERS, link, run_clang
 from harness.runtime.cpu import architecture
 
 if TYPE_CHECKING:
