@@ -334,7 +334,14 @@ def _save_session(folder: Path) -> None:
     group = progress.groups[0]
     group.state = state_after_click(VideoState(), 3, 0)
     entry = tracked_entry(np.ones((1, 4), np.float32), np.ones((1, 1), np.float32), np.full((1, 3), 0.5, np.float32))
-    bank = MemoryBank((3,), Retention.EVERYTHING, conditioning={0: entry}, inputs={0: frozenset({3})}, first_frame=0)
+    bank = MemoryBank(
+        (3,),
+        Retention.EVERYTHING,
+        conditioning={0: entry},
+        tracked={1: entry},
+        inputs={0: frozenset({3})},
+        first_frame=0,
+    )
     group.buckets = {0: Bucket(bank, {0: np.ones((1, 4, 4), np.float32)}, frozenset({(0, 3)}))}
     shown = FrameResult.pack(0, (3, 2), {3: VisibleObject(np.ones((2, 3), bool), 1.0)}, is_complete=True)
     progress.frame_results = {0: shown}
