@@ -18,7 +18,7 @@ from harness.runtime.sam3.video.frames import Frames
 from harness.runtime.sam3.video.masklets import Bucket
 from harness.runtime.sam3.video.memory_bank import MemoryBank, Retention, tracked_entry
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
-from harness.runtime.sam3.video.processor import Action, Progress, Propagation, PropagationScope, VideoProcessor
+from harness.runtime.sam3.video.processor import Action, Progress, Propagation, VideoProcessor
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.session import Session
 
@@ -53,7 +53,7 @@ def fetching(video: Video) -> tuple[VideoProcessor, Propagation]:
         0: FrameResult.pack(0, SIZE, shown, is_complete=True),
         1: FrameResult.pack(1, SIZE, {}, is_complete=True),
     }
-    progress.propagation = Propagation((None, None, False), PropagationScope("fetch"), range(2))
+    progress.propagation = Propagation((None, None, False), Action("fetch"), range(2))
     return processor, progress.propagation
 
 

@@ -67,7 +67,7 @@ from harness.runtime.sam3.video.frames import Frames, open_frames
 from harness.runtime.sam3.video.masklets import Bucket
 from harness.runtime.sam3.video.memory_bank import MemoryBank, Retention, tracked_entry
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
-from harness.runtime.sam3.video.processor import Action, Propagation, PropagationScope, VideoProcessor
+from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.saving import SessionFile, save_session
 from harness.runtime.weights import MappedWeights, check_files, write_weights
@@ -347,7 +347,7 @@ def _save_session(folder: Path) -> None:
     progress.frame_results = {0: shown}
     progress.history = (Action("add", frozenset({3})),)
     held = (shown, processor.pixels(0))
-    progress.propagation = Propagation((None, None, False), PropagationScope("full"), range(1, 2), (held,))
+    progress.propagation = Propagation((None, None, False), Action("full"), range(1, 2), (held,))
     save_session(processor, folder / "session.safetensors")
 
 

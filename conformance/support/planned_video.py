@@ -128,8 +128,8 @@ class PlannedVideo:
         self.state, plan = plan_frame(before, seen, replace(self.rules, max_objects=_MANY) if image else self.rules)
 
         for each in plan.reconditionings:
-            self.masked[each.object_id][frame] = None
-            self.clicked[each.object_id].discard(frame)
+            self.masked[each][frame] = None
+            self.clicked[each].discard(frame)
         for birth in plan.births:
             self.masked[birth.object_id], self.clicked[birth.object_id] = {frame: None}, set()
         tracked[plan.suppressed] = SUPPRESSED_LOGIT
@@ -169,7 +169,7 @@ def facts(
         "removed": sorted(plan.removed),
         "dropped": plan.dropped,
         "reconditioned": [
-            (each.object_id, detections.masks[each.detection].flatten().tolist()) for each in plan.reconditionings
+            (each, detections.masks[detection].flatten().tolist()) for each, detection in plan.reconditionings.items()
         ],
         "encoded": [(masks[rows].flatten().tolist(), logits[rows].tolist()) for rows in members],
         "ids": list(after.ids),

@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import console, print_sentence
-from harness.cli.options import (
-    BudgetOption,
-    CheckpointOption,
-    CpuOption,
-    DatabaseOption,
-    PartialOption,
-    SeedOption,
-    ThreadsOption,
-    UntunedOption,
-    WeightsOption,
-    chosen_database,
-    chosen_groups,
-    chosen_weights,
-    require_compiler,
-)
 from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
@@ -56,35 +42,35 @@ def diagnose(
     reproduce: Annotated[
         Path | None, typer.Option(help="New folder that shows the first divergent kernel with TVM alone.")
     ] = None,
-    budget: BudgetOption = None,
-    seed: SeedOption = 0,
-    weights: WeightsOption = None,
-    checkpoint: CheckpointOption = None,
-    allow_partial: PartialOption = False,
-    db: DatabaseOption = None,
-    untuned: UntunedOption = False,
-    cpu: CpuOption = None,
-    threads: ThreadsOption = None,
+    budget: options.BudgetOption = None,
+    seed: options.SeedOption = 0,
+    weights: options.WeightsOption = None,
+    checkpoint: options.CheckpointOption = None,
+    allow_partial: options.PartialOption = False,
+    db: options.DatabaseOption = None,
+    untuned: options.UntunedOption = False,
+    cpu: options.CpuOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Compare every kernel with PyTorch and float64, and name the first that diverges.
 
     Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output exceeds the limits, or memory is reused too
     early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
-    require_compiler()
+    options.require_compiler()
     from harness.core.processes.threads import configure_threads
     from harness.verify.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
 
     configure_threads(threads)
-    distributions = chosen_weights((weights,) if weights else (), checkpoint)
+    distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), distributions)
-    float32 = chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget or (), cases)
     if reproduce is not None:
         check_folder(reproduce, len(cases))
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu)
-    database = chosen_database(db, untuned, {target}, processors)
+    database = options.chosen_database(db, untuned, {target}, processors)
     settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     diagnoses = []
     for case in cases:

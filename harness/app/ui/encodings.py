@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from harness.app.results.coco import coco_annotations
 from harness.app.results.objects import best_object
-from harness.app.segment.prompts import category_name, is_ambiguous, run_prompt
+from harness.app.segment.prompts import category_name, is_ambiguous, run_prompts
 from harness.app.ui.photographs import Photograph, Photographs
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
 
@@ -44,21 +44,6 @@ class _PendingCall:
         self.doing, self.since = doing, time.monotonic()
 
 
-@dataclass(frozen=True)
-class QueueStatus:
-    """The status of a session's call.
-
-    Attributes:
-        doing: The activity of the model, or `WAITING`.
-        ahead: Number of calls of all sessions that come first.
-        seconds: Duration of the activity so far.
-    """
-
-    doing: str
-    ahead: int
-    seconds: float
-
-
 class ModelQueue:
     """Runs calls in their order. Its methods are called in the thread of one event loop."""
 
@@ -80,12 +65,17 @@ class ModelQueue:
         finally:
             self._calls.remove(call)
 
-    def status(self, owner: str) -> QueueStatus | None:
-        """Returns the status of a session's call; None if the session waits for nothing."""
+    def status(self, owner: str) -> dict[str, Any]:
+        """Returns the status of a session's call.
+
+        Returns:
+            `doing` is the activity of the model, or `WAITING`, or None where the session waits for nothing; `ahead` the
+            number of calls of all sessions that come first; `seconds` the duration of the activity so far.
+        """
         for ahead, call in enumerate(self._calls):
             if call.owner == owner:
-                return QueueStatus(call.doing, ahead, time.monotonic() - call.since)
-        return None
+                return {"doing": call.doing, "ahead": ahead, "seconds": time.monotonic() - call.since}
+        return {"doing": None, "ahead": 0, "seconds": 0.0}
 
     def close(self) -> None:
         """Cancels the calls that have not started, and waits for the running one."""
@@ -172,5 +162,5 @@ class Encodings:
         """
         image = self.encode(photograph, announce)
         announce(ASKING)
-        objects = run_prompt(image, prompt, threshold)
+        (objects,) = run_prompts(image, [prompt], threshold)
         return Masks(tuple(coco_annotations(objects)), objects.notes)

@@ -6,10 +6,9 @@ import hashlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -156,19 +155,6 @@ def plain_name(path: str) -> str:
     return name or UNNAMED
 
 
-@dataclass(frozen=True)
-class FolderImage:
-    """An image of the folder.
-
-    Attributes:
-        name: Its file name.
-        problem: The sentence that says why it cannot be used; None if it can be, or was not checked yet.
-    """
-
-    name: str
-    problem: str | None
-
-
 class ImageFolder:
     """The images of a folder by name; all are read once in the background, to find broken ones."""
 
@@ -198,15 +184,16 @@ class ImageFolder:
                 self._problems[name] = f"The image {name} cannot be read ({reason(error)}); scale it down."
             self._unchecked -= 1
 
-    @property
-    def unchecked(self) -> int:
-        """Number of images that were not read yet."""
-        return self._unchecked
+    def state(self) -> dict[str, Any]:
+        """Returns the images and the number of those that were not read yet.
 
-    @property
-    def images(self) -> Sequence[FolderImage]:
-        """All images, by name."""
-        return [FolderImage(name, self._problems.get(name)) for name in self._files]
+        Returns:
+            `images` have a `name` and a `problem`, the sentence that says why one cannot be used, or None; `unchecked`
+            is the number.
+        """
+        unchecked = self._unchecked  # a problem that is found meanwhile belongs to an image that still counts
+        images = [{"name": name, "problem": self._problems.get(name)} for name in self._files]
+        return {"images": images, "unchecked": unchecked}
 
     def read(self, name: str) -> bytes:
         """Returns the contents of an image file.

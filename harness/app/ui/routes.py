@@ -20,7 +20,7 @@ from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Announce, Masks
 from harness.app.ui.page import Page
 from harness.app.ui.photographs import Photograph
-from harness.app.ui.sessions import Answer, KindsPrompt, Session
+from harness.app.ui.sessions import Answer, Session
 from harness.core.errors import HarnessError
 from harness.core.files import json_text
 from harness.runtime import ObjectPrompt
@@ -117,8 +117,7 @@ async def get_images(page: ThePage) -> dict[str, Any]:
     """Returns the images of the folder, and how many were not checked yet."""
     if page.folder is None:
         return {"images": [], "unchecked": 0}
-    unchecked = page.folder.unchecked
-    return {"images": [asdict(image) for image in page.folder.images], "unchecked": unchecked}
+    return page.folder.state()
 
 
 @router.get("/photographs/{key}")
@@ -143,9 +142,7 @@ async def get_session(session: TheSession) -> dict[str, Any]:
 @router.get("/sessions/{session}/doing")
 async def get_doing(session: TheSession, page: ThePage) -> dict[str, Any]:
     """Returns the status of a session's call."""
-    queue_status = page.queue.status(session.key)
-    status = {"doing": None, "ahead": 0, "seconds": 0.0} if queue_status is None else asdict(queue_status)
-    return status | {"expected": page.encodings.expected_seconds}
+    return page.queue.status(session.key) | {"expected": page.encodings.expected_seconds}
 
 
 @router.put("/sessions/{session}/photograph", dependencies=[Depends(session_of)])
@@ -199,7 +196,7 @@ async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion)
     for prompt in prompts:
         page.model.encode_prompt(prompt, photograph.size)
 
-    keys = [KindsPrompt(photograph, repr(prompt), question.threshold) for prompt in prompts]
+    keys = [(photograph, repr(prompt), question.threshold) for prompt in prompts]
     known_results = session.results
 
     def find(announce: Announce) -> list[Masks]:

@@ -61,21 +61,6 @@ class KeptObject:
     color: int
 
 
-@dataclass(frozen=True)
-class KindsPrompt:
-    """A prompt for all objects of a kind as a key of results.
-
-    Attributes:
-        photograph: The photograph.
-        prompt: The prompt, as text.
-        threshold: Objects score above this.
-    """
-
-    photograph: Photograph
-    prompt: str
-    threshold: float
-
-
 @dataclass
 class Session:
     """The session of a tab. Only the thread of the event loop changes it.
@@ -85,14 +70,14 @@ class Session:
         photograph: The photograph that is shown.
         answer: The answer to the last question about it.
         kept_objects: The kept objects of all photographs, in the order in which they were kept.
-        results: The masks of each prompt of the last question for kinds.
+        results: The masks of each prompt of the last question for kinds, by photograph, prompt as text and threshold.
     """
 
     key: str
     photograph: Photograph | None = None
     answer: Answer | None = None
     kept_objects: list[KeptObject] = field(default_factory=list)
-    results: dict[KindsPrompt, Masks] = field(default_factory=dict)
+    results: dict[tuple[Photograph, str, float], Masks] = field(default_factory=dict)
     _logits: OrderedDict[int, Logits] = field(default_factory=OrderedDict)
     _answers: int = 0
     _numbers: int = 0

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.compiler.doctor.known_bad import PACKAGES, installed_versions, known_bad
+from harness.compiler.doctor.known_bad import PACKAGES, known_bad
+from harness.core.machine import control_group
+from harness.core.machine import versions as installed_versions
 from harness.core.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, thread_count, thread_count_reason
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
@@ -41,7 +43,7 @@ def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
     Args:
         processors: The processors to compile for.
     """
-    versions = installed_versions()
+    versions = {name: version for name, version in installed_versions(PACKAGES).items() if version}
     findings = [*_machine(), *_versions(versions)]
     known_bad_entries = known_bad(versions)
     findings += [
@@ -76,7 +78,6 @@ def _machine() -> list[Finding]:
     import psutil
 
     from harness.compiler.targets.linking import linker
-    from harness.core.machine import control_group
     from harness.runtime.cores import cores
     from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model, matrix_unit_problem
 

@@ -1,10 +1,9 @@
-"""Reads the installed versions, and lists combinations that do not work together."""
+"""Lists combinations of installed versions that do not work together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 MISSING = "missing"
 """Condition that a package is not installed."""
@@ -66,29 +65,10 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
 """Every combination that is known to fail; a new combination is one more entry."""
 
 PACKAGES = (
-    "apache-tvm",
-    "apache-tvm-ffi",
-    "numpy",
-    "torch",
-    "torchvision",
-    "sam3",
-    "open_clip_torch",
-    "psutil",
-    "triton",
-    "xgboost",
+    *("apache-tvm", "apache-tvm-ffi", "numpy", "torch", "torchvision", "sam3"),
+    *("open_clip_torch", "psutil", "triton", "xgboost"),
 )
 """Packages whose versions matter."""
-
-
-def installed_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Returns the versions of the installed packages."""
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def known_bad(versions: Mapping[str, str], table: Sequence[KnownBad] = KNOWN_BAD) -> tuple[KnownBad, ...]:

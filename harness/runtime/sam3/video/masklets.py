@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import LARGEST_LOGIT, MASK_SIZE, ObjectPrompt
 from harness.runtime.sam3.resizing import resize, resize_antialiased
-from harness.runtime.sam3.video.detector import DetectorOutput, EncodedFrame
+from harness.runtime.sam3.video.detector import Detections, EncodedFrame
 from harness.runtime.sam3.video.masks import (
     SUPPRESSED_LOGIT,
     object_logits,
@@ -36,7 +36,6 @@ from harness.runtime.sam3.video.outputs import VisibleObject, refined_object, si
 from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
 from harness.runtime.sam3.video.rules import (
     CLICKED_SCORE,
-    Reconditioning,
     Rules,
     VideoState,
     cleared_by_click,
@@ -265,13 +264,13 @@ class Masklets:
         return sum(bucket.nbytes for bucket in self.buckets.values())
 
     def process(
-        self, frame: EncodedFrame, detected: DetectorOutput | None, next_id: int, length: int | None, reverse: bool
+        self, frame: EncodedFrame, detections: Detections | None, next_id: int, length: int | None, reverse: bool
     ) -> dict[int, VisibleObject]:
         """Tracks the objects on a frame, plans, encodes memories, and returns the visible objects (VB:151).
 
         Args:
             frame: The frame.
-            detected: The detector's output; None if it did not run.
+            detections: The detections; None if the detector did not run.
             next_id: The id of the next object that is found.
             length: The length of the video; None if it is not known.
             reverse: Whether frames are processed backwards.
@@ -279,17 +278,17 @@ class Masklets:
         previous_state = replace(self.state, next_id=next_id)
         logits, presence = self._track(frame, length, reverse)
         logits = without_holes_and_sprinkles(logits)
-        detections = None if detected is None else detected.detections
         observations = Observations(frame.index, logits > 0, presence, detections, reverse)
         state, plan = plan_frame(previous_state, observations, self._rules)
         # Only kept frames need the ids of removed objects.
         drops_removed = self._retention is Retention.FORWARD
         self.state = replace(state, removed=frozenset()) if drops_removed else state
-        for correction in plan.reconditionings:
-            self._recondition(frame, detected, correction)
+        for object_id, detection in plan.reconditionings.items():
+            assert detections is not None
+            self._recondition(frame, object_id, detections.logits[[detection]])
         logits[plan.suppressed] = SUPPRESSED_LOGIT
         self._encode_memories(frame, logits)
-        birth_logits = self._add_objects(frame, detected, previous_state, plan)
+        birth_logits = self._add_objects(frame, detections, previous_state, plan)
         for removed_id in plan.removed:
             self._drop(removed_id)
         tracked, new = self._resize(logits, frame), self._resize(without_holes_and_sprinkles(birth_logits), frame)
@@ -389,15 +388,14 @@ class Masklets:
             presence.append(scores)
         return np.concatenate(masks), np.concatenate(presence)
 
-    def _recondition(self, frame: EncodedFrame, detected: DetectorOutput | None, correction: Reconditioning) -> None:
-        """Makes the frame conditioning with the mask of a detection, as if the user had given it (VB:475)."""
-        assert detected is not None
-        number = next(number for number, bucket in self.buckets.items() if correction.object_id in bucket.bank.objects)
-        mask = resize(detected.logits[[correction.detection]], INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
+    def _recondition(self, frame: EncodedFrame, object_id: int, detected: Floats) -> None:
+        """Makes the frame conditioning with a detection's logits [1, 288, 288], as if the user gave it (VB:475)."""
+        number = next(number for number, bucket in self.buckets.items() if object_id in bucket.bank.objects)
+        mask = resize(detected, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
         output = self._tracker.use_mask(frame.features, mask[0].astype(np.float32))
         logits = mask_to_logits(resize_to_video(mask, frame.image.size))[0]
         self.buckets[number] = self.buckets[number].condition(
-            self._tracker, frame.features, frame.index, {correction.object_id: (output, logits)}
+            self._tracker, frame.features, frame.index, {object_id: (output, logits)}
         )
 
     def _encode_memories(self, frame: EncodedFrame, logits: Floats) -> None:
@@ -414,13 +412,13 @@ class Masklets:
             )
 
     def _add_objects(
-        self, frame: EncodedFrame, detected: DetectorOutput | None, previous_state: VideoState, plan: FramePlan
+        self, frame: EncodedFrame, detections: Detections | None, previous_state: VideoState, plan: FramePlan
     ) -> Floats:
         """Adds new objects in a bucket; returns the logits [births, 288, 288] of their detections."""
-        if detected is None or not plan.births:
+        if detections is None or not plan.births:
             return np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)
         bank = MemoryBank(tuple(birth.object_id for birth in plan.births), self._retention)
-        logits = detected.logits[[birth.detection for birth in plan.births]]
+        logits = detections.logits[[birth.detection for birth in plan.births]]
         self.buckets[previous_state.next_bucket] = new_bucket(
             self._tracker, frame.features, frame.index, logits, bank, frame.image.size
         )

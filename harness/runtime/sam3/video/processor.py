@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 ActionKind = Literal["add", "refine", "remove", "full", "partial", "fetch"]
-PropagationKind = Literal["full", "partial", "fetch"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,9 @@ class Action:
     """An action of the user since the last text or box.
 
     Attributes:
-        kind: An object was added, refined or removed; or a propagation ran: of everything ("full"), of some objects
-            ("partial"), or of nothing, with the earlier outputs ("fetch").
+        kind: An object was added, refined or removed; or a propagation ran. "full": detector and tracker run, and the
+            planner decides. "partial": the tracker runs for some objects, and the others' outputs stay. "fetch": the
+            outputs are the earlier ones.
         objects: The objects of the action; none for "full" and "fetch".
         start: For a propagation the frame that the user asked to start from, None for the default.
     """
@@ -47,22 +47,8 @@ class Action:
     start: int | None = None
 
 
-@dataclass(frozen=True)
-class PropagationScope:
-    """The scope of a propagation.
-
-    Attributes:
-        kind: "full": detector and tracker run, and the planner decides. "partial": the tracker runs for some objects,
-            and the others' outputs stay. "fetch": the outputs are the earlier ones.
-        objects: The objects of "partial".
-    """
-
-    kind: PropagationKind
-    objects: frozenset[int] = frozenset()
-
-
-def next_propagation(history: Sequence[Action], frames: int) -> PropagationScope:
-    """Returns the scope of the next propagation, by the history (`parse_action_history_for_propagation`, VI:1219).
+def next_propagation(history: Sequence[Action], frames: int) -> Action:
+    """Returns the next propagation, by the history (`parse_action_history_for_propagation`, VI:1219).
 
     - The first one is full.
     - After objects were added or refined, it is partial, of these objects. After objects were only removed, outputs
@@ -77,22 +63,22 @@ def next_propagation(history: Sequence[Action], frames: int) -> PropagationScope
         frames: The number of frames of the video.
     """
     if not history:
-        return PropagationScope("full")
+        return Action("full")
     last = history[-1]
     if last.kind == "fetch":
-        return PropagationScope("fetch")
+        return Action("fetch")
     if last.kind in ("full", "partial"):
         ran_twice = len(history) > 1 and history[-2].kind in ("full", "partial")
         if ran_twice or last.start in (0, frames - 1):
-            return PropagationScope("fetch")
-        return PropagationScope("full" if last.kind == "full" else "partial", last.objects)
+            return Action("fetch")
+        return Action(last.kind, last.objects)
     changed: set[int] = set()
     for action in reversed(history):
         if action.kind in ("full", "partial", "fetch"):
             break
         if action.kind in ("add", "refine"):
             changed |= action.objects
-    return PropagationScope("partial", frozenset(changed)) if changed else PropagationScope("fetch")
+    return Action("partial", frozenset(changed)) if changed else Action("fetch")
 
 
 def processing_order(
@@ -143,7 +129,7 @@ class Propagation:
     """
 
     request: tuple[int | None, int | None, bool]
-    scope: PropagationScope
+    scope: Action
     order: range
     hotstart_buffer: tuple[tuple[FrameResult, Pixels], ...] = ()
     outputs: tuple[tuple[FrameResult, Pixels], ...] = ()

@@ -373,23 +373,10 @@ def release_outputs(
     return buffered, ()
 
 
-@dataclass(frozen=True)
-class Reconditioning:
-    """An object that gets the mask of a detection, as if the user had given the mask.
-
-    Attributes:
-        object_id: The object.
-        detection: The index of the detection.
-    """
-
-    object_id: int
-    detection: int
-
-
 def select_reconditionings(
     confident: Mapping[int, int], object_logits: Mapping[int, np.float32], frame: int, rules: Rules
-) -> tuple[Reconditioning, ...]:
-    """Returns the objects that are corrected on this frame, in order.
+) -> dict[int, int]:
+    """Returns the objects that are corrected on this frame, in order, with the index of the detection of each.
 
     On every frame whose number is a multiple of `recondition_every` (VB:720), each object that a detection confirms
     gets this detection's mask, if the object's logit is above 0.8 (VB:486). The whole bucket of the object becomes a
@@ -404,12 +391,8 @@ def select_reconditionings(
         rules: The interval.
     """
     if not rules.recondition_every or frame % rules.recondition_every:
-        return ()
-    return tuple(
-        Reconditioning(object_id, detection)
-        for object_id, detection in confident.items()
-        if object_logits[object_id] > _PRESENT
-    )
+        return {}
+    return {object_id: detection for object_id, detection in confident.items() if object_logits[object_id] > _PRESENT}
 
 
 def cleared_by_click(masked: Collection[int], clicked: Collection[int], frame: int) -> tuple[int, ...]:

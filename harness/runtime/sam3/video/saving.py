@@ -20,7 +20,7 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.masklets import Bucket
 from harness.runtime.sam3.video.outputs import FrameResult
-from harness.runtime.sam3.video.processor import Action, Propagation, PropagationScope, VideoProcessor
+from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor
 from harness.runtime.sam3.video.rules import VideoState
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _Propagation:
     """A propagation that has not ended, without the pixels of its outputs."""
 
     request: tuple[int | None, int | None, bool]
-    scope: PropagationScope
+    scope: Action
     order: tuple[int, int, int]
     hotstart_buffer: tuple[FrameResult, ...]
     outputs: tuple[FrameResult, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -350,8 +350,8 @@ class Session:
         first = first if start is None else start
         self.processor.pixels(first)
         order = processing_order(first, limit, _ENDLESS, reverse, ())
-        scope = next_propagation(progress.history, self.frames.length or _ENDLESS)
-        progress.history += (Action(scope.kind, scope.objects, start),)
+        scope = replace(next_propagation(progress.history, self.frames.length or _ENDLESS), start=start)
+        progress.history += (scope,)
         return Propagation((start, limit, reverse), scope, order)
 
     def _not_kept_error(self, action: str) -> ModelError:
