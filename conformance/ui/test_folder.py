@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from harness.app.ui import folder as under_test
+from harness.app.ui import photographs as under_test
 from harness.app.ui.photographs import ImageFolder
 
 

@@ -239,37 +239,26 @@ def _emulate_unit() -> None:
     add_emulated_features(MATRIX_UNIT)
 
 
-class EmulatedExecutor:
-    """Runs a GPU's kernels on the CPU (`harness.compiler.execution.executors.Executor`)."""
+class EmulatedExecutor(LocalExecutor):
+    """Runs a GPU's kernels on the CPU; this process cannot compile for their target afterwards."""
 
     emulates = True
 
-    def __init__(self, processors: Processors = THIS_MACHINE) -> None:
-        self._processors = processors
-
     def run_problem(self, target: str) -> str | None:
         """Returns the reason why the code cannot be emulated or run here, or None."""
-        return None if TARGETS[target].emulated else TARGETS[target].run_problem(self._processors)
+        return None if TARGETS[target].emulated else super().run_problem(target)
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """Loads a compiled program with its parameters; this process cannot compile for the target afterwards."""
+        """Loads a compiled program with its parameters."""
         from harness.compiler.execution.emulation.device import install
-        from harness.runtime.executable import Executable
 
         install(target)
-        return Executable(library, TARGETS[target].device(), parameters)
+        return super().load_program(library, target, parameters)
 
     def load_model(self, folder: Path) -> Artifact:
-        """Loads a compiled model; this process cannot compile for its target afterwards."""
+        """Loads a compiled model."""
         from harness.compiler.execution.emulation.device import install
-        from harness.runtime.artifact import Artifact
         from harness.runtime.manifest import read_manifest
 
         install(read_manifest(folder).target)
-        return Artifact.load(folder)
-
-    def describe_device(self) -> None:
-        """Returns None: the code runs on this machine."""
-
-    def close(self) -> None:
-        """Does nothing: the emulation lasts as long as the process."""
+        return super().load_model(folder)
