@@ -17,7 +17,7 @@ from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.processes.memory import keep_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors

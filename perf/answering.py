@@ -24,7 +24,7 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import choose_schedules
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
 from harness.core.precision import DEFAULT_PRECISION
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processes.threads import configure_threads
 from harness.core.settings import Settings
 from harness.core.weights import Weights

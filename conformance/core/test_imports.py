@@ -76,7 +76,7 @@ ENVIRONMENT = {
     # What belongs to a process: a border sets it, and the libraries that the process loads obey.
     "core/processes/threads.py": "the number of threads, for TVM and OpenMP",
     "core/processes/memory.py": "how the C library keeps freed memory",
-    "core/processes/processes.py": "what a new process starts with",
+    "core/processes/call.py": "what a new process starts with",
     "core/processes/template.py": "that a process which is forked sees no GPU",
     "core/processes/child.py": "what a process that was forked takes over from its caller",
     "compiler/execution/remote/device.py": "where TVM's RPC server has its temporary files",

@@ -23,7 +23,7 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module
 from harness.compiler.targets.serialized import Launch
 from harness.core.case import Case
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.models.registry import subjects
 
 pytestmark = pytest.mark.skipif(

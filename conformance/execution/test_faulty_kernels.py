@@ -20,7 +20,7 @@ from harness.compiler.targets.compiling import compile_module
 from harness.compiler.targets.metal_source import initialize_reductions, split_kernels
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 
 pytestmark = [
     pytest.mark.metal,

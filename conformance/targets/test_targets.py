@@ -31,7 +31,7 @@ from harness.compiler.targets.kernels import examine_kernels
 from harness.compiler.targets.metal import exact_constants, survives
 from harness.compiler.targets.metal_source import check_metal, complete_source
 from harness.core.errors import HarnessError
-from harness.core.processes import run_isolated
+from harness.core.processes.call import run_isolated
 from harness.core.processes.threads import configure_threads, tvm_threads
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime import cpu

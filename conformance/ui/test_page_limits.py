@@ -23,7 +23,7 @@ from harness.app.ui import photographs, sessions
 from harness.app.ui.app import make_app
 from harness.app.ui.encodings import Encodings, Masks, ModelQueue
 from harness.app.ui.guard import hosts_of
-from harness.app.ui.page import Abilities, Page
+from harness.app.ui.page import Page
 from harness.app.ui.photographs import ImageFolder, Photographs
 from harness.app.ui.sessions import Session, Sessions
 from harness.core.errors import HarnessError
@@ -62,7 +62,7 @@ def page(tmp_path: Path) -> Page:
     (tmp_path / "images" / "small.png").write_bytes(png(8, 8))
     model: Any = CoordinatesAlone()
     kept = Photographs(tmp_path / "files")
-    abilities = Abilities("model", "shallow", "llvm", "fp32", None, 16, 48, 0.5, True)
+    abilities = {"name": "model", "clicks": 16, "boxes": 48, "threshold": 0.5, "folder": True}
     return Page(
         model, abilities, ImageFolder(tmp_path / "images"), kept, Encodings(model, kept, 4), ModelQueue(), Sessions()
     )

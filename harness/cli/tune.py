@@ -107,7 +107,7 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     Raises:
         HarnessError: The component cannot be imported.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes.call import WorkerEnd, run_isolated
 
     with console.status(case.id) as status:
         result = run_isolated(

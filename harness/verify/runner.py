@@ -22,7 +22,7 @@ from harness.core.errors import HarnessError
 from harness.core.expectations import ANY, Expectation, expectation_for, load_expectations
 from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
-from harness.core.processes import Template, WorkerEnd, WorkerResult, run_isolated
+from harness.core.processes.call import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.core.settings import SEEDED, Settings
 from harness.core.weights import WEIGHTS
 from harness.models.model import Model

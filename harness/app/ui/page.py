@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.app.ui.encodings import Encodings, ModelQueue
 from harness.app.ui.photographs import ImageFolder, Photographs
@@ -13,37 +15,15 @@ from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE, THRESHOLD
 
 
 @dataclass(frozen=True)
-class Abilities:
-    """The abilities of the page with a compiled model.
-
-    Attributes:
-        name: The model's folder.
-        scale, target, precision: Those of the model.
-        note: The sentence that says that its weights are untrained; None if they are trained.
-        clicks: Maximum number of points on one object; 0 where the model was compiled without clicks.
-        boxes: Maximum number of boxes of a prompt for all of a kind; 0 where the model was compiled for clicks alone.
-        threshold: Default threshold of scores.
-        folder: Whether there is a folder of images to choose from.
-    """
-
-    name: str
-    scale: str
-    target: str
-    precision: str
-    note: str | None
-    clicks: int
-    boxes: int
-    threshold: float
-    folder: bool
-
-
-@dataclass(frozen=True)
 class Page:
     """The state of a page: a model, and its users in browsers.
 
     Attributes:
         model: The model; called in the queue's thread alone.
-        abilities: The abilities of the page.
+        abilities: Name, scale, target and precision of the model; `note`, the sentence that its weights are untrained,
+            or None; `clicks`, the maximum number of points on one object, and `boxes`, that of boxes of a prompt for
+            all of a kind, 0 where the model was compiled without such prompts; the default `threshold` of scores; `folder`,
+            whether there is a folder of images to choose from.
         folder: The images of `--images`; None without this option.
         photographs: The uploaded photographs.
         encodings: The encoded photographs.
@@ -52,7 +32,7 @@ class Page:
     """
 
     model: Sam3
-    abilities: Abilities
+    abilities: Mapping[str, Any]
     folder: ImageFolder | None
     photographs: Photographs
     encodings: Encodings
@@ -76,17 +56,17 @@ def make_page(
     manifest = model.manifest
     answers_clicks = all(entry in manifest.entries for entry in INTERACTIVE)
     answers_kinds = all(entry in manifest.entries for entry in GROUNDING)
-    abilities = Abilities(
-        name=name,
-        scale=manifest.scale,
-        target=manifest.target,
-        precision=manifest.precision,
-        note=note,
-        clicks=model.description.capacity.clicks if answers_clicks else 0,
-        boxes=model.description.capacity.boxes if answers_kinds else 0,
-        threshold=THRESHOLD,
-        folder=folder is not None,
-    )
+    abilities = {
+        "name": name,
+        "scale": manifest.scale,
+        "target": manifest.target,
+        "precision": manifest.precision,
+        "note": note,
+        "clicks": model.description.capacity.clicks if answers_clicks else 0,
+        "boxes": model.description.capacity.boxes if answers_kinds else 0,
+        "threshold": THRESHOLD,
+        "folder": folder is not None,
+    }
     photographs = Photographs(files)
     encodings = Encodings(model, photographs, most_encoded)
     return Page(model, abilities, folder, photographs, encodings, ModelQueue(), Sessions())

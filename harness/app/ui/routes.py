@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -107,9 +106,9 @@ class KeepRequest(BaseModel):
 
 
 @router.get("/model")
-async def get_model(page: ThePage) -> dict[str, Any]:
+async def get_model(page: ThePage) -> Mapping[str, Any]:
     """Returns the abilities of the page."""
-    return asdict(page.abilities)
+    return page.abilities
 
 
 @router.get("/images")

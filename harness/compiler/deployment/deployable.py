@@ -35,10 +35,6 @@ class KernelFunction:
     below: Mapping[str, int | str] = field(default_factory=dict)
 
 
-def _no_files() -> Mapping[str, Path]:
-    return {}
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """The options of `sam3-tvm compile` that a model adds; this class adds none.
@@ -99,6 +95,6 @@ class Deployable:
     programs: Callable[[Case, Settings, Any], Iterator[Program]]
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     kernels: tuple[KernelFunction, ...] = ()
-    files: Callable[[], Mapping[str, Path]] = _no_files
+    files: Callable[[], Mapping[str, Path]] = dict
     options: type[ModelOptions] = ModelOptions
     weights: tuple[str, ...] = (Weights.SEEDED.value,)

@@ -56,7 +56,7 @@ def run_in_worker(function: str, request: tuple[Any, ...], on_stage: OnStage) ->
     Raises:
         HarnessError: The function fails.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes.call import WorkerEnd, run_isolated
 
     end = run_isolated(function, request, on_stage=on_stage)
     if end.kind is not WorkerEnd.OK:

@@ -44,7 +44,7 @@ def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
         processors: The processors to compile for.
     """
     versions = {name: version for name, version in installed_versions(PACKAGES).items() if version}
-    findings = [*_machine(), *_versions(versions)]
+    findings = [*_machine(), Finding("versions", ", ".join(_label(name, versions) for name in PACKAGES))]
     known_bad_entries = known_bad(versions)
     findings += [
         Finding(
@@ -117,10 +117,6 @@ def bf16_products(features: Collection[str], request_matrix_unit: Callable[[], s
     return f"bf16: {vectors}; matrix unit (AMX) {unit}"
 
 
-def _versions(versions: Mapping[str, str]) -> list[Finding]:
-    return [Finding("versions", ", ".join(_label(name, versions) for name in PACKAGES))]
-
-
 def _label(name: str, versions: Mapping[str, str]) -> str:
     return f"{name} {versions.get(name, 'not installed')}"
 
@@ -136,7 +132,7 @@ def run_probe(
         to_findings: Converts the probe's result to findings.
         argument: Argument of the probe.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes.call import WorkerEnd, run_isolated
 
     result = run_isolated(function, argument, timeout=_PROBE_SECONDS)
     if result.kind is WorkerEnd.OK:
@@ -178,7 +174,7 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
 
 
 def _thread_findings() -> list[Finding]:
-    from harness.core.processes import run_isolated
+    from harness.core.processes.call import run_isolated
 
     count = thread_count()
     default_count = run_isolated("harness.compiler.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value

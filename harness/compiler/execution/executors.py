@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulation_problem
 from harness.compiler.targets import HOST, TARGETS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import tvm_ffi
 
     from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
-    from harness.runtime.artifact import Artifact, LoadedModel
+    from harness.runtime.artifact import Artifact
     from harness.runtime.executable import Executable
 
 
@@ -46,40 +46,12 @@ def poison_allocation(_function: Any, name: str, is_before_call: bool, result: A
         poison(result)
 
 
-class LoadedProgram(Protocol):
-    """A compiled program with its parameters."""
-
-    def run(self, inputs: Sequence[npt.NDArray[Any]], /) -> list[npt.NDArray[Any]]:
-        """Runs the program once and returns its outputs in order."""
-
-
-class Executor(Protocol):
-    """A machine that runs compiled code.
+class LocalExecutor:
+    """Runs code on this machine; on the CPU, `poison_allocation` poisons the memory of outputs before each call.
 
     Attributes:
         emulates: Whether it runs a GPU's kernels on the CPU of this machine, from their source.
     """
-
-    emulates: bool
-
-    def run_problem(self, target: str) -> str | None:
-        """Returns the reason why code that was compiled here for a target cannot run there, or None."""
-
-    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> LoadedProgram:
-        """Loads a compiled program with its parameters."""
-
-    def load_model(self, folder: Path) -> LoadedModel:
-        """Loads a compiled model."""
-
-    def describe_device(self) -> Device | None:
-        """Returns the machine after something was loaded on it; None for this machine."""
-
-    def close(self) -> None:
-        """Gives the machine back."""
-
-
-class LocalExecutor:
-    """Runs code on this machine; on the CPU, `unwritten` poisons the memory of outputs before each call."""
 
     emulates = False
 
@@ -179,6 +151,10 @@ class RemoteExecutor:
         if self._session is None:
             self._session = DeviceSession(self._remote)
         return self._session
+
+
+Executor = LocalExecutor | RemoteExecutor
+"""A machine that runs compiled code."""
 
 
 def create_executor(settings: Settings) -> Executor:

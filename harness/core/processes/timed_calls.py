@@ -19,9 +19,9 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
+from harness.core.processes.call import kill_and_collect, start_python
 from harness.core.processes.child import die_with_parent
 from harness.core.processes.memory import hide_torch
-from harness.core.processes.processes import kill_and_collect, start_python
 from harness.core.processes.threads import configure_threads, thread_count
 
 _WITH_TORCH = "with-torch"

@@ -79,7 +79,7 @@ def diagnose(
     Raises:
         HarnessError: The case cannot be diagnosed, or does not run.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes.call import WorkerEnd, run_isolated
 
     subject = subjects().get(case.component)
     if subject is None or subject.whole:
