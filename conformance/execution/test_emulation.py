@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from conformance.support.gpu_programs import target_of
 from conformance.targets.test_targets import MODULES
-from harness.compiler.execution.emulation.device import compile_kernels
-from harness.compiler.execution.emulation.translation import DeviceModule, read_device_module
+from harness.compiler.execution.emulation.device import DeviceModule, compile_kernels, read_device_module
 from harness.compiler.execution.executors import is_emulated
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.targets import TARGETS

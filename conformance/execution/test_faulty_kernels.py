@@ -13,7 +13,7 @@ from conformance.support.faulty_kernels import HEALTHY, Fault
 from conformance.support.gpu_programs import Expression, emulated, hold, skip_unless_emulated
 from conformance.targets.test_device_code import modules_of
 from conformance.targets.test_targets import MODULES
-from harness.compiler.execution.emulation.translation import DeviceModule, read_device_module
+from harness.compiler.execution.emulation.device import DeviceModule, read_device_module
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module

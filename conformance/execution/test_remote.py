@@ -20,7 +20,7 @@ import pytest
 
 from conformance.support.product import product_module
 from conformance.support.remotes import Served, Tunnel, device, end, free_port, tvm_server, until
-from harness.app.segment import FailedImage, Job, SegmentedImage, run
+from harness.app.segment.job import FailedImage, Job, SegmentedImage, run
 from harness.cli.main import app, exit_code
 from harness.compiler.execution.remote.client import (
     DeviceLostError,

@@ -36,17 +36,27 @@ from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
 from conformance.support.mutations import mutated, mutated_json
 from harness.app.results.journal import JOURNAL
-from harness.app.segment import job as segmenting
+from harness.app.segment.job import job as segmenting
 from harness.app.track import job as tracking
 from harness.compiler.tuned.database import FILE as RECORDS
 from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.budget import Budget, read_budget
 from harness.core.case import Case, Scale
-from harness.core.distribution import BINS, Distribution, MaskPicture
 from harness.core.errors import HarnessError
 from harness.core.expectations import load_expectations
 from harness.core.machine import describe_machine
-from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.outcome import (
+    BINS,
+    CaseError,
+    Distribution,
+    Kernel,
+    MaskPicture,
+    Outcome,
+    Stage,
+    Status,
+    Verdict,
+    VerdictKind,
+)
 from harness.core.settings import REPOSITORY
 from harness.runtime import Prompt
 from harness.runtime.errors import ModelError

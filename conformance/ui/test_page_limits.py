@@ -23,9 +23,8 @@ from harness.app.ui import photographs, sessions
 from harness.app.ui.app import make_app
 from harness.app.ui.encodings import Encodings, Masks, ModelQueue
 from harness.app.ui.guard import hosts_of
-from harness.app.ui.page import Page
 from harness.app.ui.photographs import ImageFolder, Photographs
-from harness.app.ui.sessions import Session, Sessions
+from harness.app.ui.sessions import Page, Session, Sessions
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import parse_boxes, parse_numbers

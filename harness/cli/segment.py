@@ -51,7 +51,7 @@ def segment(
 
     Exit code 0: all images were done. 1: some were not. 2: wrong usage or environment.
     """
-    from harness.app.segment import Job, failures, find_images
+    from harness.app.segment.job import Job, failures, find_images
     from harness.cli.segment_display import run_job
     from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads

@@ -39,8 +39,8 @@ def ui(
     require_server()
     from harness.app.ui.app import listen, make_app, serve, url_of
     from harness.app.ui.guard import TOKEN, hosts_of
-    from harness.app.ui.page import make_page
     from harness.app.ui.photographs import ImageFolder
+    from harness.app.ui.sessions import make_page
     from harness.cli.loading import load_model, untrained_warning, warn_if_untrained
     from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture
-from harness.core.outcome import Verdict
+from harness.core.outcome import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture, Verdict
 from harness.parity import metrics
 
 Array = npt.NDArray[Any]

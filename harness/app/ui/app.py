@@ -23,9 +23,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from harness.app.ui.guard import BodyLimit, Guard, Hosts
-from harness.app.ui.page import Page
 from harness.app.ui.routes import router
-from harness.app.ui.sessions import UnknownSessionError
+from harness.app.ui.sessions import Page, UnknownSessionError
 from harness.core.errors import HarnessError
 from harness.runtime.errors import ModelError
 

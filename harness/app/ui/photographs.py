@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.app.results.overlay import png
-from harness.app.segment.images import find_images
+from harness.app.segment.job import find_images
 from harness.core.errors import HarnessError
 from harness.core.files import write_bytes
 from harness.runtime.errors import ModelError, reason

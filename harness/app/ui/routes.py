@@ -17,9 +17,8 @@ from harness.app.results.overlay import color_of, mask_png
 from harness.app.segment.job import ANNOTATIONS
 from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Announce, Masks
-from harness.app.ui.page import Page
 from harness.app.ui.photographs import Photograph
-from harness.app.ui.sessions import Answer, Session
+from harness.app.ui.sessions import Answer, Page, Session
 from harness.core.errors import HarnessError
 from harness.core.files import json_text
 from harness.runtime import ObjectPrompt

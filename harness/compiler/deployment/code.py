@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from harness.compiler.deployment.deployable import Deployable
-from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry
+from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ImportedEntry
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS
 from harness.runtime.manifest import LIBRARY, PACKING_LIBRARY, Entry, TensorSpec

@@ -9,9 +9,16 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from harness.compiler.deployment.code import write_code
-from harness.compiler.deployment.deployable import Deployable, ModelOptions
+from harness.compiler.deployment.deployable import (
+    ArtifactSpec,
+    Deployable,
+    ImportedEntry,
+    ModelOptions,
+    OnStage,
+    drain,
+    import_entries,
+)
 from harness.compiler.deployment.describing import describe, describe_files
-from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry, OnStage, drain, import_entries
 from harness.compiler.deployment.packing import replace_artifact, run_in_worker, write_variants
 from harness.compiler.schedules import DEFAULT_SCHEDULES, ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS, check_precisions

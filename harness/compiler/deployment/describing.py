@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.deployable import ModelOptions
-from harness.compiler.deployment.imported import ArtifactSpec
+from harness.compiler.deployment.deployable import ArtifactSpec, ModelOptions
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError

@@ -10,9 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ImportedEntry, OnStage, drain
 from harness.compiler.deployment.describing import describe_weights, timestamp
-from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry, OnStage, drain
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.files import replace_folder

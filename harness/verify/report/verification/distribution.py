@@ -6,7 +6,7 @@
                 "torch": a PNG file in base64, "tvm": likewise, or null if both pictures are equal,
                 "marks": likewise, transparent except where a pixel differs, or null if none does}]}
 
-`harness.core.distribution` defines these terms; all are of bounded size.
+`harness.core.outcome` defines these terms; all are of bounded size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from harness.core.distribution import Distribution
+from harness.core.outcome import Distribution
 
 
 def to_json(distribution: Distribution) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from harness.core.distribution import BINS, CELLS, MASKS, MaskPicture
-from harness.core.outcome import Stage, Status, VerdictKind
+from harness.core.outcome import BINS, CELLS, MASKS, MaskPicture, Stage, Status, VerdictKind
 from harness.runtime.decoding import Count
 from harness.verify.report.verification.distribution import rows_of
 
