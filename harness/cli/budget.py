@@ -26,8 +26,7 @@ _HALVES = ", ".join(name for name, precision in PRECISIONS.items() if precision.
 def budget_command(
     component: Annotated[str, typer.Option(help="Component.")],
     limit: Annotated[
-        float,
-        typer.Option(help="Largest error of every output: its rms against float64, divided by that of autocast."),
+        float, typer.Option(help="Largest error of every output: its rms against float64, divided by that of autocast.")
     ],
     precision: Annotated[str, typer.Option(help=f"Half precision: {_HALVES}.")] = "bf16",
     target: Annotated[str, typer.Option(help="Target; its code must run here.")] = HOST.name,
@@ -40,8 +39,7 @@ def budget_command(
         float, typer.Option(callback=options.check_number, help="GFLOP/s of products in half precision.")
     ] = HALF_RATE,
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write. Default: reports/budget/COMPONENT-SCALE-TARGET-PRECISION.json."),
+        Path | None, typer.Option(help="File to write. Default: reports/budget/COMPONENT-SCALE-TARGET-PRECISION.json.")
     ] = None,
     seed: options.SeedOption = 0,
     weights: options.WeightsOption = None,
@@ -76,12 +74,7 @@ def budget_command(
     log = file.with_suffix(".measurements.jsonl")
     with console.status(case.id) as status:
         result = find_budget(
-            case,
-            settings,
-            limit,
-            Rates(fp32_rate, half_rate),
-            log,
-            lambda stage: status.update(f"{case.id}: {stage}"),
+            case, settings, limit, Rates(fp32_rate, half_rate), log, lambda stage: status.update(f"{case.id}: {stage}")
         )
     write_json(file, result.to_json(), advice=ADVICE)
     console.print(groups_table(result))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_error
-from harness.cli.options import RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
 from harness.core.remote import Remote
 
@@ -29,21 +29,18 @@ def segment(
         Path | None, typer.Option(exists=True, dir_okay=False, help="File of noun phrases to look for, one a line.")
     ] = None,
     box: Annotated[
-        list[str] | None,
-        typer.Option(help="One of what to look for is here: x0,y0,x1,y1 in pixels; repeatable."),
+        list[str] | None, typer.Option(help="One of what to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
     ] = None,
     negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
     negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
-    click: Annotated[
-        list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
-    ] = None,
-    click_out: Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")] = None,
-    click_box: Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    click: options.ClickOption = None,
+    click_out: options.ClickOutOption = None,
+    click_box: options.ClickBoxOption = None,
+    model: options.FolderOption = None,
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
-    threads: ThreadsOption = None,
-    remote: RemoteOption = None,
+    threads: options.ThreadsOption = None,
+    remote: options.RemoteOption = None,
 ) -> None:
     """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 

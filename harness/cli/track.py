@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_sentence, progress
-from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
 from harness.core.errors import HarnessError
 
@@ -19,15 +19,13 @@ def track(
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
     text: Annotated[list[str] | None, typer.Option(help="What to track: a noun phrase; repeatable.")] = None,
     box: Annotated[str | None, typer.Option(help="An example of what to track: x0,y0,x1,y1 in pixels.")] = None,
-    click: Annotated[
-        list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
-    ] = None,
-    click_out: Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")] = None,
-    click_box: Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")] = None,
+    click: options.ClickOption = None,
+    click_out: options.ClickOutOption = None,
+    click_box: options.ClickBoxOption = None,
     frame: Annotated[int, typer.Option(min=0, help="Frame of boxes and clicks, where tracking begins.")] = 0,
-    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    model: options.FolderOption = None,
     no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
-    threads: ThreadsOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Track objects named by texts, a box or clicks through a video: overlay, masks, data set in COCO's format, table.
 

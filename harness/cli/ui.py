@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_sentence
-from harness.cli.options import ThreadsOption
 from harness.cli.segment import choose_model
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
@@ -22,15 +22,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def ui(
-    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    model: options.FolderOption = None,
     images: Annotated[Path | None, typer.Option(help="Folder of images to choose from, besides uploads.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; who reaches it needs the printed token.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
-    keep: Annotated[
-        int,
-        typer.Option(min=1, help="Encoded photographs to keep in memory, 160 MB each."),
-    ] = 4,
-    threads: ThreadsOption = None,
+    keep: Annotated[int, typer.Option(min=1, help="Encoded photographs to keep in memory, 160 MB each.")] = 4,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Serve a page on this machine until Ctrl-C: click on a photograph or type texts, see masks, download them.
 

@@ -78,8 +78,7 @@ def verify(
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
     emulate: Annotated[
-        bool,
-        typer.Option("--emulate", help="Run GPU kernels and code for AMX on a CPU without: minutes each."),
+        bool, typer.Option("--emulate", help="Run GPU kernels and code for AMX on a CPU without: minutes each.")
     ] = False,
     budget: options.BudgetOption = None,
     db: options.DatabaseOption = None,
@@ -196,10 +195,7 @@ def verify(
             )
 
     results = show_progress(
-        console,
-        cases,
-        run,
-        lambda finished: write_report(finished, machine, package_versions, report, flags=flags),
+        console, cases, run, lambda finished: write_report(finished, machine, package_versions, report, flags=flags)
     )
     for result in results:
         if sentence := diagnosis_sentence(result):

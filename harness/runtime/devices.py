@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 DEVICES = {"llvm": "cpu", "cuda": "cuda", "metal": "metal"}
 """TVM's names of the devices that run a target's code."""
 
-_MISSING = {
-    "cuda": "there is no NVIDIA driver on this machine",
-    "metal": "Metal is there on Macs only",
-}
+_MISSING = {"cuda": "there is no NVIDIA driver on this machine", "metal": "Metal is there on Macs only"}
 _REMEDY = "run it where there is one, or compile for llvm"
 _EXISTS, _COMPUTE_VERSION = 0, 4
 """`DeviceAttrKind` of TVM's runtime."""

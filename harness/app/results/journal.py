@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,14 @@ def results_folder(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with lock_folder(folder, folder / LOCK):
         yield
+
+
+def existing_files(files: Iterable[Path], folders: Iterable[Path], masks: re.Pattern[str]) -> Iterator[Path]:
+    """Yields those of the files that exist, and the files in the folders whose names are those of masks."""
+    yield from (path for path in files if path.exists())
+    for folder in folders:
+        if folder.is_dir():
+            yield from [path for path in folder.iterdir() if masks.fullmatch(path.name)]
 
 
 class Journal:

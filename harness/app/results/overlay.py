@@ -55,11 +55,7 @@ class Style:
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
 
-def draw(
-    pixels: npt.NDArray[np.uint8],
-    objects: Objects,
-    prompts: Sequence[Prompt | ObjectPrompt] = (),
-) -> Image.Image:
+def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt | ObjectPrompt] = ()) -> Image.Image:
     """Draws the objects of a photograph into it; the highest score is on top.
 
     Args:

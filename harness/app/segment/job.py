@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
-from harness.app.results.journal import Journal, results_folder
+from harness.app.results.journal import Journal, existing_files, results_folder
 from harness.app.results.objects import Objects, concatenate_objects
 from harness.app.results.overlay import mask_png, png
 from harness.app.segment.prompts import category_name, run_prompts
@@ -179,7 +179,9 @@ def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda resu
         if overlay_path(job.out, name).resolve() in inputs:
             raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
     with results_folder(job.out):
-        journal = Journal(job.out, _question(model, job), _existing_results(job.out, names))
+        files = (job.out / ANNOTATIONS, *(overlay_path(job.out, name) for name in names))
+        existing = existing_files(files, (masks_path(job.out, name) for name in names), _MASK_FILE)
+        journal = Journal(job.out, _question(model, job), existing)
         return _run(model, job, names, journal, on_done)
 
 
@@ -196,7 +198,11 @@ def _run(
         for image, name in zip(job.images, names, strict=True):
             image_key = _image_key(image, name)
             previous = entries.get(name.casefold())
-            if previous is not None and previous["key"] == image_key and _has_files(job.out, name, previous):
+            if (
+                previous is not None
+                and previous["key"] == image_key
+                and all(path.is_file() for path in _files(job.out, name, len(previous["annotations"])))
+            ):
                 result: Result = _resumed(image, previous)
             else:
                 result = _segment(model, job, image, name, journal)
@@ -212,20 +218,6 @@ def _run(
             write_json(annotations, data_set(_annotated(job, names, entries), job.categories))
     journal.end()
     return results
-
-
-def _existing_results(out: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Yields the files of a folder that have names of results."""
-    for path in (out / ANNOTATIONS, *(overlay_path(out, name) for name in names)):
-        if path.exists():
-            yield path
-    for name in names:
-        if masks_path(out, name).is_dir():
-            yield from (path for path in masks_path(out, name).iterdir() if _MASK_FILE.fullmatch(path.name))
-
-
-def _has_files(out: Path, name: str, entry: dict[str, Any]) -> bool:
-    return all(path.is_file() for path in _files(out, name, len(entry["annotations"])))
 
 
 def _files(out: Path, name: str, count: int) -> list[Path]:

@@ -47,12 +47,7 @@ def describe(
     architectures = TARGETS[case.target].architectures
     packages = {name: version for name, version in versions().items() if version}
     return Manifest(
-        made={
-            "compiled": timestamp(),
-            "target": str(tvm_target),
-            "schedules": schedules,
-            **packages,
-        },
+        made={"compiled": timestamp(), "target": str(tvm_target), "schedules": schedules, **packages},
         target=case.target,
         system=system,
         architecture=architecture,

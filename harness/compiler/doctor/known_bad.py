@@ -36,11 +36,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "torchvision's operators are built for the CUDA build of torch and cannot load beside a CPU-only one",
         "install both from PyPI, or both from PyTorch's CPU index",
     ),
-    KnownBad(
-        {"sam3": ">=0.1.4", "psutil": MISSING},
-        "sam3 imports psutil without requiring it",
-        "pip install psutil",
-    ),
+    KnownBad({"sam3": ">=0.1.4", "psutil": MISSING}, "sam3 imports psutil without requiring it", "pip install psutil"),
     KnownBad(
         {"sam3": ">=0.1.4", "open_clip_torch": MISSING},
         "the sam3 wheel lacks the vocabulary that its text encoder opens",
@@ -56,11 +52,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "sam3 is not installed: nothing can be verified",
         "pip install 'sam3-tvm[verify]'",
     ),
-    KnownBad(
-        {"sam3": ">=0", "numpy": ">=2.4"},
-        "sam3 asks for NumPy below 2.4",
-        "pip install 'numpy<2.4'",
-    ),
+    KnownBad({"sam3": ">=0", "numpy": ">=2.4"}, "sam3 asks for NumPy below 2.4", "pip install 'numpy<2.4'"),
 )
 """Every combination that is known to fail; a new combination is one more entry."""
 

@@ -91,11 +91,7 @@ class TimedCalls:
             variables = {"TMPDIR": str(self._temporary.enter_context(temporary_folder("calls")))}
             arguments = (str(child_end.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
             self._process = start_python(
-                __name__,
-                *arguments,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(child_end.fileno(),),
-                variables=variables,
+                __name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(child_end.fileno(),), variables=variables
             )
         self._connection.recv()
         return self._connection

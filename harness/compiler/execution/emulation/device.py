@@ -81,9 +81,7 @@ def cuda_to_cpp(module: DeviceModule) -> str:
     parts = ["#define __CUDACC_VER_MAJOR__ 13\n#define __CUDA_ARCH__ 900\n#include <cuda.h>\n", source, _ARGUMENTS]
     for launch in module.launches:
         match = re.search(
-            rf"^extern \"C\" __global__ void [^;\n]*?\b{launch.name}\(([^)]*)\) {{\n(.*?)^}}",
-            source,
-            re.S | re.M,
+            rf"^extern \"C\" __global__ void [^;\n]*?\b{launch.name}\(([^)]*)\) {{\n(.*?)^}}", source, re.S | re.M
         )
         if match is None:
             raise RuntimeError(f"CUDA kernel {launch.name} was not found in its source")

@@ -212,10 +212,7 @@ class Reach:
 
 
 def forward_reach(
-    conditioning: Mapping[int, Set[int]],
-    scores: Mapping[int, np.float32 | None],
-    latest: int,
-    rules: MemoryRules,
+    conditioning: Mapping[int, Set[int]], scores: Mapping[int, np.float32 | None], latest: int, rules: MemoryRules
 ) -> Reach:
     """Returns what `plan_attention` can read for frames after the latest one, whatever the latest one becomes.
 

@@ -74,9 +74,7 @@ def visible_objects(
 
 
 def frame_output(
-    objects: Mapping[int, VisibleObject],
-    scores: Mapping[int, float],
-    size: tuple[int, int],
+    objects: Mapping[int, VisibleObject], scores: Mapping[int, float], size: tuple[int, int]
 ) -> FrameOutput:
     """Computes the output of a frame.
 
