@@ -20,8 +20,7 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processes.call import Template
 from harness.core.processes.memory import keep_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
-from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
-from harness.core.remote import Remote
+from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Remote, chosen_processors
 from harness.core.settings import Settings
 from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import subjects

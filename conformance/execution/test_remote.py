@@ -36,8 +36,7 @@ from harness.compiler.targets.llvm import cpu_name
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status
-from harness.core.processors import Processors
-from harness.core.remote import Remote
+from harness.core.processors import Processors, Remote
 from harness.core.settings import Settings
 from harness.runtime import Prompt, Sam3
 from harness.runtime.executable import Executable

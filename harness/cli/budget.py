@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import options
-from harness.cli.console import console, print_sentence
+from harness.cli.console import console, print_sentence, running_stage
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Scale
 from harness.core.files import check_writable, make_folder, write_json
@@ -72,10 +72,8 @@ def budget_command(
     database = options.chosen_database(db, untuned, {target}, processors)
     settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     log = file.with_suffix(".measurements.jsonl")
-    with console.status(case.id) as status:
-        result = find_budget(
-            case, settings, limit, Rates(fp32_rate, half_rate), log, lambda stage: status.update(f"{case.id}: {stage}")
-        )
+    with running_stage(case.id) as on_stage:
+        result = find_budget(case, settings, limit, Rates(fp32_rate, half_rate), log, on_stage)
     write_json(file, result.to_json(), advice=ADVICE)
     console.print(groups_table(result))
     console.print(front_table(result))

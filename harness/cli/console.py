@@ -58,6 +58,13 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
+def running_stage(title: str) -> Iterator[Callable[[str], None]]:
+    """Shows a title and the running stage, which the yielded function takes."""
+    with console.status(title) as status:
+        yield lambda stage: status.update(f"{title} {stage}")
+
+
+@contextmanager
 def stages(title: str) -> Iterator[Callable[[str], None]]:
     """Shows the running stage, and prints the duration of each finished one."""
     start, current_stage = time.perf_counter(), ""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.cli import options
-from harness.cli.console import console, print_sentence
+from harness.cli.console import console, print_sentence, running_stage
 from harness.compiler.targets import HOST
-from harness.core.budget import NO_GROUPS, Groups
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.budget import NO_GROUPS
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Scale
 from harness.core.files import check_writable
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.models.selection import select
-
-if TYPE_CHECKING:
-    from harness.verify.explain import Explanation
 
 
 def explain(
@@ -48,6 +45,7 @@ def explain(
     options.require_compiler()
     from harness.core.processes.threads import configure_threads
     from harness.verify.explain import ADVICE, render, summary, write_json
+    from harness.verify.explain import explain as explain_case
 
     configure_threads(threads)
     distributions = options.chosen_weights((weights,) if weights else (), None)
@@ -67,15 +65,10 @@ def explain(
     database = options.chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
-        explanations.append(_explain(case, database, processors, float32.get(case.component, NO_GROUPS)))
-        console.print(render(explanations[-1]))
-        print_sentence(summary(explanations[-1]))
+        with running_stage(case.id) as on_stage:
+            explanation = explain_case(case, on_stage, database, processors, float32.get(case.component, NO_GROUPS))
+        console.print(render(explanation))
+        print_sentence(summary(explanation))
+        explanations.append(explanation)
     if json_file is not None:
         write_json(explanations, json_file)
-
-
-def _explain(case: Case, database: Path | None, processors: Processors, float32: Groups) -> Explanation:
-    from harness.verify.explain import explain as explain_case
-
-    with console.status(case.id) as status:
-        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), database, processors, float32)

@@ -11,7 +11,7 @@ import typer
 from harness.cli import options
 from harness.cli.console import print_error
 from harness.core.errors import HarnessError
-from harness.core.remote import Remote
+from harness.core.processors import Remote
 
 if TYPE_CHECKING:
     from harness.runtime import ObjectPrompt, Prompt

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options
-from harness.cli.console import console, print_sentence, progress
+from harness.cli.console import print_sentence, progress, running_stage
 from harness.compiler.targets import HOST
 from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups
@@ -109,12 +109,8 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     """
     from harness.core.processes.call import WorkerEnd, run_isolated
 
-    with console.status(case.id) as status:
-        result = run_isolated(
-            "harness.tuning.kernels:count_workloads",
-            (case, processors, float32),
-            on_stage=lambda stage: status.update(f"{case.id} {stage}"),
-        )
+    with running_stage(case.id) as on_stage:
+        result = run_isolated("harness.tuning.kernels:count_workloads", (case, processors, float32), on_stage=on_stage)
     if result.kind is not WorkerEnd.OK:
         reason = result.error.message.partition("\n")[0] if result.error else result.kind.value
         raise HarnessError(f"cannot tune {case.component}: {result.stage or 'start'}: {reason}")

@@ -20,8 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.files import make_folder
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.processors import Processors
-from harness.core.remote import Remote
+from harness.core.processors import Processors, Remote
 from harness.models.registry import models, subjects
 from harness.models.selection import select
 from harness.runtime.manifest import Manifest, read_any_manifest

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from harness.core.case import Case
 from harness.core.expectations import Expectation
-from harness.core.outcome import Verdict, VerdictKind
+from harness.core.outcome import Progress, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
-from harness.core.progress import Progress
 from harness.core.weights import Weights
 from harness.parity.distribution import add_distributions
 from harness.parity.monte_carlo import (

@@ -12,8 +12,7 @@ from harness.compiler.targets.linking import clang
 from harness.compiler.targets.llvm import lacks_matrix_unit_alone
 from harness.core.case import Case
 from harness.core.outcome import Device
-from harness.core.processors import THIS_MACHINE, Processors
-from harness.core.remote import Remote
+from harness.core.processors import THIS_MACHINE, Processors, Remote
 from harness.core.settings import Settings
 from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
 

@@ -19,9 +19,8 @@ from harness.compiler.targets.compiling import LIBRARY_SUFFIX, compile_module
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.files import temporary_folder
-from harness.core.outcome import Stage
+from harness.core.outcome import Progress, Stage
 from harness.core.program import Arrays, Output, Program, Trace
-from harness.core.progress import Progress
 from harness.core.settings import Settings
 
 if TYPE_CHECKING:
