@@ -109,12 +109,6 @@ BudgetOption = Annotated[
     list[Path] | None,
     typer.Option(help="File of `sam3-tvm budget`, which says what stays float32; repeat for several components."),
 ]
-FolderOption = Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")]
-ClickOption = Annotated[
-    list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
-]
-ClickOutOption = Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")]
-ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")]
 RemoteOption = Annotated[
     str | None,
     typer.Option(help="HOST:PORT of a device to run on, as a rule of an SSH tunnel to it, see serve-device."),

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = Path("dist/sam3-llvm")
 
+FolderOption = Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")]
+ClickOption = Annotated[
+    list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
+]
+ClickOutOption = Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")]
+ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")]
+
 
 def segment(
     images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
@@ -34,10 +41,10 @@ def segment(
     negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
     negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
-    click: options.ClickOption = None,
-    click_out: options.ClickOutOption = None,
-    click_box: options.ClickBoxOption = None,
-    model: options.FolderOption = None,
+    click: ClickOption = None,
+    click_out: ClickOutOption = None,
+    click_box: ClickBoxOption = None,
+    model: FolderOption = None,
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: options.ThreadsOption = None,
     remote: options.RemoteOption = None,

@@ -10,7 +10,15 @@ import typer
 
 from harness.cli import options
 from harness.cli.console import print_sentence, progress
-from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
+from harness.cli.segment import (
+    ClickBoxOption,
+    ClickOption,
+    ClickOutOption,
+    FolderOption,
+    choose_model,
+    make_object_prompt,
+    parse_numbers,
+)
 from harness.core.errors import HarnessError
 
 
@@ -19,11 +27,11 @@ def track(
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
     text: Annotated[list[str] | None, typer.Option(help="What to track: a noun phrase; repeatable.")] = None,
     box: Annotated[str | None, typer.Option(help="An example of what to track: x0,y0,x1,y1 in pixels.")] = None,
-    click: options.ClickOption = None,
-    click_out: options.ClickOutOption = None,
-    click_box: options.ClickBoxOption = None,
+    click: ClickOption = None,
+    click_out: ClickOutOption = None,
+    click_box: ClickBoxOption = None,
     frame: Annotated[int, typer.Option(min=0, help="Frame of boxes and clicks, where tracking begins.")] = 0,
-    model: options.FolderOption = None,
+    model: FolderOption = None,
     no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
     threads: options.ThreadsOption = None,
 ) -> None:

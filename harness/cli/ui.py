@@ -11,7 +11,7 @@ import typer
 
 from harness.cli import options
 from harness.cli.console import print_sentence
-from harness.cli.segment import choose_model
+from harness.cli.segment import FolderOption, choose_model
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
 
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def ui(
-    model: options.FolderOption = None,
+    model: FolderOption = None,
     images: Annotated[Path | None, typer.Option(help="Folder of images to choose from, besides uploads.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; who reaches it needs the printed token.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
