@@ -15,13 +15,12 @@ from harness.compiler.deployment.deployable import Deployable
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups, read_budgets
-from harness.core.case import Case
+from harness.core.case import WEIGHTS, Case, Weights
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
-from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import models, subjects
 
 COMPILES = ("tvm", "torch", "sam3")

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.expectations import Expectation
 from harness.core.outcome import Progress, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
-from harness.core.weights import Weights
 from harness.parity.distribution import add_distributions
 from harness.parity.monte_carlo import (
     PERTURBATION_SCALE,

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from harness.compiler.targets import TARGETS
 from harness.core.budget import NO_GROUPS, Groups, check_groups
-from harness.core.case import DEFAULT_STRATEGY, Case
+from harness.core.case import DEFAULT_STRATEGY, Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.core.weights import Weights
 from harness.runtime.manifest import Manifest
 from harness.runtime.preparing import Array
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from harness.compiler.deployment.deployable import ArtifactSpec, ModelOptions
 from harness.compiler.targets import TARGETS
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.core.weights import Weights
 from harness.runtime.manifest import Entry, File, Manifest
 from harness.runtime.weights import file_digest
 

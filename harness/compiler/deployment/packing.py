@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ImportedEntry, OnStage, drain
 from harness.compiler.deployment.describing import describe_weights, timestamp
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.files import replace_folder
 from harness.core.settings import SEEDED, Settings
-from harness.core.weights import Weights
 from harness.runtime.manifest import (
     MANIFEST,
     PACKING_LIBRARY,

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import Weights
 from harness.core.errors import HarnessError
-from harness.core.weights import Weights
 from harness.models.sam3.checkpoints import load_checkpoint, video_name
 from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced

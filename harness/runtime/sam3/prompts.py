@@ -207,36 +207,26 @@ def encode_prompt(prompt: Prompt, size: tuple[int, int], capacity: Capacity, tok
     Raises:
         ModelError: The prompt is empty, or invalid for this image.
     """
-    parsed = _parse_geometry(prompt, capacity)
+    boxes, box_labels, points, point_labels = _parse_geometry(prompt, capacity)
     tokens, notes = _tokenize(prompt.text, tokenizer)
-    boxes, clipped = clip_boxes(parsed.boxes, size)
-    check_points(parsed.points, size)
+    boxes, clipped = clip_boxes(boxes, size)
+    check_points(points, size)
     low, high = boxes[:, :2], boxes[:, 2:]
     scale = np.array(size, np.float64)
     normalized = np.concatenate([(low + high) / 2 / scale, (high - low) / scale], axis=1)
     geometry = {
-        "points": _padded(parsed.points / scale, capacity.points, np.float32),
-        "points_mask": _padding(len(parsed.points), capacity.points),
-        "point_labels": _padded(parsed.point_labels, capacity.points, np.int64),
+        "points": _padded(points / scale, capacity.points, np.float32),
+        "points_mask": _padding(len(points), capacity.points),
+        "point_labels": _padded(point_labels, capacity.points, np.int64),
         "boxes": _padded(normalized, capacity.boxes, np.float32),
         "boxes_mask": _padding(len(boxes), capacity.boxes),
-        "box_labels": _padded(parsed.box_labels, capacity.boxes, np.int64),
+        "box_labels": _padded(box_labels, capacity.boxes, np.int64),
     }
     return EncodedPrompt(tokens, geometry, (*notes, *clipped))
 
 
-@dataclass(frozen=True, eq=False)
-class _Geometry:
-    """Boxes float64 [m, 4] and points float64 [n, 2] in pixels, labels int64 [m] and [n]."""
-
-    boxes: npt.NDArray[np.float64]
-    box_labels: npt.NDArray[np.int64]
-    points: npt.NDArray[np.float64]
-    point_labels: npt.NDArray[np.int64]
-
-
-def _parse_geometry(prompt: Prompt, capacity: Capacity) -> _Geometry:
-    """Returns boxes and points of a prompt as arrays.
+def _parse_geometry(prompt: Prompt, capacity: Capacity) -> tuple[Array, Array, Array, Array]:
+    """Returns the geometry of a prompt: boxes float64 [m, 4], their labels, points float64 [n, 2], and their labels.
 
     Raises:
         ModelError: They are no numbers, too many, or not as many as their labels, or the prompt is empty.
@@ -249,7 +239,7 @@ def _parse_geometry(prompt: Prompt, capacity: Capacity) -> _Geometry:
             raise ModelError(f"The prompt has {count} {plural}, this model takes at most {limit}; give fewer.")
     if prompt.text is None and not len(boxes) and not len(points):
         raise ModelError("Nothing is asked; give a text, a box or a point.")
-    return _Geometry(boxes, box_labels, points, point_labels)
+    return boxes, box_labels, points, point_labels
 
 
 def _tokenize(text: str | None, tokenizer: Tokenizer) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:

@@ -5,8 +5,7 @@ TB is upstream's model/sam3_tracker_base.py and TP its model/sam3_tracking_predi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +58,7 @@ _POINTER_TOKENS = 4
 """Number of keys that a pointer is split into (TB:760)."""
 
 
-@dataclass(frozen=True, eq=False)
-class TrackedMasks:
+class TrackedMasks(NamedTuple):
     """The model's prediction of B objects on a frame.
 
     Attributes:
@@ -74,9 +72,6 @@ class TrackedMasks:
     pointers: Floats
     object_logits: Floats
     iou: Floats
-
-
-_OUTPUTS = ("logits", "pointers", "object_logits", "iou")
 
 
 class Tracker:
@@ -107,7 +102,7 @@ class Tracker:
         tokens = self._pointer_tokens(attended)
         count = attended.memories.shape[1]
         outputs = [self._track_object(features, attended, tokens, row) for row in range(count)]
-        return TrackedMasks(*(np.stack([getattr(output, name) for output in outputs]) for name in _OUTPUTS))
+        return TrackedMasks(*map(np.stack, zip(*outputs, strict=True)))
 
     def decode_prompt(self, features: Tensors, prompt: EncodedObjectPrompt) -> tuple[PromptOutput, Floats]:
         """Predicts an object from points or a box without memories (VI:965); returns its mask logits [288, 288], too.

@@ -40,12 +40,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.case import DEFAULT_FRONTEND
+from harness.core.case import DEFAULT_FRONTEND, Weights
 from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
 from harness.core.outcome import Device, Kernel, Outcome, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.weights import Weights
 from harness.runtime.decoding import convert, decode
 from harness.verify.report.verification import distribution
 from harness.verify.report.verification.numbers import jsonable
