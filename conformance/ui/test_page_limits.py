@@ -138,7 +138,7 @@ def test_a_question_has_no_more_than_a_megabyte(page: Page) -> None:
 
 
 def test_an_upload_has_no_more_than_its_limit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.app.ui.bodies.LARGEST_UPLOAD", 2**21)
+    monkeypatch.setattr("harness.app.ui.guard.LARGEST_UPLOAD", 2**21)
 
     async def questions(client: httpx.AsyncClient, root: str) -> None:
         told = await client.put(f"{root}/photograph", content=bytes(2**21 + 1))

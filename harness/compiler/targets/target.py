@@ -61,7 +61,7 @@ class Target:
         architectures: For targets whose libraries run on some devices only: names of their architectures.
         precisions: Names of the precisions that the target compiles in, see `harness.core.precision`.
         tunable: Whether the pipeline takes tuned schedules, and tuning can search for them.
-        emulated: Whether this machine's CPU can run the kernels in place of a device (`compiler.execution.emulated`).
+        emulated: Whether this machine's CPU can run the kernels in place of a device (`compiler.execution.executors`).
         symbolic: Whether the pipeline takes inputs with symbolic axes, and makes fast kernels of their readers.
         upsampling: Whether the pipeline convolves an upsampled image without materializing it.
         forkable: Whether a case may run in a fork of a process that has loaded the libraries. A GPU's driver that was

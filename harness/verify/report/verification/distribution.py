@@ -1,6 +1,6 @@
 """Reads and writes the distribution of errors in the JSON report: a histogram, a map and pictures of masks.
 
-    {"histogram": counts by |error| / gate between `harness.core.distribution.EDGES`, or [],
+    {"histogram": counts by |error| / gate between `harness.core.outcome.EDGES`, or [],
      "largest": the largest |error| in each cell of the image: a string of numbers with spaces for each row,
      "masks": [{"index": [index on all axes but the last two], "size": [height, width], "differing": pixels,
                 "torch": a PNG file in base64, "tvm": likewise, or null if both pictures are equal,
