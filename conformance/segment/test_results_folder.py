@@ -10,7 +10,7 @@ import pytest
 
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
 from harness.app.results.journal import Journal, results_folder
-from harness.app.segment.job import job as segmenting
+from harness.app.segment import job as segmenting
 from harness.app.track import job as tracking
 from harness.app.track.video import frames_in
 from harness.core.errors import HarnessError

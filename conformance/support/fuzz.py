@@ -36,7 +36,7 @@ from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
 from conformance.support.mutations import mutated, mutated_json
 from harness.app.results.journal import JOURNAL
-from harness.app.segment.job import job as segmenting
+from harness.app.segment import job as segmenting
 from harness.app.track import job as tracking
 from harness.compiler.tuned.database import FILE as RECORDS
 from harness.compiler.tuned.database import TUNED, open_database

@@ -23,7 +23,7 @@ import av  # noqa: F401  # not in each fork
 import PIL.ImageDraw  # noqa: F401
 
 from conformance.support.known_answers import KnownSegmenter, KnownTracker
-from harness.app.segment.job import job as segmenting
+from harness.app.segment import job as segmenting
 from harness.app.track import job as tracking
 from harness.cli.main import exit_code
 from harness.core.files import replace_folder, temporary_folder
