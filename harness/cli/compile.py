@@ -1,4 +1,4 @@
-"""Defines `sam3-tvm compile`: compiles the whole model into a folder."""
+"""Defines `sam3-tvm compile`, which takes the options of a model besides its own: compiles the model into a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines options that several commands share, and reads their values."""
+"""Defines options that several commands share, reads their values, and checks that the compiler is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the outcome of a case, as plain data that the report is rendered from."""
+"""Records the progress of a case, and defines its outcome as plain data that the report is rendered from."""
 
 from __future__ import annotations
 

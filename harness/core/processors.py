@@ -1,4 +1,4 @@
-"""Defines the processors that code is compiled for, an option that a process passes down to the compiler."""
+"""Defines the processors that code is compiled for and the remote device that runs it, options that are passed down."""
 
 from __future__ import annotations
 

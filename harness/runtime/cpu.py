@@ -1,4 +1,14 @@
-"""Names the processor of this machine and lists its instruction sets in LLVM's spelling."""
+"""Names the processor of this machine and lists its instruction sets in LLVM's spelling.
+
+Linux reports Arm processors by numbers alone. Implementers and parts are those of the register MIDR_EL1, as
+`/proc/cpuinfo` lists them. Their names are in Linux's `arch/arm64/include/asm/cputype.h` and in util-linux's
+`lscpu-arm.c`. Where several makers use the same core, the seller of the machine (DMI) or the maker of the chip (SOC_ID,
+with a JEP106 code) tells them apart.
+
+Linux keeps the state of the tile registers of x86's matrix unit, Intel's AMX, only for processes that request it
+(`Documentation/arch/x86/xstate.rst` in its source). A tile instruction ends any other process with SIGILL. A
+container's filter of system calls may block the request.
+"""
 
 from __future__ import annotations
 

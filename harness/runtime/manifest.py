@@ -1,4 +1,15 @@
-"""Defines the manifest of an artifact folder, `manifest.json`, and reads it."""
+"""Defines the manifest of an artifact folder, `manifest.json`, and the description of a folder for several CPUs.
+
+Packed weights differ from CPU to CPU, because operands are packed into panels as wide as the CPU's registers. A folder
+for several CPUs therefore has the weights as they were imported, and in it a folder for each CPU, its variant. A
+variant becomes an ordinary folder, which runs alone, when it is loaded for the first time
+(`harness.runtime.preparing`).
+
+    sam3-any/variants.json              names of the variants, and of the weights in order
+    sam3-any/<entry>.safetensors        the weights as imported
+    sam3-any/x86-64-v3/variant.json     as manifest.json, but without weights
+    sam3-any/x86-64-v3/model.so         and everything else that an ordinary folder has
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the variant for this CPU in a folder for several CPUs, and packs its weights when it is first loaded."""
+"""Packs weights for compiled code, and chooses and prepares the variant for this CPU in a folder for several CPUs."""
 
 from __future__ import annotations
 

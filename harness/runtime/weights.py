@@ -1,4 +1,4 @@
-"""Writes and maps weights files: safetensors files whose large tensors compiled code can use without a copy."""
+"""Writes, maps and checks weights files: safetensors files whose large tensors compiled code can use without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws objects into a picture: coloured masks, boxes, labels with scores, and the marks of the prompt."""
+"""Draws objects into a picture, with boxes, labels and marks of the prompt, and encodes pictures and masks as PNG."""
 
 from __future__ import annotations
 

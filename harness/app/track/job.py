@@ -1,4 +1,4 @@
-"""Tracks objects through a video and writes each frame as soon as it is returned."""
+"""Tracks objects through a video, writes each frame as soon as it is returned, and saves the session to continue it."""
 
 from __future__ import annotations
 

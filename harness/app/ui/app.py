@@ -1,4 +1,4 @@
-"""Builds the web application: the page's files, its routes, and one sentence for every error."""
+"""Builds the web application, with one sentence for every error, opens its socket and serves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Caches encoded photographs and runs prompts on them."""
+"""Queues the calls of the model, caches encoded photographs, and runs prompts on them.
+
+TVM keeps a pool of threads for every thread that calls it, so that all calls come from the same one.
+"""
 
 from __future__ import annotations
 

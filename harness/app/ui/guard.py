@@ -1,4 +1,4 @@
-"""Refuses requests that do not come from this server's own page, opened by the user who started the server.
+"""Refuses requests that are too large, or do not come from this server's own page, opened by who started the server.
 
 Any web site may send requests to an address of this machine. With a domain name of its own that points here (DNS
 rebinding) it could read the answers too. The headers `Host` and `Origin` identify such requests. Other users of this

@@ -1,4 +1,4 @@
-"""Stores the photographs that were uploaded or chosen as files, so that they can be encoded again."""
+"""Stores the photographs that were uploaded or chosen as files, and lists the images of the folder of `--images`."""
 
 from __future__ import annotations
 

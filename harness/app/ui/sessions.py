@@ -1,4 +1,4 @@
-"""Stores the state of each browser tab: its photograph, its answers and its kept objects."""
+"""Stores the state of a running page and of each browser tab: its photograph, its answers and its kept objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles the code of a folder: a library of all entry points, and a library that packs their weights."""
+"""Compiles the code of a folder from one merged module: all entry points, and a library that packs their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines a deployable model: entry points, functions that are written as kernels, files and options."""
+"""Defines a deployable model, its options and its files, and imports its entry points as Relax modules."""
 
 from __future__ import annotations
 

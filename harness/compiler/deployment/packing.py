@@ -1,4 +1,4 @@
-"""Puts other weights into a folder that is already compiled."""
+"""Puts other weights into a folder that is already compiled; the old folder stays until a worker has done it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Defines executors, which run the compiled code of a case on this machine or on a remote device."""
+"""Defines executors, which run the compiled code of a case on this machine, emulated here, or on a remote device.
+
+On this CPU output buffers are poisoned before each call, so that a kernel that skips an element is caught: reused
+memory often still holds the right value, from an earlier call of the same program.
+"""
 
 from __future__ import annotations
 

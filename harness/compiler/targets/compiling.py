@@ -1,4 +1,4 @@
-"""Compiles an imported module to a library on disk."""
+"""Compiles an imported module to a library on disk, and examines the kernels of a GPU target meanwhile."""
 
 from __future__ import annotations
 

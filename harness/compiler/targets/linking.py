@@ -1,4 +1,4 @@
-"""Links object files to a shared library, with the system's C compiler or else with the linker of `ziglang`.
+"""Links object files to a shared library, and runs clang on generated source, with the system's tools or `ziglang`.
 
 The linker of `ziglang` also makes libraries for the platforms of `_ZIG_TARGETS`, on any machine.
 """

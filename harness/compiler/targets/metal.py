@@ -1,6 +1,11 @@
 """Defines the target `metal` of Apple GPUs.
 
 On Linux the Metal source and the arm64 macOS host code are generated and linked; running them needs macOS.
+
+TVM's code generator for Metal writes a constant with seven digits, although a float needs nine: 1/9 becomes 0.1111111,
+which is another float. Constants that would change are written by their bits instead, as `as_type<float>(…)`. The
+largest float and its negative are left, because minima and maxima start with them, and TVM distributes only such
+reductions over threads.
 """
 
 from __future__ import annotations

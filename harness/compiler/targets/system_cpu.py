@@ -1,4 +1,7 @@
-"""Caches LLVM's description of this machine's CPU on disk, because importing TVM to ask takes seconds."""
+"""Caches LLVM's description of this machine's CPU on disk, and identifies the build of TVM by its libraries.
+
+Importing TVM to ask for either takes seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls a function in an isolated process, watches it, and returns how it ended."""
+"""Starts, forks and kills isolated processes, calls a function in one, watches it, and returns how it ended."""
 
 from __future__ import annotations
 

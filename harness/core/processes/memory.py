@@ -1,4 +1,4 @@
-"""Tunes how the C library allocates and releases memory in processes that compute with large arrays."""
+"""Tunes the memory of processes that compute with large arrays, and of processes that only run compiled models."""
 
 from __future__ import annotations
 

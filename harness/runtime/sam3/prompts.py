@@ -1,4 +1,4 @@
-"""Encodes prompts on an image as the padded arrays that the compiled model takes.
+"""Checks prompts on an image, and encodes them as the padded arrays that the compiled model takes.
 
 The meaning is that of upstream's `sam3.model.sam3_image_processor.Sam3Processor`; boxes and points are given in pixels
 of the image, where (0, 0) is its upper left corner and (width, height) its lower right one.

@@ -1,7 +1,10 @@
-"""Implements CLIP's byte-pair tokenizer with its vocabulary file: texts in, int64 ids out.
+"""Implements CLIP's byte-pair tokenizer with its vocabulary file, and packs several texts into one call of the encoder.
 
 The algorithm is byte-pair encoding (Sennrich et al. 2016) over UTF-8 bytes, with the text clean-up and the word pattern
 of CLIP. It equals `sam3.model.tokenizer_ve.SimpleTokenizer`, which sam3's text encoder uses.
+
+A single text leaves most positions of the encoder empty, which reads its weights, over a gigabyte, once for each call.
+No token attends to the tokens of another text, and each text counts its positions from its own start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Emulates a GPU on this CPU for the rest of a process, as a device of TVM's runtime."""
+"""Emulates a GPU on this CPU for the rest of a process: its kernels' source, read from a library, becomes C++."""
 
 from __future__ import annotations
 

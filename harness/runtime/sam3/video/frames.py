@@ -2,6 +2,10 @@
 
 A video is a file, a folder of images, a list of images or arrays, or an iterator of frames that may be endless. One
 frame is in memory at a time; `FrameReader` and the hotstart buffer keep others.
+
+Pillow decodes animated images, and PyAV, an extra of the installation, video files. The rotation that a file states is
+applied, more than 8 bits are reduced to 8, and colours are converted by the matrix and the range that the file states
+(BT.601 in limited range by default).
 """
 
 from __future__ import annotations

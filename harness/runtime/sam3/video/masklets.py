@@ -1,6 +1,7 @@
 """Tracks masklets: the objects of one text or box, or those that were clicked, with their memories.
 
-VB is upstream's model/sam3_video_base.py and VI its model/sam3_video_inference.py, with the lines of sam3 0.1.4.
+Objects that were found on the same frame are a bucket, whose memories are read together. VB is upstream's
+model/sam3_video_base.py and VI its model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
 
 from __future__ import annotations

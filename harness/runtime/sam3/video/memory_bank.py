@@ -1,7 +1,11 @@
-"""Stores the memory of a bucket: objects that were found on the same frame and are tracked together.
+"""Stores the memory of a bucket, objects that were found on the same frame and are tracked together, and selects of it.
 
-Upstream stores it in `output_dict` of an inference state. TP is its `model/sam3_tracking_predictor.py` and VB its
-`model/sam3_video_base.py`, with the lines of sam3 0.1.4. Upstream's copies for single objects (`output_dict_per_obj`)
+The rules of the selection are functions of frame numbers and scores. A conditioning frame has a click or a mask of a
+user or of the detector. Every other tracked frame is non-conditioning. TB is upstream's `model/sam3_tracker_base.py`,
+TU its `model/sam3_tracker_utils.py`, TP its `model/sam3_tracking_predictor.py` and VB its `model/sam3_video_base.py`,
+with the lines of sam3 0.1.4.
+
+Upstream stores the memory in `output_dict` of an inference state. Its copies for single objects (`output_dict_per_obj`)
 are slices of these entries. The attention to memories reads the copies only where clicks use earlier frames
 (`use_prev_mem_frame`), which the video model switches off (`model/sam3_video_inference.py:965`).
 """

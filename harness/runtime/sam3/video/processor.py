@@ -1,6 +1,7 @@
 """Processes the frames of a video: each frame is read, encoded, detected on and tracked, and its result is stored.
 
-VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
+It also decides which frames a propagation processes, and what it computes on them. VI is upstream's
+model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Defines the thresholds and the rules for detections and tracked objects: association, hotstart, reconditioning.
+"""Defines the state of tracked objects, the thresholds, and the rules for detections and objects.
 
-The thresholds have the values of upstream's `build_sam3_video_model`. In this package VB is
-sam3/model/sam3_video_base.py, VI is sam3/model/sam3_video_inference.py, TP is sam3/model/sam3_tracking_predictor.py and
-MB is sam3/model_builder.py of sam3 0.1.4; a number after it is a line.
+The rules are association, hotstart and reconditioning. The thresholds have the values of upstream's
+`build_sam3_video_model`. In this package VB is sam3/model/sam3_video_base.py, VI is sam3/model/sam3_video_inference.py,
+TP is sam3/model/sam3_tracking_predictor.py and MB is sam3/model_builder.py of sam3 0.1.4; a number after it is a line.
 """
 
 from __future__ import annotations
