@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import torch
-from tvm import relax, tirx
+from tvm import relax
 
+from harness.compiler import tir as T
 from harness.compiler.execution.executors import poison
 from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
 from harness.runtime.executable import TRANSFORM_PARAMETERS
@@ -406,9 +407,7 @@ class WrongCalls:
         """
         functions = {variable.name_hint: function for variable, function in code.functions_items()}
         functions_called = {call.function: functions.get(call.function) for call in self.calls}
-        if not self.only_tensors or not all(
-            isinstance(function, tirx.PrimFunc) for function in functions_called.values()
-        ):
+        if not self.only_tensors or not all(isinstance(function, T.PrimFunc) for function in functions_called.values()):
             return None
         builder = relax.BlockBuilder()
         global_vars = {name: builder.add_func(function, name) for name, function in functions_called.items()}

@@ -18,8 +18,8 @@ from itertools import takewhile
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import extents, is_call, permutation, same, static_shape
 from harness.compiler.schedules.common.kernel import Argument
 from harness.compiler.schedules.common.scope import Scope
@@ -60,7 +60,7 @@ class Reader:
         analyzer: Knows the ranges of the loop variables.
     """
 
-    buffers: Sequence[tirx.Buffer]
+    buffers: Sequence[T.Buffer]
     analyzer: sym.Analyzer
 
 

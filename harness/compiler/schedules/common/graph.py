@@ -9,6 +9,8 @@ from typing import Any
 from tvm import ir, relax, sym, tirx, topi
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
+from harness.compiler import tir as T
+
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 MOVES = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
@@ -64,9 +66,7 @@ def same(shape: Sequence[Any], other: Sequence[Any]) -> bool:
     return all(analyzer.can_prove_equal(extent, counterpart) for extent, counterpart in pairs)
 
 
-def call(
-    builder: relax.BlockBuilder, name: str, function: tirx.PrimFunc, arguments: Sequence[relax.Expr]
-) -> relax.Expr:
+def call(builder: relax.BlockBuilder, name: str, function: T.PrimFunc, arguments: Sequence[relax.Expr]) -> relax.Expr:
     """Emits a call of a kernel whose last parameter is its result; identical kernels share one function."""
     result = function.params[-1]
     variable = builder.add_func(function, name)

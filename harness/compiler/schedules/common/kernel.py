@@ -14,9 +14,8 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
 
 _SHORTEST = 64
@@ -73,7 +72,7 @@ def free_variables(arguments: Sequence[Argument]) -> list[tirx.Var]:
 
 def prim_func(
     name: str, arguments: Sequence[Argument], body: Callable[..., None], info: KernelInfo = KERNEL
-) -> tirx.PrimFunc:
+) -> T.PrimFunc:
     """Builds a function whose body is emitted by `body`, which gets one buffer per argument.
 
     Its parameters are the tensors, the `free_variables` of their extents, and the result. All variables are its own.
@@ -86,7 +85,7 @@ def prim_func(
     """
     bytes_moved = bytes_of_all((argument.shape, argument.dtype) for argument in arguments)
     info = replace(info, dtype=arguments[-1].dtype, bytes_moved=bytes_moved)
-    with IRBuilder() as builder:
+    with T.IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name(name)
             T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE, **info.attributes})
@@ -104,7 +103,7 @@ def prim_func(
     return s_tir.renew_defs(function) if bytes_moved is None else function
 
 
-def registers(shape: tuple[int, ...], dtype: str = "float32") -> tirx.Buffer:
+def registers(shape: tuple[int, ...], dtype: str = "float32") -> T.Buffer:
     """Emits a buffer of less than 1 KiB (`kMaxStackAlloca`), which LLVM keeps in registers if indices are constants.
 
     TVM 0.27 takes larger ones, and those of scope `local`, from a workspace: two calls for each, and stores that LLVM
@@ -122,8 +121,8 @@ class ThreadWorkspace:
         number: Key of the current content, in a buffer of one element.
     """
 
-    buffers: tuple[tirx.Buffer, ...]
-    number: tirx.Buffer
+    buffers: tuple[T.Buffer, ...]
+    number: T.Buffer
 
     @contextmanager
     def fill_once(self, number: int | tirx.Expr) -> Iterator[None]:
@@ -174,7 +173,7 @@ def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> I
         T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
 
 
-def view(buffer: tirx.Buffer, *shape: int) -> tirx.Buffer:
+def view(buffer: T.Buffer, *shape: int) -> T.Buffer:
     """Declares the same contiguous memory under another shape."""
     return T.decl_buffer(shape, buffer.dtype, data=buffer.data)
 

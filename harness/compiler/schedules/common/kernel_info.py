@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import Any
 
 import tvm
-from tvm import tirx
+
+from harness.compiler import tir as T
 
 ATTRIBUTE = "kernel_info"
 """The attribute of a function that holds its facts as JSON."""
@@ -152,13 +153,13 @@ def _word(extent: Any) -> int | str:
     return extent if isinstance(extent, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(extent))
 
 
-def info_of(function: tirx.PrimFunc) -> KernelInfo | None:
+def info_of(function: T.PrimFunc) -> KernelInfo | None:
     """Returns the facts of a function; None if it has none."""
     attributes = function.attrs or {}
     return KernelInfo.from_json(str(attributes[ATTRIBUTE])) if ATTRIBUTE in attributes else None
 
 
-def with_info(function: tirx.PrimFunc, info: KernelInfo) -> tirx.PrimFunc:
+def with_info(function: T.PrimFunc, info: KernelInfo) -> T.PrimFunc:
     """Returns the function with these facts in place of others."""
     return function.with_attr(ATTRIBUTE, info.to_json())
 
@@ -173,7 +174,7 @@ def infos_of(module: tvm.IRModule) -> dict[str, KernelInfo]:
     infos = {
         variable.name_hint: info_of(function)
         for variable, function in module.functions_items()
-        if isinstance(function, tirx.PrimFunc)
+        if isinstance(function, T.PrimFunc)
     }
     return {name: info for name, info in infos.items() if info is not None}
 

@@ -13,6 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, te, tirx, topi
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize
 
 FLOATS = ("float", "bfloat")
@@ -27,14 +28,14 @@ def keep_nan(reductions: bool) -> tvm.transform.Pass:
     """
 
     def replace_in_block(block: s_tir.SBlock) -> Any:
-        stores = isinstance(block.body, tirx.BufferStore)
+        stores = isinstance(block.body, T.BufferStore)
         return _replace_extremes(block) if stores and (reductions or block.init is None) else block
 
     @tvm.transform.module_pass(opt_level=0, name="KeepNan")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         result = module.clone()
         for variable, function in module.functions_items():
-            if isinstance(function, tirx.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
+            if isinstance(function, T.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
                 result[variable] = function.with_body(
                     tvm_ffi.structural_map(function.body, (s_tir.SBlock, replace_in_block))
                 )

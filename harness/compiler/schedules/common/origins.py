@@ -19,10 +19,11 @@ from enum import StrEnum
 from typing import Any
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import StructuralKey
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.kernel_info import info_of
 
@@ -333,7 +334,7 @@ def _parts(module: tvm.IRModule, call: ir.Call) -> Iterator[Part]:
 def _role(module: tvm.IRModule, call: ir.Call) -> Role:
     target = call.args[0] if call.args and isinstance(call.args[0], ir.GlobalVar) else None
     function = None if target is None else module[target]
-    if not isinstance(function, tirx.PrimFunc):
+    if not isinstance(function, T.PrimFunc):
         return Role.LOOPS
     info = info_of(function)
     if info is not None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
+
+from harness.compiler import tir as T
 
 
-def array(length: int, dtype: str) -> tirx.Buffer:
+def array(length: int, dtype: str) -> T.Buffer:
     """Emits a small array without values."""
     return T.alloc_buffer((length,), dtype)
 
 
-def variable(value: Any, dtype: str) -> tirx.Buffer:
+def variable(value: Any, dtype: str) -> T.Buffer:
     """Emits an array of one element that holds the value."""
     cell = array(1, dtype)
     T.buffer_store(cell, tirx.const(value, dtype) if isinstance(value, int | float) else value, [0])

@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
@@ -44,7 +45,7 @@ from harness.compiler.schedules.cpu.moves import Reindex
 from harness.compiler.schedules.cpu.tile import Tile
 from harness.compiler.schedules.cpu.value_projection import Projection, projection_of
 
-_Kernel = Callable[[Attention], tirx.PrimFunc]
+_Kernel = Callable[[Attention], T.PrimFunc]
 
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:

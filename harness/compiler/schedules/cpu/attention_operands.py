@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.folding import Folded
 from harness.compiler.schedules.common.graph import extents
@@ -68,10 +68,10 @@ class Layer:
         ]
 
     @property
-    def packing(self) -> tirx.PrimFunc:
+    def packing(self) -> T.PrimFunc:
         """Returns the function that packs the weight."""
 
-        def read(buffer: tirx.Buffer) -> Read:
+        def read(buffer: T.Buffer) -> Read:
             return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
 
         source = Argument("source", extents(self.weight) or ())
@@ -157,7 +157,7 @@ class Attention:
         """Returns the variables that a call passes after the inputs."""
         return free_variables(self.arguments)
 
-    def split(self, buffers: Sequence[tirx.Buffer]) -> tuple[list[Sequence[tirx.Buffer]], Sequence[tirx.Buffer]]:
+    def split(self, buffers: Sequence[T.Buffer]) -> tuple[list[Sequence[T.Buffer]], Sequence[T.Buffer]]:
         """Splits the buffers of the inputs into those of query, key, value and layer, and those of the bias."""
         sources = []
         for inputs, _ in self._parts:
@@ -181,11 +181,11 @@ class Attention:
         index = (b, query, h, channel)
         return [index[self.result.index(d)] for d in range(4)]
 
-    def store(self, result: tirx.Buffer, value: Any, index: tuple[Any, Any, Any, Any]) -> None:
+    def store(self, result: T.Buffer, value: Any, index: tuple[Any, Any, Any, Any]) -> None:
         """Emits that an element, (batch, query, head, channel), gets to the result."""
         T.buffer_store(result, to_bf16(value) if self.stores == BF16 else value, self.place(*index))
 
-    def masked(self, bias: Sequence[tirx.Buffer], position: tuple[Any, Any, Any, Any], score: Any) -> Any:
+    def masked(self, bias: Sequence[T.Buffer], position: tuple[Any, Any, Any, Any], score: Any) -> Any:
         """Returns the score of (batch, head, query, key) with bias or masks; -inf for a masked key."""
         if self.bias is not None:
             index = [

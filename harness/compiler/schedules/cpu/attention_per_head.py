@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import (
     ceil_div,
     chunk_length,
@@ -54,7 +54,7 @@ class AttentionSchedule:
     parts: int
 
 
-def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention) -> tirx.PrimFunc:
+def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention) -> T.PrimFunc:
     """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
     batch, length, heads, channels = attention.query.shape
     count, width = attention.key.shape[1], attention.value.shape[3]
@@ -75,7 +75,7 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
     padding = elements * arithmetic.terms - keys_here
     group = min(per_part, query_group(count, columns, channels, padded))
 
-    def body(*buffers: tirx.Buffer) -> None:
+    def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
         all_elements = blocks_of_keys * elements
@@ -167,13 +167,13 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
 def _scores(
     attention: Attention,
     tile: Tile,
-    keys: tirx.Buffer,
-    queries: tirx.Buffer,
-    strip: tirx.Buffer,
-    highest: tirx.Buffer,
+    keys: T.Buffer,
+    queries: T.Buffer,
+    strip: T.Buffer,
+    highest: T.Buffer,
     count: int,
     place: tuple[Any, Any, Any, Any, Any],
-    bias: Sequence[tirx.Buffer],
+    bias: Sequence[T.Buffer],
 ) -> None:
     """Emits the scores of a block of queries and keys, and raises the highest of each query to them.
 
@@ -226,10 +226,10 @@ def _add_results(
     arithmetic: Arithmetic,
     state: State,
     place: tuple[Any, Any],
-    values: tirx.Buffer,
-    weights: tirx.Buffer,
-    totals: tirx.Buffer,
-    factor: tirx.Buffer,
+    values: T.Buffer,
+    weights: T.Buffer,
+    totals: T.Buffer,
+    factor: T.Buffer,
     exponentials: Callable[[Any, Any], None],
 ) -> None:
     """Emits results = factor · results + weights · values, for a block of queries and of keys.

@@ -20,8 +20,8 @@ from itertools import product
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Index, Reader
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import ATTENTION
@@ -148,7 +148,7 @@ class _Plan:
         return isinstance(count, int) and count % self.keys == 0
 
 
-def streaming_kernel(tiles: AttentionTiles, attention: Attention) -> tirx.PrimFunc:
+def streaming_kernel(tiles: AttentionTiles, attention: Attention) -> T.PrimFunc:
     """Builds the kernel; the number of keys may be symbolic."""
     if tiles.scores.rows % attention.arithmetic.terms:
         raise AssertionError("the keys of a tile of scores are whole elements")
@@ -156,7 +156,7 @@ def streaming_kernel(tiles: AttentionTiles, attention: Attention) -> tirx.PrimFu
     batch, _, heads, _ = attention.query.shape
     groups = batch * heads // plan.heads_together
 
-    def body(*buffers: tirx.Buffer) -> None:
+    def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
         count = attention.keys
@@ -204,9 +204,9 @@ class _Workspace:
         state: State of the softmax of [head · block].
     """
 
-    queries: tirx.Buffer
-    keys: tirx.Buffer
-    values: tirx.Buffer
+    queries: T.Buffer
+    keys: T.Buffer
+    values: T.Buffer
     state: State
 
     @classmethod
@@ -216,10 +216,10 @@ class _Workspace:
         columns, panel = plan.columns, plan.tiles.output.columns
         blocks = plan.heads_together * plan.blocks
 
-        def buffer(*shape: int) -> tirx.Buffer:
+        def buffer(*shape: int) -> T.Buffer:
             return T.alloc_buffer(shape, "float32")
 
-        def operand(*shape: int) -> tirx.Buffer:
+        def operand(*shape: int) -> T.Buffer:
             return T.alloc_buffer(shape, arithmetic.dtype)
 
         return cls(
@@ -242,7 +242,7 @@ def _parts_of(length: Any, part: int) -> Any:
     return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))
 
 
-def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[tirx.Buffer], work: _Workspace) -> None:
+def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[T.Buffer], work: _Workspace) -> None:
     """Emits the scaled queries, transposed, and the state before the first key."""
     attention, columns, lanes = plan.attention, plan.columns, plan.lanes
     arithmetic, depth = attention.arithmetic, attention.depth
@@ -259,7 +259,7 @@ def _pack_queries(plan: _Plan, head_of: _HeadOf, source: Sequence[tirx.Buffer], 
 def _pack_keys(
     plan: _Plan,
     head_of: _HeadOf,
-    sources: Sequence[Sequence[tirx.Buffer]],
+    sources: Sequence[Sequence[T.Buffer]],
     work: _Workspace,
     block: tuple[Any, Any],
 ) -> None:
@@ -300,7 +300,7 @@ def _pack_keys(
 
 
 def _computed(
-    plan: _Plan, layer: Layer, sources: Sequence[tirx.Buffer], head: tuple[Any, Any], keys: tuple[Any, Any]
+    plan: _Plan, layer: Layer, sources: Sequence[T.Buffer], head: tuple[Any, Any], keys: tuple[Any, Any]
 ) -> Folded:
     """Emits the layer for the keys of a task; returns the key that reads the layer's result where that put it.
 
@@ -348,9 +348,9 @@ class _Row:
         bias: What is added to them, if anything is.
     """
 
-    result: tirx.Buffer
+    result: T.Buffer
     row: Any
-    bias: Sequence[tirx.Buffer]
+    bias: Sequence[T.Buffer]
 
     def __getitem__(self, index: tuple[Any, ...]) -> Any:
         value = self.result[self.row, index[-1]]
@@ -359,9 +359,7 @@ class _Row:
         return value
 
 
-def _attend(
-    plan: _Plan, head_of: _HeadOf, bias: Sequence[tirx.Buffer], work: _Workspace, block: tuple[Any, Any]
-) -> None:
+def _attend(plan: _Plan, head_of: _HeadOf, bias: Sequence[T.Buffer], work: _Workspace, block: tuple[Any, Any]) -> None:
     """Emits the passage of all blocks of queries past a block of keys."""
     attention, output, columns, lanes = plan.attention, plan.tiles.output, plan.columns, plan.lanes
     arithmetic = attention.arithmetic
@@ -371,7 +369,7 @@ def _attend(
     parts = _parts_of(key_count, chunk)
     padded = terms > 1 and not plan.even
 
-    def fill_up(buffer: tirx.Buffer, value: float) -> None:
+    def fill_up(buffer: T.Buffer, value: float) -> None:
         with T.serial(key_count, parts * chunk) as key:
             for_each_vector(columns, lanes, lambda j: T.buffer_store(buffer, fp32(value), [key, j]))
 
@@ -414,11 +412,11 @@ def _scores(
     plan: _Plan,
     work: _Workspace,
     block_of: tuple[Any, Any],
-    strip: tirx.Buffer,
-    highest: tirx.Buffer,
+    strip: T.Buffer,
+    highest: T.Buffer,
     key_count: Any,
     place: tuple[Any, Any, Any, Any],
-    bias: Sequence[tirx.Buffer],
+    bias: Sequence[T.Buffer],
 ) -> None:
     """Emits the scores of a block of queries and keys, and raises the highest of each query to them.
 
@@ -487,7 +485,7 @@ def _scores(
     )
 
 
-def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: tirx.Buffer) -> None:
+def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: T.Buffer) -> None:
     """Emits the results: sums of weighted values divided by sums of exponentials; zero if those are zero."""
     attention, state = plan.attention, work.state
     with T.parallel(0, plan.heads_together * plan.blocks) as task:

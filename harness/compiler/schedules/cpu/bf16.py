@@ -29,9 +29,9 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
-from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import static_shape
 from harness.compiler.schedules.cpu.emit import Arithmetic
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, vector_unit
@@ -145,14 +145,14 @@ define linkonce_odr {floats} @{_NAME}({arguments}) alwaysinline {{
 
 
 def _multiply_add(
-    tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
+    tile: Tile, rows: Sequence[T.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
 ) -> None:
     """Emits a step."""
     _multiply_add_terms(tile, rows, lambda i: (left(i),), right)
 
 
 def _multiply_add_terms(
-    tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Sequence[Any]], right: Callable[[Any], Any]
+    tile: Tile, rows: Sequence[T.Buffer], left: Callable[[int], Sequence[Any]], right: Callable[[Any], Any]
 ) -> None:
     """Emits a step with whole vectors, because TVM takes calls of functions apart where it vectorizes a loop."""
     lanes = tile.lanes

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax, sym, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader, broadcast, fold
 from harness.compiler.schedules.common.graph import is_call, number, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32
@@ -65,7 +65,7 @@ class AxialBias:
         return self.height + self.width
 
     def fill(
-        self, buffers: Sequence[tirx.Buffer], head: tuple[tirx.Var, tirx.Var], q: Any, first: Any, rows: tirx.Buffer
+        self, buffers: Sequence[T.Buffer], head: tuple[tirx.Var, tirx.Var], q: Any, first: Any, rows: T.Buffer
     ) -> None:
         """Emits rows[q, :, query] for the queries from a first one on; the last one is repeated beyond the edge.
 
@@ -78,7 +78,7 @@ class AxialBias:
         """
         columns = int(rows.shape[2])
 
-        def fill_part(part: Folded, sources: Sequence[tirx.Buffer], start: int, count: int, step: int) -> None:
+        def fill_part(part: Folded, sources: Sequence[T.Buffer], start: int, count: int, step: int) -> None:
             queries = int(part.shape[2])
             with T.serial(0, count) as n, T.serial(0, columns) as j:
                 query = T.Bind(T.min(first + j, queries - 1))
@@ -92,7 +92,7 @@ class AxialBias:
         fill_part(self.lines, buffers[:line_count], 0, self.height, self.width)
         fill_part(self.columns, buffers[line_count:], self.height, self.width, 1)
 
-    def value(self, rows: tirx.Buffer, q: Any, j: Any, key: Any) -> Any:
+    def value(self, rows: T.Buffer, q: Any, j: Any, key: Any) -> Any:
         """Returns the bias of a key and of a query, or of several, of a block."""
         return rows[q, key // self.width, j] + rows[q, self.height + key % self.width, j]
 
@@ -173,7 +173,7 @@ def _depends(part: Folded, width: int, on: str) -> bool:
     analyzer = sym.Analyzer()
     for name, extent in names.items():
         analyzer.bind(index[name], ir.Range(0, extent))
-    buffers = [tirx.decl_buffer(argument.shape, argument.dtype) for argument in part.arguments]
+    buffers = [T.buffer(argument.shape, argument.dtype) for argument in part.arguments]
     key = index["line"] * width + index["column"]
     value = analyzer.simplify(part.element(Reader(buffers, analyzer), [index["b"], index["h"], index["query"], key]))
     return any(index[on].same_as(variable) for variable in tirx.analysis.undefined_vars(value))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers, view
 from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
 from harness.compiler.schedules.cpu.product import Extents, Fill, Pack, Put, Read
@@ -25,12 +25,12 @@ _LONGEST_STRIDE = 4
 """So many vectors are loaded for one at most; beyond it elements are loaded one by one."""
 
 
-def columns_of(rows: tirx.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
+def columns_of(rows: T.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
     """Returns a reader of contiguous columns [matrix, row, column]: it takes matrix, column and k."""
     return lambda b, j, k: arithmetic.pack_terms(lambda row: rows[b, row, j], k, extents.depth)
 
 
-def gather(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
+def gather(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
     """Returns how the columns of one panel of output pixels are packed; padding reads as zero.
 
     Args:
@@ -49,7 +49,7 @@ def _keeps_lines(window: Window) -> bool:
     return window.strides == (1, 1) and window.result[3] == window.image[3]
 
 
-def _gather_panel(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
+def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
     """Packs a panel that may begin and end anywhere; the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
@@ -107,7 +107,7 @@ def _gather_panel(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Ar
     return pack
 
 
-def _gather_runs(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Arithmetic) -> Pack:
+def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
     """Packs a panel vector by vector: each is a run of pixels in one line of the result."""
     height, width = window.image[2:]
     (_, kernel_width), (down_stride, stride), out_width = window.kernel, window.strides, window.result[3]
@@ -152,7 +152,7 @@ def _gather_runs(window: Window, tile: Tile, image: tirx.Buffer, arithmetic: Ari
     return pack
 
 
-def _every(planes: tirx.Buffer, line: list[Any], first: Any, count: int, stride: int) -> Any:
+def _every(planes: T.Buffer, line: list[Any], first: Any, count: int, stride: int) -> Any:
     """Returns a vector of `count` elements of a line, `stride` apart; nothing beyond the last of them is read."""
     last = (stride - 1) * (count - 1)
     begins = [n * count for n in range(stride - 1)] + [last]

@@ -18,8 +18,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call, is_call, static_shape
 from harness.compiler.schedules.common.kernel import Argument, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
@@ -127,7 +128,7 @@ def _columns(
     tile = blocking.tile
     layout = window.layout
 
-    def weight_reader(buffer: tirx.Buffer) -> Read:
+    def weight_reader(buffer: T.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
         return lambda g, i, k: arithmetic.pack_terms(lambda term: rows[g, i, term], k, extents.depth)
 
@@ -138,7 +139,7 @@ def _columns(
         )
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
-        def body(*buffers: tirx.Buffer) -> Access:
+        def body(*buffers: T.Buffer) -> Access:
             image, panels, *extras, result = buffers
             store, touched = epilogue.write_back(layout, extras, result)
             if window.pointwise:

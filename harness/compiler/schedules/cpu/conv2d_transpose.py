@@ -13,8 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
@@ -79,7 +80,7 @@ def _product(
     rows_together = _interleaves(kernel_width, width, tile)
     layout = _layout(result, (weight[2], kernel_width), rows_together=rows_together)
 
-    def weight_reader(buffer: tirx.Buffer) -> Read:
+    def weight_reader(buffer: T.Buffer) -> Read:
         columns = view(buffer, depth, extents.rows)
         return lambda _, i, k: arithmetic.pack_terms(lambda row: columns[row, i], k, extents.depth)
 
@@ -88,7 +89,7 @@ def _product(
         packing = pack_function("left", source, 1, extents.rows, extents.depth, tile, weight_reader, arithmetic)
         packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
 
-        def body(*buffers: tirx.Buffer) -> Access:
+        def body(*buffers: T.Buffer) -> Access:
             pixels, panels, *extras, output = buffers
             rows = view(pixels, batch, depth, extents.columns)
             store, _ = epilogue.write_back(layout, extras, output)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
+from tvm import relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.compiler.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
@@ -34,7 +34,7 @@ def lower_depthwise(context: Context, window: Window, data: relax.Expr, weights:
     channels = window.image[1]
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        def body(*buffers: tirx.Buffer) -> None:
+        def body(*buffers: T.Buffer) -> None:
             image, filters, *extras, result = buffers
             store, _ = epilogue.write_back(layout, extras, result)
             with T.parallel(0, window.image[0] * channels) as plane:
@@ -64,7 +64,7 @@ def lower_depthwise(context: Context, window: Window, data: relax.Expr, weights:
     return Lowering((data, weights), layout, build)
 
 
-def _padded(window: Window, image: tirx.Buffer, plane: Any) -> tirx.Buffer:
+def _padded(window: Window, image: T.Buffer, plane: Any) -> T.Buffer:
     """Emits a copy of a plane with zeros around it, as far as the kernel reads."""
     height, width = window.image[2:]
     top, left = window.padding
@@ -90,12 +90,12 @@ def _padded(window: Window, image: tirx.Buffer, plane: Any) -> tirx.Buffer:
 
 def _sums(
     window: Window,
-    padded: tirx.Buffer,
-    filters: tirx.Buffer,
+    padded: T.Buffer,
+    filters: T.Buffer,
     channel: Any,
     y: Any,
     pieces: Sequence[tuple[int, int]],
-) -> list[tirx.Buffer]:
+) -> list[T.Buffer]:
     """Emits the sums of (start, width) pieces of line y of the result, tap after tap, and returns them."""
     sums = [registers((count,)) for _, count in pieces]
     for (_, count), total in zip(pieces, sums, strict=True):

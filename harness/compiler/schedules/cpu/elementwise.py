@@ -22,6 +22,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te, tirx
 from tvm.s_tir.schedule import ScheduleError
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, default, static_shape
 from harness.compiler.schedules.common.kernel_info import (
     UNSCHEDULED,
@@ -208,7 +209,7 @@ def _joined(block: _Block, body: _Body) -> int:
     Such loops walk a run of memory of each tensor that depends on any of them.
     """
     store = block.node.body
-    if not isinstance(store, tirx.BufferStore):
+    if not isinstance(store, T.BufferStore):
         return 1
     accesses = [(store.buffer, tuple(store.indices)), *body.loads]
     axes = [axis.var for axis in block.node.iter_vars]
@@ -445,7 +446,7 @@ def _is_long_sum(block: _Block) -> bool:
     terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
     return (
         terms > _LONG_SUM
-        and isinstance(store, tirx.BufferStore)
+        and isinstance(store, T.BufferStore)
         and str(store.buffer.dtype) == "float32"
         and isinstance(store.value, tirx.Add)
     )
@@ -507,7 +508,7 @@ def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
     return True
 
 
-def schedule_function(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def schedule_function(function: T.PrimFunc) -> T.PrimFunc:
     """Puts the loops of a function in a good order for a CPU; it is unchanged where nothing is known to help.
 
     The facts of the result name the schedule of each block, and those that could not be applied.
@@ -557,7 +558,7 @@ def schedule_remaining() -> tvm.transform.Pass:
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         module = module.clone()
         for variable, function in list(module.functions_items()):
-            if not isinstance(function, tirx.PrimFunc) or _is_scheduled(function):
+            if not isinstance(function, T.PrimFunc) or _is_scheduled(function):
                 continue
             module[variable] = schedule_function(function)
         return module
@@ -565,7 +566,7 @@ def schedule_remaining() -> tvm.transform.Pass:
     return run
 
 
-def _is_scheduled(function: tirx.PrimFunc) -> bool:
+def _is_scheduled(function: T.PrimFunc) -> bool:
     return "tirx.is_scheduled" in function.attrs and bool(function.attrs["tirx.is_scheduled"])
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, registers
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -95,8 +95,8 @@ class BlockScale:
             emits the scaling of the columns of a right panel.
     """
 
-    row: Callable[[tirx.Buffer, Callable[[Any], Sequence[Any]], int, int], None]
-    columns: Callable[[tirx.Buffer, Callable[[Any, Any], Sequence[Any]], int, int, int], None]
+    row: Callable[[T.Buffer, Callable[[Any], Sequence[Any]], int, int], None]
+    columns: Callable[[T.Buffer, Callable[[Any, Any], Sequence[Any]], int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Arithmetic:
     dtype: str
     terms: int
     pack_terms: Callable[[Callable[[Any], Any], Any, int], Any]
-    multiply_add: Callable[[Tile, Sequence[tirx.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
+    multiply_add: Callable[[Tile, Sequence[T.Buffer], Callable[[int], Any], Callable[[Any], Any]], None]
     functions: str = ""
     shapes: Sequence[tuple[int, int]] | None = None
     split: Callable[[Any], Sequence[Any]] | None = None
@@ -272,7 +272,7 @@ class Arithmetic:
 
 
 def _multiply_add(
-    tile: Tile, rows: Sequence[tirx.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
+    tile: Tile, rows: Sequence[T.Buffer], left: Callable[[int], Any], right: Callable[[Any], Any]
 ) -> None:
     each_vector(tile, lambda i, j, index: T.buffer_store(rows[i], rows[i][j] + left(i) * right(j), [j]))
 
@@ -288,7 +288,7 @@ def multiply(
     right: Callable[[Any, Any], Any],
     ahead: Callable[[Any], None] | None = None,
     arithmetic: Arithmetic = FP32,
-) -> list[tirx.Buffer]:
+) -> list[T.Buffer]:
     """Emits a part of the product of one register tile and returns its rows.
 
     Args:
@@ -328,7 +328,7 @@ def multiply_panels(
     panels: Any,
     left: Callable[[Any, Any, Any, int], Any],
     right: Callable[[Any, Any, Any], Any],
-    totals: tirx.Buffer,
+    totals: T.Buffer,
     before: Callable[[Any, Any], None] | None = None,
     place: Callable[[Any, int, Any], Sequence[Any]] | None = None,
     longest: int | None = None,
@@ -411,7 +411,7 @@ def multiply_panels(
                 arithmetic,
             )
 
-            def add(i: int, j: Any, position: Any, p: Any = p, partial: list[tirx.Buffer] = partial) -> None:
+            def add(i: int, j: Any, position: Any, p: Any = p, partial: list[T.Buffer] = partial) -> None:
                 index = total(p, i, j, position)
                 T.buffer_store(totals, totals[index] + partial[i][j], index)
 

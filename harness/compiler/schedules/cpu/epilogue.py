@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import BINARY
 from harness.compiler.schedules.common.kernel import Argument, fp32, view
 from harness.compiler.schedules.cpu import math as elementary
@@ -136,7 +136,7 @@ class Epilogue:
         return Argument("result", self.final(layout).shape, BF16 if rounds else "float32")
 
     def write_back(
-        self, layout: ResultLayout, operands: Sequence[tirx.Buffer], result: tirx.Buffer
+        self, layout: ResultLayout, operands: Sequence[T.Buffer], result: T.Buffer
     ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
         """Returns how an element reaches the result; call it where views of the buffers may be declared.
 
@@ -158,12 +158,12 @@ class Epilogue:
 
         return store, touched
 
-    def finished(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
+    def finished(self, layout: ResultLayout, operands: Sequence[T.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
         """Returns (batch, row, column, value) → the value after the last step, for a caller that stores it itself."""
         readers = self._readers(layout, operands)
         return lambda b, i, j, value: self._finished(value, [reader(b, i, j) for reader, _ in readers])
 
-    def _readers(self, layout: ResultLayout, operands: Sequence[tirx.Buffer]) -> list[tuple[_Reader, bool]]:
+    def _readers(self, layout: ResultLayout, operands: Sequence[T.Buffer]) -> list[tuple[_Reader, bool]]:
         """Returns how each tensor operand is read, and whether it is as large as the result and so read once."""
         readers: list[tuple[_Reader, bool]] = []
         for step in self.steps:
@@ -189,7 +189,7 @@ class Epilogue:
         return value
 
 
-def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: tirx.Buffer) -> _Reader:
+def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: T.Buffer) -> _Reader:
     if shape == layout.shape:
         line = view(buffer, _size(shape))
         return lambda b, i, j: line[layout.flat(b, i, j)]

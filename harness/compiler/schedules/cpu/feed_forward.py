@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
+from tvm import relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
@@ -91,7 +91,7 @@ def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count:
             epilogue.result(other.layout),
         ]
 
-        def body(*buffers: tirx.Buffer) -> None:
+        def body(*buffers: T.Buffer) -> None:
             streamed, panels1, panels2, *operands, result = buffers
             _emit(one, other, activation, epilogue, (streamed, panels1, panels2, result), operands)
 
@@ -120,8 +120,8 @@ def _emit(
     second: LinearLayer,
     activation: Epilogue,
     epilogue: Epilogue,
-    tensors: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer, tirx.Buffer],
-    operands: Sequence[tirx.Buffer],
+    tensors: tuple[T.Buffer, T.Buffer, T.Buffer, T.Buffer],
+    operands: Sequence[T.Buffer],
 ) -> None:
     """Emits the loops; `tensors` are the inputs, the panels of both weights, and the result."""
     streamed, panels1, panels2, result = tensors
@@ -163,7 +163,7 @@ def _emit(
         multiply_block(second.extents, second.blocking, access, block, slots, read_hidden)
 
 
-def _block(layer: LinearLayer, task: Any, rows: int, panels: tirx.Buffer) -> tuple[Block, int]:
+def _block(layer: LinearLayer, task: Any, rows: int, panels: T.Buffer) -> tuple[Block, int]:
     """Emits the work that a task of so many rows has in a layer; returns also its left panels at most."""
     height = layer.blocking.tile.rows
     slots = rows // height
@@ -171,7 +171,7 @@ def _block(layer: LinearLayer, task: Any, rows: int, panels: tirx.Buffer) -> tup
     return Block(0, first, tail_extent(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
 
 
-def _panel_reader(panels: tirx.Buffer) -> PanelRead:
+def _panel_reader(panels: T.Buffer) -> PanelRead:
     return lambda b, p, k, i: panels[0, p, k, i]
 
 

@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any
 
 from tvm import ir, sym, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
@@ -32,7 +32,7 @@ _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""
 
 
-def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.PrimFunc:
+def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> T.PrimFunc:
     """Builds the kernel.
 
     Args:
@@ -47,7 +47,7 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> tirx.Pri
     per_part = ceil_div(ceil_div(count, chunk), parts) * chunk
     parts = ceil_div(count, per_part)
 
-    def body(*buffers: tirx.Buffer) -> None:
+    def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
         (query, key, value), bias = attention.split(inputs)
         highest, sums = (T.alloc_buffer((batch * heads, queries, parts), "float32") for _ in range(2))
@@ -134,12 +134,12 @@ def _emit_vectors(rows: int, columns: int, lanes: int, body: Callable[[int, int,
                 body(i, start, j)
 
 
-def _clear(line: tirx.Buffer, lanes: int) -> None:
+def _clear(line: T.Buffer, lanes: int) -> None:
     """Emits zeros for all of a line of registers."""
     _emit_vectors(1, int(line.shape[0]), lanes, lambda _, start, j: T.buffer_store(line, fp32(0.0), [start + j]))
 
 
-def _folded(buffer: tirx.Buffer, row: int, lanes: int, operation: Callable[[Any, Any], Any]) -> tirx.Buffer:
+def _folded(buffer: T.Buffer, row: int, lanes: int, operation: Callable[[Any, Any], Any]) -> T.Buffer:
     """Emits the reduction of a row's lanes, half with half; returns a buffer of one element."""
     while lanes > 2:
         lanes //= 2
@@ -153,8 +153,8 @@ def _folded(buffer: tirx.Buffer, row: int, lanes: int, operation: Callable[[Any,
 
 
 def _products(
-    queries: int, channels: int, lanes: int, scaled: tirx.Buffer, key: Callable[[int, Any], Any]
-) -> list[tirx.Buffer]:
+    queries: int, channels: int, lanes: int, scaled: T.Buffer, key: Callable[[int, Any], Any]
+) -> list[T.Buffer]:
     """Emits the products of all queries with one key; returns them as elements of registers."""
     loaded = registers((channels,))
     _emit_vectors(1, channels, lanes, lambda _, start, j: T.buffer_store(loaded, key(start, j), [start + j]))
@@ -169,7 +169,7 @@ def _products(
     return products
 
 
-def _highest(strip: tirx.Buffer, row: int, vectors: Any, lanes: int) -> tirx.Buffer:
+def _highest(strip: T.Buffer, row: int, vectors: Any, lanes: int) -> T.Buffer:
     """Emits the maximum of a row of the strip; returns a buffer of one element."""
     highest = registers((1, lanes))
     _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(highest, fp32(-math.inf), [0, j]))
@@ -179,7 +179,7 @@ def _highest(strip: tirx.Buffer, row: int, vectors: Any, lanes: int) -> tirx.Buf
 
 
 def _exponentials(
-    strip: tirx.Buffer, row: int, first: Any, vectors: Any, lanes: int, top: tirx.Buffer, total: tirx.Buffer
+    strip: T.Buffer, row: int, first: Any, vectors: Any, lanes: int, top: T.Buffer, total: T.Buffer
 ) -> None:
     """Emits strip = exp(strip - top) for a chunk of a row, and adds its sum to the lanes of the row's total."""
     added = registers((lanes,))
@@ -192,13 +192,13 @@ def _exponentials(
 
 
 def _values(
-    strip: tirx.Buffer,
+    strip: T.Buffer,
     queries: int,
     width: int,
     lanes: int,
     keys: tuple[Any, Any],
     value: Callable[[Any], Callable[[int, Any], Any]],
-    place: Callable[[int, Any], tuple[tirx.Buffer, list[Any]]],
+    place: Callable[[int, Any], tuple[T.Buffer, list[Any]]],
 ) -> None:
     """Emits result += strip · value for a chunk of keys.
 
@@ -222,14 +222,14 @@ def _values(
 
 
 def _block_of_values(
-    strip: tirx.Buffer,
+    strip: T.Buffer,
     rows: range,
     channels: tuple[int, int],
     lanes: int,
     first: Any,
     count: Any,
     value: Callable[[Any], Callable[[int, Any], Any]],
-    place: Callable[[int, Any], tuple[tirx.Buffer, list[Any]]],
+    place: Callable[[int, Any], tuple[T.Buffer, list[Any]]],
 ) -> None:
     """Emits the part of `_values` whose sums stay in registers."""
     start, columns = channels
@@ -268,10 +268,10 @@ def _put_together(
     attention: Attention,
     place: tuple[Any, Any, Any],
     lanes: int,
-    highest: tirx.Buffer,
-    sums: tirx.Buffer,
-    results: tirx.Buffer,
-    result: tirx.Buffer,
+    highest: T.Buffer,
+    sums: T.Buffer,
+    results: T.Buffer,
+    result: T.Buffer,
 ) -> None:
     """Emits one row of the result from the parts of its keys."""
     b, i, h = place

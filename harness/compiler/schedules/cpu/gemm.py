@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import ir, relax, sym, tirx
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import moved, ravel, row_starts
 from harness.compiler.schedules.common.graph import call, is_call, static_shape
 from harness.compiler.schedules.common.kernel import Argument, view
@@ -75,7 +76,7 @@ class Operand:
             b = b % inner if inner > 1 else 0
         return result
 
-    def reader(self, buffer: tirx.Buffer, rows: int, columns: int) -> Read:
+    def reader(self, buffer: T.Buffer, rows: int, columns: int) -> Read:
         """Returns (matrix, row, column) → element."""
         if self.transposed:
             data = view(buffer, self.matrices, columns, rows)
@@ -158,13 +159,13 @@ def matrix_product(
     def in_elements(term: Read) -> Read:
         return lambda m, i, k: arithmetic.pack_terms(lambda index: term(m, i, index), k, packed_extents.depth)
 
-    def pack_reader(buffer: tirx.Buffer) -> Read:
+    def pack_reader(buffer: T.Buffer) -> Read:
         if resident == "right":
             element = staying.reader(buffer, extents.depth, extents.columns)
             return in_elements(lambda m, j, k: element(m, k, j))
         return in_elements(staying.reader(buffer, extents.rows, extents.depth))
 
-    def panels_of(panels: tirx.Buffer) -> PanelRead:
+    def panels_of(panels: T.Buffer) -> PanelRead:
         read = read_left(panels, arithmetic) if resident == "left" else read_right(panels, arithmetic, blocking.chunk)
         return lambda b, p, k, i: read(staying.index(batch, b), p, k, i)
 
@@ -187,7 +188,7 @@ def matrix_product(
             return starts(row)
         return (moving.index(batch, b) * extents.rows + row) * extents.depth
 
-    def pack_rows(streamed: tirx.Buffer) -> Pack:
+    def pack_rows(streamed: T.Buffer) -> Pack:
         run = view(streamed, math.prod(moving.shape))
         return stream_rows(
             lambda index: arithmetic.pack_terms(lambda place: run[place], index, packed_extents.depth),
@@ -200,7 +201,7 @@ def matrix_product(
         packed = packing(builder, inputs[1])
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
 
-        def body(*buffers: tirx.Buffer) -> Access:
+        def body(*buffers: T.Buffer) -> Access:
             streamed, panels, *extras, result = buffers
             if streaming == "left":
                 element = moving.reader(streamed, extents.rows, extents.depth)

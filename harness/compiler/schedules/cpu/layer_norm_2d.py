@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from tvm import ir, relax, tirx
-from tvm.script.ir_builder import tirx as T
+from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call, is_call, number, static_shape
 from harness.compiler.schedules.common.kernel import Argument, prim_func, registers, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
@@ -58,7 +58,7 @@ def lower_layer_norm_2d(context: Context, divide: ir.Call) -> Lowering | None:
             writes=epilogue.operators,
         )
 
-        def body(*buffers: tirx.Buffer) -> None:
+        def body(*buffers: T.Buffer) -> None:
             image, *extras, result = buffers
             store, _ = epilogue.write_back(layout, extras, result)
             rows = view(image, batch, channels, pixels)
@@ -90,7 +90,7 @@ def _layout(shape: tuple[int, ...]) -> ResultLayout:
 
 
 def _normalize(
-    rows: tirx.Buffer,
+    rows: T.Buffer,
     extents: tuple[int, int, int],
     epsilon: float,
     store: Callable[[Any, Any, Any, Any], None],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.graph import is_call, permutation
 from harness.compiler.schedules.common.scope import Scope
@@ -42,7 +43,7 @@ class LinearLayer:
     layout: ResultLayout
     shape: tuple[int, ...]
     packing: Callable[[relax.BlockBuilder, relax.Expr], relax.Var]
-    pack_rows: Callable[[tirx.Buffer], Pack]
+    pack_rows: Callable[[T.Buffer], Pack]
     in_order: bool
 
 

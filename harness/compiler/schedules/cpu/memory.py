@@ -13,6 +13,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.op import memory
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.cpu.arena import Result, Value, lay_out
 
@@ -120,9 +121,7 @@ def _lifetimes(
 def _is_kernel(value: relax.Expr, module: tvm.IRModule) -> bool:
     """Returns whether this is the call of a compiled function, which keeps nothing."""
     return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.GlobalVar)
-        and isinstance(module[value.op], tirx.PrimFunc)
+        isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar) and isinstance(module[value.op], T.PrimFunc)
     )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
 from harness.compiler.schedules.common.kernel import Argument, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
@@ -37,10 +37,10 @@ _DTYPES = ("float32",)
 
 def layer_norm_kernel(
     rows: int, count: int, epsilon: float, scaled: bool, shifted: bool, dtype: str = "float32"
-) -> tirx.PrimFunc:
+) -> T.PrimFunc:
     """Normalizes each row of [rows, count]; parameters data, scale and shift [count] if there are, out of the dtype."""
 
-    def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
+    def body(data: T.Buffer, *rest: T.Buffer) -> None:
         *affine, out = rest
         with tasks(rows, rows * count) as i:
             mean, squares = emit_moments(count, lambda k: data[i, k])
@@ -63,14 +63,14 @@ def layer_norm_kernel(
     return prim_func("layer_norm", arguments, body, kernel("nn.layer_norm", lines=rows, count=count))
 
 
-def group_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
+def group_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
     """Builds the moments of each line of data [lines, count]: out [lines, 3].
 
     Of each line out has the mean in two parts, the second far smaller, and 1/√(variance + ε). With few lines they are
     cut into chunks so that every thread has work.
     """
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         moments = emit_line_moments(lines, count, lambda i, k: data[i, k])
         with T.serial(0, lines) as i:
             mean, squares = moments(i)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, sym, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader
 from harness.compiler.schedules.common.kernel import fp32, registers
 from harness.compiler.schedules.cpu import math as elementary
@@ -32,9 +32,9 @@ class State:
         by_channel: Whether these are [block, channel, query] instead.
     """
 
-    highest: tirx.Buffer
-    sums: tirx.Buffer
-    results: tirx.Buffer
+    highest: T.Buffer
+    sums: T.Buffer
+    results: T.Buffer
     by_channel: bool = False
 
     def clear(self, q: Any, lanes: int) -> None:
@@ -50,11 +50,11 @@ class State:
         """Returns the unfinished result of a query of a block."""
         return self.results[q, channel, i] if self.by_channel else self.results[q, i, channel]
 
-    def read_highest(self, q: Any, highest: tirx.Buffer, lanes: int) -> None:
+    def read_highest(self, q: Any, highest: T.Buffer, lanes: int) -> None:
         """Emits a copy of the highest scores of a block."""
         for_each_vector(int(highest.shape[0]), lanes, lambda j: T.buffer_store(highest, self.highest[q, j], [j]))
 
-    def rescale(self, q: Any, highest: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
+    def rescale(self, q: Any, highest: T.Buffer, factor: T.Buffer, lanes: int) -> None:
         """Emits factor = exp(old highest - new highest), of which the new one, 0 for -inf, is left in `highest`."""
 
         def finite(score: Any) -> Any:
@@ -72,7 +72,7 @@ class State:
         for_each_vector(int(highest.shape[0]), lanes, store_factor)
         for_each_vector(int(highest.shape[0]), lanes, note)
 
-    def add(self, q: Any, tile: Tile, totals: tirx.Buffer, factor: tirx.Buffer, channel: Any) -> None:
+    def add(self, q: Any, tile: Tile, totals: T.Buffer, factor: T.Buffer, channel: Any) -> None:
         """Emits results = factor · results + totals for the channels of one panel."""
         with T.serial(0, int(factor.shape[0])) as i:
             weight = T.Bind(factor[i])
@@ -84,7 +84,7 @@ class State:
 
             for_each_vector(tile.columns, tile.lanes, accumulate)
 
-    def add_by_channel(self, q: Any, tile: Tile, totals: tirx.Buffer, factor: tirx.Buffer) -> None:
+    def add_by_channel(self, q: Any, tile: Tile, totals: T.Buffer, factor: T.Buffer) -> None:
         """Emits results = factor · results + totals, [panel of channels, channel · query], for all channels."""
         with T.serial(0, int(self.results.shape[1])) as channel:
 
@@ -95,7 +95,7 @@ class State:
 
             for_each_vector(tile.columns, tile.lanes, accumulate)
 
-    def add_sums(self, q: Any, total: tirx.Buffer, factor: tirx.Buffer, lanes: int) -> None:
+    def add_sums(self, q: Any, total: T.Buffer, factor: T.Buffer, lanes: int) -> None:
         """Emits sums = factor · sums + total."""
         for_each_vector(
             int(total.shape[0]),
@@ -106,9 +106,9 @@ class State:
 
 def copy_rows(
     operand: Folded,
-    buffers: Sequence[tirx.Buffer],
+    buffers: Sequence[T.Buffer],
     head: tuple[Any, Any],
-    target: tirx.Buffer,
+    target: T.Buffer,
     lanes: int,
     first: Any = 0,
     rows: Any = None,
@@ -145,9 +145,9 @@ def copy_rows(
 
 def pack_channels(
     operand: Folded,
-    buffers: Sequence[tirx.Buffer],
+    buffers: Sequence[T.Buffer],
     head: tuple[Any, Any],
-    target: tirx.Buffer,
+    target: T.Buffer,
     lanes: int,
     first: Any = 0,
     rows: Any = None,
@@ -173,7 +173,7 @@ def pack_channels(
     _clear_after(target, rows)
 
 
-def _clear(target: tirx.Buffer, row: Any, first: int) -> None:
+def _clear(target: T.Buffer, row: Any, first: int) -> None:
     """Emits zeros from one column of a row to its end."""
     end = int(target.shape[1])
     if first < end:
@@ -181,7 +181,7 @@ def _clear(target: tirx.Buffer, row: Any, first: int) -> None:
             T.buffer_store(target, tirx.const(0, target.dtype), [row, k])
 
 
-def _clear_after(target: tirx.Buffer, rows: Any) -> None:
+def _clear_after(target: T.Buffer, rows: Any) -> None:
     """Emits zeros in all but the first rows."""
     total = int(target.shape[0])
     if not (isinstance(rows, int) and rows == total):
@@ -191,9 +191,9 @@ def _clear_after(target: tirx.Buffer, rows: Any) -> None:
 
 def pack_keys(
     operand: Folded,
-    buffers: Sequence[tirx.Buffer],
+    buffers: Sequence[T.Buffer],
     head: tuple[Any, Any],
-    target: tirx.Buffer,
+    target: T.Buffer,
     lanes: int,
     block: int,
     arithmetic: Arithmetic = FP32,
@@ -229,7 +229,7 @@ def pack_keys(
         for_each_vector(padded, lanes, store)
 
 
-def joined_rows(arithmetic: Arithmetic, buffer: tirx.Buffer, element: Any, column: Any) -> Any:
+def joined_rows(arithmetic: Arithmetic, buffer: T.Buffer, element: Any, column: Any) -> Any:
     """Returns an element whose terms are rows of a buffer that follow each other."""
     return arithmetic.pack_terms(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
 
@@ -237,10 +237,10 @@ def joined_rows(arithmetic: Arithmetic, buffer: tirx.Buffer, element: Any, colum
 def exponentials_of(
     attention: Attention,
     tile: Tile,
-    strip: tirx.Buffer,
-    weights: tirx.Buffer,
-    highest: tirx.Buffer,
-    total: tirx.Buffer,
+    strip: T.Buffer,
+    weights: T.Buffer,
+    highest: T.Buffer,
+    total: T.Buffer,
     chunk: tuple[Any, Any],
     *,
     padded: bool = False,
@@ -280,6 +280,6 @@ def exponentials_of(
     for_each_vector(tile.columns, tile.lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
 
 
-def fill(buffer: tirx.Buffer, count: int, lanes: int, value: float) -> None:
+def fill(buffer: T.Buffer, count: int, lanes: int, value: float) -> None:
     """Emits buffer[j] = value for j < count."""
     for_each_vector(count, lanes, lambda j: T.buffer_store(buffer, fp32(value), [j]))

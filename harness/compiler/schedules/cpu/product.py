@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import (
     HELPER,
     Argument,
@@ -111,10 +111,10 @@ def pack_function(
     width: int,
     depth: int,
     tile: Tile,
-    read: Callable[[tirx.Buffer], Read],
+    read: Callable[[T.Buffer], Read],
     arithmetic: Arithmetic = FP32,
     chunk: int | None = None,
-) -> tirx.PrimFunc:
+) -> T.PrimFunc:
     """Builds the function that packs a resident operand into panels, with zeros beyond its edge.
 
     Left panels that are multiplied as a whole lie row by row: [batch, panel, row, depth]. Elements that are scaled are
@@ -142,7 +142,7 @@ def pack_function(
     if by_row:
         shape = (*shape[:2], panel, depth)
 
-    def body(data: tirx.Buffer, packed: tirx.Buffer) -> None:
+    def body(data: T.Buffer, packed: T.Buffer) -> None:
         element = read(data)
         with T.parallel(0, batch * panels * split) as task:
             b = task // (panels * split)
@@ -160,14 +160,14 @@ def pack_function(
     return prim_func("pack", [source, Argument("packed", shape, dtype)], body, HELPER)
 
 
-def read_left(panels: tirx.Buffer, arithmetic: Arithmetic) -> PanelRead:
+def read_left(panels: T.Buffer, arithmetic: Arithmetic) -> PanelRead:
     """Returns how a resident left operand is read that `pack_function` has packed."""
     if arithmetic.tiles is not None:
         return lambda b, p, k, i: panels[b, p, i, k]
     return lambda b, p, k, i: panels[b, p, k, i]
 
 
-def read_right(panels: tirx.Buffer, arithmetic: Arithmetic, chunk: int) -> PanelRead:
+def read_right(panels: T.Buffer, arithmetic: Arithmetic, chunk: int) -> PanelRead:
     """Returns how a resident right operand is read that `pack_function` has packed, in chunks of so many elements."""
     if arithmetic.scaled is None:
         return lambda b, p, k, j: panels[b, p, k, j]
@@ -362,7 +362,7 @@ def product_function(
     info: KernelInfo,
     by_row: bool = False,
     arithmetic: Arithmetic = FP32,
-) -> tirx.PrimFunc:
+) -> T.PrimFunc:
     """Builds the kernel.
 
     Args:
@@ -385,7 +385,7 @@ def product_function(
     # A row that one panel reads is read once, so that packing it would be a pass of its own.
     in_place = by_row and others == 1 and arithmetic.terms == 1
 
-    def emit(*buffers: tirx.Buffer) -> None:
+    def emit(*buffers: T.Buffer) -> None:
         access = body(*buffers)
         tasks = extents.batch * blocks * partition.splits
         with arithmetic.imported():
@@ -524,7 +524,7 @@ def pack_left(
     blocking: Blocking,
     access: Access,
     block: Block,
-    workspace: tirx.Buffer,
+    workspace: T.Buffer,
     arithmetic: Arithmetic = FP32,
 ) -> None:
     """Emits the packing of a block of the left operand into memory of `left_shape`."""
@@ -560,7 +560,7 @@ def read_left_panels(
     blocking: Blocking,
     access: Access,
     block: Block,
-    workspace: tirx.Buffer,
+    workspace: T.Buffer,
     arithmetic: Arithmetic = FP32,
 ) -> Callable[[Any], Operands]:
     """Returns how each right panel of a task meets a block of the left operand that `pack_left` has packed."""
@@ -642,7 +642,7 @@ def _read_packed(access: Access, block: Block, r: Any) -> Callable[[Any, Any, An
     return lambda first, k, j: access.packed(block.batch, block.right_first + r, first + k, j)
 
 
-def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, block: Block, column: Any) -> TileSink:
+def _write(extents: Extents, tile: Tile, access: Access, totals: T.Buffer, block: Block, column: Any) -> TileSink:
     """Emits the store of one register tile, except beyond the edges."""
     lines = ceil_div(tile.columns, LINE)
     tail = extents.columns % tile.columns
@@ -688,7 +688,7 @@ def _write(extents: Extents, tile: Tile, access: Access, totals: tirx.Buffer, bl
 def _write_together(
     tile: Tile,
     interleaved: Interleaved,
-    totals: tirx.Buffer,
+    totals: T.Buffer,
     p: Any,
     i: Any,
     width: int,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, tirx, topi
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import kernel
@@ -247,15 +247,15 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
     return combined
 
 
-def _merging(fold: Fold, partial: tirx.Buffer, i: Any) -> Fold:
+def _merging(fold: Fold, partial: T.Buffer, i: Any) -> Fold:
     """Makes the fold that merges the partial results partial[i, :] of another one."""
     return Fold(fold.dtype, fold.start, lambda a, c: fold.merge(a, partial[i, c]), fold.merge)
 
 
-def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
+def line_kernel(reduction: Reduction, outer: int, count: int) -> T.PrimFunc:
     """Builds the reduction of each of `outer` contiguous lines."""
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         chunks = chunks_of(outer, count)
         size = count // chunks
         if chunks == 1:
@@ -278,7 +278,7 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> tirx.PrimFunc:
     return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
 
 
-def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]]) -> list[tirx.Buffer]:
+def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]]) -> list[T.Buffer]:
     """Emits folds over 0 … count for neighbouring columns, and returns their results, [width] each.
 
     Args:
@@ -293,17 +293,17 @@ def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]])
     with T.serial(0, count) as k:
         for n, lane in enumerate(lanes):
 
-            def step(j: Any, n: int = n, lane: tirx.Buffer = lane) -> None:
+            def step(j: Any, n: int = n, lane: T.Buffer = lane) -> None:
                 T.buffer_store(lane, folds(j)[n].update(lane[j], k), [j])
 
             for_each_vector(width, LANES, step)
     return lanes
 
 
-def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> tirx.PrimFunc:
+def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> T.PrimFunc:
     """Builds the reduction of the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:
             lanes = fold_columns(count, width, lambda j: reduction.folds(lambda k: data[i, k, first + j]))
             for_each_vector(
@@ -318,14 +318,14 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> t
     return prim_func(reduction.name, arguments, body, kernel(reduction.name, lines=outer * inner, count=count))
 
 
-def _fill(buffer: tirx.Buffer, width: int, value: Any) -> None:
+def _fill(buffer: T.Buffer, width: int, value: Any) -> None:
     for_each_vector(width, LANES, lambda j: T.buffer_store(buffer, value, [j]))
 
 
-def variance_kernel(outer: int, count: int, root: bool) -> tirx.PrimFunc:
+def variance_kernel(outer: int, count: int, root: bool) -> T.PrimFunc:
     """Builds the population variance (or its root) of each of `outer` contiguous lines."""
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         moments = emit_line_moments(outer, count, lambda i, k: data[i, k])
         with T.serial(0, outer) as i:
             _, squares = moments(i)
@@ -379,10 +379,10 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
     return legalize
 
 
-def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
+def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> T.PrimFunc:
     """Builds running fp64 sums over the middle of [outer, count, inner], each rounded to fp32 once, as in PyTorch."""
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with tasks(outer * inner, outer * count * inner) as task:
             i, j = task // inner, task % inner
             running = registers((1,), "float64")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
@@ -37,7 +37,7 @@ class Pooling:
     aligned: bool
 
 
-def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> tirx.PrimFunc:
+def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> T.PrimFunc:
     """Builds the mean of bilinear samples of [n, c, h, w] in each bin of boxes (image index, x0, y0, x1, y1).
 
     A bin without samples gives 0, samples further than a pixel outside count as 0. Source:
@@ -53,7 +53,7 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> ti
     groups = channels // lanes
     shape = (boxes, channels, pooling.rows, pooling.columns)
 
-    def body(data: tirx.Buffer, box: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, box: T.Buffer, out: T.Buffer) -> None:
         pixels = view(data, n, channels, height * width)
         with T.parallel(0, boxes * groups) as task:
             b, first = task // groups, task % groups * lanes

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import KernelInfo, kernel
@@ -35,13 +35,13 @@ def _info(log: bool, lines: int, count: int) -> KernelInfo:
     return kernel("nn.log_softmax" if log else "nn.softmax", lines=lines, count=count)
 
 
-def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
+def row_kernel(rows: int, count: int, log: bool) -> T.PrimFunc:
     """Builds softmax over each row of [rows, count].
 
     -inf gives 0; a row of nothing but -inf, or with +inf or NaN in it, gives NaN, as in PyTorch.
     """
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with tasks(rows, rows * count) as i:
             (largest,) = fold_line(count, [Fold("float32", -math.inf, lambda m, k: _greater(data[i, k], m), _greater)])
             top = scalar(largest, "float32")
@@ -59,10 +59,10 @@ def row_kernel(rows: int, count: int, log: bool) -> tirx.PrimFunc:
     return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body, _info(log, rows, count))
 
 
-def column_kernel(outer: int, count: int, inner: int, log: bool) -> tirx.PrimFunc:
+def column_kernel(outer: int, count: int, inner: int, log: bool) -> T.PrimFunc:
     """Builds softmax over the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         def block(i: Any, first: Any, width: int) -> None:
             def for_each(step: Callable[[Any], None]) -> None:
                 for_each_vector(width, LANES, step)

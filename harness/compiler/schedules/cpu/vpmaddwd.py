@@ -23,9 +23,9 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 from tvm.target import codegen
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers
 from harness.compiler.schedules.cpu.bf16 import has_instruction, terms_of
 from harness.compiler.schedules.cpu.emit import Arithmetic, BlockScale, Tiles, for_each_vector
@@ -79,7 +79,7 @@ def largest_integer(pairs: int) -> int:
     return math.isqrt((2**31 - 1) // (2 * pairs))
 
 
-def _scale_row(panel: tirx.Buffer, index: Callable[[Any], Sequence[Any]], count: int, lanes: int) -> None:
+def _scale_row(panel: T.Buffer, index: Callable[[Any], Sequence[Any]], count: int, lanes: int) -> None:
     """Emits that a row of a left panel is scaled.
 
     Args:
@@ -111,7 +111,7 @@ def _scale_row(panel: tirx.Buffer, index: Callable[[Any], Sequence[Any]], count:
 
 
 def _scale_columns(
-    panel: tirx.Buffer, index: Callable[[Any, Any], Sequence[Any]], count: int, columns: int, lanes: int
+    panel: T.Buffer, index: Callable[[Any, Any], Sequence[Any]], count: int, columns: int, lanes: int
 ) -> None:
     """Emits that the columns of a right panel are scaled.
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import (
     HELPER,
@@ -70,7 +70,7 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: Arit
         arguments = [Argument("image", window.image), *operands, *epilogue.arguments, epilogue.result(window.layout)]
         name = kernel_name(operator, arithmetic, epilogue)
 
-        def emit(*buffers: tirx.Buffer) -> None:
+        def emit(*buffers: T.Buffer) -> None:
             _emit(plan, epilogue, arithmetic, *buffers)
 
         function = prim_func(name, arguments, emit, _info(plan, epilogue))
@@ -99,7 +99,7 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
     )
 
 
-def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.PrimFunc:
+def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> T.PrimFunc:
     """Builds U, in fp64 and rounded to fp32 once; zero beyond the last filter.
 
     It lies as [place, panel, element of channels, filter within the panel], or with filters before elements where
@@ -111,7 +111,7 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> tirx.P
     shape = (plan.places, plan.panels, *((rows, elements) if plan.in_panels else (elements, rows)))
     matrix = plan.filtering.filters
 
-    def body(source: tirx.Buffer, packed: tirx.Buffer) -> None:
+    def body(source: T.Buffer, packed: T.Buffer) -> None:
         with T.parallel(0, plan.panels) as panel, T.serial(0, elements) as element, T.serial(0, rows) as i:
             taps = registers((3, 3), "float64")
             half = registers((n, 3), "float64")
@@ -153,17 +153,17 @@ def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = 
     return total
 
 
-def _row(matrix: tirx.Buffer, row: int) -> Callable[[int], Any]:
+def _row(matrix: T.Buffer, row: int) -> Callable[[int], Any]:
     """Returns (column) → element of a row."""
     return lambda column: matrix[row, column]
 
 
-def _taps(row: tirx.Buffer, lane: Any) -> Callable[[int], Any]:
+def _taps(row: T.Buffer, lane: Any) -> Callable[[int], Any]:
     """Returns (column) → element of a row of vectors."""
     return lambda column: row[column, lane]
 
 
-def _column(matrix: tirx.Buffer, column: int) -> Callable[[int], Any]:
+def _column(matrix: T.Buffer, column: int) -> Callable[[int], Any]:
     """Returns (row) → element of a column."""
     return lambda row: matrix[row, column]
 
@@ -200,7 +200,7 @@ def _column_of(plan: Plan, tile: Any) -> tuple[Any, Any]:
     return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
 
 
-def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx.Buffer) -> None:
+def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Buffer) -> None:
     image, packed, weight, *extras, result = buffers
     window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
     group, elements = plan.group, window.channels // arithmetic.terms
@@ -273,7 +273,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: tirx
 
 
 def _transform_patches(
-    plan: Plan, arithmetic: Arithmetic, image: tirx.Buffer, patches: tirx.Buffer, block: tuple[Any, Any, Any]
+    plan: Plan, arithmetic: Arithmetic, image: T.Buffer, patches: T.Buffer, block: tuple[Any, Any, Any]
 ) -> None:
     """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
     window, matrix = plan.window, plan.filtering.before
@@ -313,9 +313,7 @@ def _transform_patches(
             _across(plan.line, lanes, piece)
 
 
-def _deinterleave(
-    plan: Plan, image: tirx.Buffer, phases: tirx.Buffer, channel: tuple[Any, Any, Any, Any], term: int
-) -> None:
+def _deinterleave(plan: Plan, image: T.Buffer, phases: T.Buffer, channel: tuple[Any, Any, Any, Any], term: int) -> None:
     """Emits every `step`-th pixel of the lines of a channel, for each of the phases, with zeros around the image.
 
     Args:
@@ -353,7 +351,7 @@ def _deinterleave(
                     T.buffer_store(phases, fp32(0.0), [term, r, q, t])
 
 
-def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> tirx.Buffer:
+def _transform_back(plan: Plan, products: T.Buffer, o: Any, at_line: Any) -> T.Buffer:
     """Emits the outputs [m, pixels of a line] of filter o of a group in one line of tiles of a block."""
     n, m, matrix = plan.filtering.inputs, plan.filtering.outputs, plan.filtering.after
     lanes, across = plan.blocking.tile.lanes, plan.grid[1]
@@ -384,7 +382,7 @@ def _transform_back(plan: Plan, products: tirx.Buffer, o: Any, at_line: Any) -> 
     return row
 
 
-def _repair(plan: Plan, row: tirx.Buffer, image: tirx.Buffer, weight: tirx.Buffer, first: tuple[Any, Any, Any]) -> None:
+def _repair(plan: Plan, row: T.Buffer, image: T.Buffer, weight: T.Buffer, first: tuple[Any, Any, Any]) -> None:
     """Emits the repetition, term by term and in fp64, of the sums in `row` that are not finite.
 
     Args:

@@ -28,8 +28,8 @@ from functools import partial
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.graph import extents
@@ -169,7 +169,7 @@ def _levels(attention: Attention, tile: AttentionTile) -> int:
     return 2 if isinstance(keys, int) and ceil_div(keys, tile.keys) <= _MOST_STEPS else 3
 
 
-def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> tirx.PrimFunc:
+def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> T.PrimFunc:
     """Builds the kernel (`kernel_of`) for fp32 arithmetic."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "groups": tile.groups, "threads": tile.threads}
     return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, tile))
@@ -177,7 +177,7 @@ def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operan
 
 def kernel_of(
     attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
-) -> tirx.PrimFunc:
+) -> T.PrimFunc:
     """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
 
     Args:
@@ -191,7 +191,7 @@ def kernel_of(
     heads, queries = attention.heads, tile["queries"]
     blocks = ceil_div(attention.queries, queries)
 
-    def body(*buffers: tirx.Buffer) -> None:
+    def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
         sources = [BoundOperand(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
@@ -292,7 +292,7 @@ class _Emitter:
     """Emits the body of the kernel for one thread."""
 
     def __init__(
-        self, tile: AttentionTile, attention: Attention, block: QueryBlock, thread: Any, bias: Any, result: tirx.Buffer
+        self, tile: AttentionTile, attention: Attention, block: QueryBlock, thread: Any, bias: Any, result: T.Buffer
     ) -> None:
         self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
         self.bias, self.result = bias, result
@@ -408,7 +408,7 @@ class _Emitter:
             for n in range(count):
                 _accumulate(self.scores, n, sums[n])
 
-    def _add_products(self, sums: tirx.Buffer, first: Any, count: Any) -> None:
+    def _add_products(self, sums: T.Buffer, first: Any, count: Any) -> None:
         """Overwrites the registers with the sums of products over some vectors of channels."""
         tile, channels = self.tile, self.layout.channels
         keys_each = tile.keys_each
@@ -553,7 +553,7 @@ class _Emitter:
             for v in range(4):
                 when([*conditions, 4 * vector + v < width], partial(store, v))
 
-    def _take(self, registers: tirx.Buffer, offset: int, place: Any) -> None:
+    def _take(self, registers: T.Buffer, offset: int, place: Any) -> None:
         """Emits the copy of a vector of four from shared memory."""
         with T.vectorized(0, 4) as v:
             T.buffer_store(registers, self.shared[place + v], [offset + v])
@@ -580,13 +580,13 @@ def _divide_among_threads(count: int, threads: int, thread: Any, body: Callable[
         when([] if count % threads == 0 else [index < count], lambda: body(index))
 
 
-def fill(registers: tirx.Buffer) -> None:
+def fill(registers: T.Buffer) -> None:
     """Emits zeros in all registers."""
     for n in range(int(registers.shape[0])):
         T.buffer_store(registers, fp32(0.0), [n])
 
 
-def _accumulate(registers: tirx.Buffer, index: int, value: Any) -> None:
+def _accumulate(registers: T.Buffer, index: int, value: Any) -> None:
     T.buffer_store(registers, registers[index] + value, [index])
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
+from harness.compiler import tir as T
+
 Values = dict[tirx.Var, Any]
 """Expressions by the loop variables that they replace."""
 
@@ -166,7 +168,7 @@ def plain_load(operand: Any) -> Element | None:
     return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, ir.TensorLoad) else None
 
 
-def recognized(function: tirx.PrimFunc) -> Contraction | None:
+def recognized(function: T.PrimFunc) -> Contraction | None:
     """Returns the sum of products that a kernel computes; None if it computes anything else or has symbolic extents.
 
     Args:
@@ -217,7 +219,7 @@ def recognized(function: tirx.PrimFunc) -> Contraction | None:
     return contraction.transposed() if stored is not None and stored.runs_along(1) else contraction
 
 
-def _as_module(function: tirx.PrimFunc) -> Any:
+def _as_module(function: T.PrimFunc) -> Any:
     import tvm
 
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
@@ -240,7 +242,7 @@ def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
 def _product(block: Any) -> tuple[Any, Any] | None:
     """Returns the factors of the products that a block sums, beginning with zero."""
     store, init = block.body, block.init
-    if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
+    if not isinstance(store, T.BufferStore) or not isinstance(init, T.BufferStore):
         return None
     if not isinstance(init.value, tirx.FloatImm) or init.value.value != 0 or not isinstance(store.value, tirx.Add):
         return None
@@ -256,7 +258,7 @@ def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
     if last is None:
         return Element(reduction.body.buffer, place, total)
     store = last.body
-    if not isinstance(store, tirx.BufferStore):
+    if not isinstance(store, T.BufferStore):
         return None
     loads: list[Any] = []
 

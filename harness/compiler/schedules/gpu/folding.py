@@ -17,6 +17,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold, stored
 from harness.compiler.schedules.common.graph import between, facts_of, is_call, static_shape
 from harness.compiler.schedules.common.scope import Scope
@@ -48,7 +49,7 @@ def follow(folded: Folded, channels: int) -> bool:
     extents = (*folded.shape[:3], math.ceil(channels / 4))
     for variable, extent in zip(place, extents, strict=True):
         analyzer.bind(variable, ir.Range(0, extent))
-    buffers = [tirx.decl_buffer(static_shape(x, None) or (), str(x.ty.dtype)) for x in folded.inputs]
+    buffers = [T.buffer(static_shape(x, None) or (), str(x.ty.dtype)) for x in folded.inputs]
     reader = Reader(buffers, analyzer)
     return not any(_asks(folded.element(reader, [*place[:3], 4 * place[3] + v])) for v in range(4))
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
-from tvm.script.ir_builder import tirx as T
+
+from harness.compiler import tir as T
 
 SHORT = {"float16": "f16", "bfloat16": "bf16"}
 """PTX's names of the element types."""
@@ -27,7 +27,7 @@ _PACKING = {"float16": "__half2 pair = __floats2half2_rn", "bfloat16": "__nv_bfl
 
 
 def multiply(
-    dtype: str, sums: tirx.Buffer, sum_register: int, left: tirx.Buffer, first: int, right: tirx.Buffer, n: int
+    dtype: str, sums: T.Buffer, sum_register: int, left: T.Buffer, first: int, right: T.Buffer, n: int
 ) -> None:
     """Emits sums += left · right, for 16 rows, 8 columns and 16 terms of a warp.
 
@@ -65,7 +65,7 @@ static inline void {name}(float* d, const unsigned* a, const unsigned* b) {{
     T.evaluate(cuda_func_call(name, *pointers, source_code=source))
 
 
-def load(dtype: str, registers: tirx.Buffer, first: int, row: Any, *, transposed: bool = False) -> None:
+def load(dtype: str, registers: T.Buffer, first: int, row: Any, *, transposed: bool = False) -> None:
     """Emits the load of four matrices [8, 8] from shared memory, the register from `first` on for each.
 
     Args:

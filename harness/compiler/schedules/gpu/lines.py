@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-from tvm.script.ir_builder import tirx as T
-
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.gpu.threads import WARP, Merge, fp32, launch, local, merge_threads, power_of_two
 
@@ -161,7 +159,7 @@ def each_chunk(lines: int, count: int, read: Callable[[Any, Any], Any]) -> Itera
         yield i, c, Line(CHUNK, threads, thread, lambda k: read(i, first + k), limit), length, thread
 
 
-def store(condition: Any, buffer: tirx.Buffer, value: Any, index: Sequence[Any]) -> None:
+def store(condition: Any, buffer: T.Buffer, value: Any, index: Sequence[Any]) -> None:
     """Emits a store, under a condition if it is not None."""
     if condition is None:
         T.buffer_store(buffer, value, index)

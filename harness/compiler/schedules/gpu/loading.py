@@ -9,8 +9,8 @@ from typing import Any
 
 import tvm
 from tvm import ir, sym, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, ravel
 from harness.compiler.schedules.common.kernel import ceil_div, view
 from harness.compiler.schedules.gpu.threads import local
@@ -40,7 +40,7 @@ class BoundOperand:
     """
 
     folded: Folded
-    buffers: Sequence[tirx.Buffer]
+    buffers: Sequence[T.Buffer]
 
     def load(
         self, block: QueryBlock, position: Any, vector: Any, *, limit: Any, padded: bool, lanes: int = LANES
@@ -117,7 +117,7 @@ class _Noting:
     """Stands in for a buffer: records reads, and returns zero."""
 
     number: int
-    buffer: tirx.Buffer
+    buffer: T.Buffer
     notes: list[_Note]
     analyzer: sym.Analyzer = field(repr=False)
 
@@ -137,7 +137,7 @@ class _Taking:
         return next(self.loaded)
 
 
-def _extents(buffer: tirx.Buffer) -> tuple[Any, ...]:
+def _extents(buffer: T.Buffer) -> tuple[Any, ...]:
     return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape)
 
 
@@ -145,7 +145,7 @@ def _number(value: Any) -> int | None:
     return int(value) if isinstance(value, tirx.IntImm) else None
 
 
-def _load(line: tirx.Buffer, first: Any, count: int, conditions: Sequence[Any]) -> tirx.Buffer:
+def _load(line: T.Buffer, first: Any, count: int, conditions: Sequence[Any]) -> T.Buffer:
     dtype = str(line.dtype)
     registers = local(count, dtype)
 

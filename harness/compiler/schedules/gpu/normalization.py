@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import relax, te, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
@@ -23,7 +23,7 @@ from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scal
 
 def normalize_kernel(
     extents: tuple[int, int, int], groups: int, epsilon: float, scaled: bool, shifted: bool, dtype: str
-) -> tirx.PrimFunc:
+) -> T.PrimFunc:
     """Builds the normalization of each line of [lines, channels, inner] over channels and inner.
 
     The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out; line i is of group i modulo
@@ -32,7 +32,7 @@ def normalize_kernel(
     lines, channels, inner = extents
     count = channels * inner
 
-    def body(data: tirx.Buffer, *rest: tirx.Buffer) -> None:
+    def body(data: T.Buffer, *rest: T.Buffer) -> None:
         *affine, out = rest
         with each_line(lines, count) as (i, exists, threads, thread):
             line = Line(count, threads, thread, lambda k: fp32(data[i, k // inner, k % inner]))
@@ -76,11 +76,11 @@ def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
     return fp32(1.0) / T.sqrt(variance + fp32(epsilon))
 
 
-def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
+def chunk_moments_kernel(lines: int, count: int, dtype: str) -> T.PrimFunc:
     """Builds mean and sum of squared deviations for chunks of lines: data [lines, count], out [lines, chunks, 2]."""
     chunks = ceil_div(count, CHUNK)
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, length, thread):
             mean, left, squares = _centre(line, length)
             with T.If(tirx.EQ(thread, 0)), T.Then():
@@ -91,14 +91,14 @@ def chunk_moments_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
     return prim_func("chunk_moments", arguments, body, kernel("moments", "of chunks", lines=lines, count=count))
 
 
-def merged_moments_kernel(lines: int, count: int, epsilon: float) -> tirx.PrimFunc:
+def merged_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
     """Builds the moments of lines from those of their chunks: moments [lines, chunks, 2], out [lines, 3].
 
     For each line, out has the mean in two parts, the second far smaller, and 1/√(variance + ε).
     """
     chunks = ceil_div(count, CHUNK)
 
-    def body(moments: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(moments: T.Buffer, out: T.Buffer) -> None:
         with each_line(lines, chunks) as (i, exists, threads, thread):
 
             def length(c: Any) -> Any:

@@ -20,9 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import s_tir, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import bytes_of_all, ceil_div, chunk_length
 from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo, Kind
 from harness.compiler.schedules.gpu import tensor_cores
@@ -41,7 +40,7 @@ _MOST_BLOCKS = 65535
 class Product:
     """The schedule rule for sums of products, except single sums, and few terms of single rows."""
 
-    def apply(self, function: tirx.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
+    def apply(self, function: T.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
         """Returns the kernel as a complete schedule; None if the function is no such sum."""
         contraction = recognized(function)
         if contraction is None or _is_thin(contraction):
@@ -60,14 +59,14 @@ def _is_thin(contraction: Contraction) -> bool:
     return longer == 1 or (shorter == 1 and contraction.batch.size > 1 and contraction.terms.size < 64)
 
 
-def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> tirx.PrimFunc:
+def kernel(contraction: Contraction, tile: Tile | tensor_cores.WarpTile) -> T.PrimFunc:
     """Builds the sum of products as a function with its threads.
 
     Args:
         contraction: The sum of products.
         tile: The tile of a block of threads.
     """
-    with IRBuilder() as builder:
+    with T.IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name("main")
             T.func_attr({"tirx.noalias": True, **_info(contraction, tile).attributes})
@@ -135,8 +134,8 @@ def _add_up(
     first: tuple[Any, Any, Any],
     place: tuple[Any, Any, Any],
     thread: Any,
-    sums: tirx.Buffer,
-) -> tirx.Buffer:
+    sums: T.Buffer,
+) -> T.Buffer:
     """Emits each thread's sums to shared memory, [sum, thread], and returns the registers with the same sums."""
     counts = (tile.rows, tile.columns)
     tiles = [T.alloc_buffer((stage.size,), "float32", scope="shared") for stage in stages]
@@ -190,7 +189,7 @@ def _add_up(
     return partial
 
 
-def _add_groups(tile: Tile, group: Any, thread: Any, total: tirx.Buffer, sums: tirx.Buffer) -> None:
+def _add_groups(tile: Tile, group: Any, thread: Any, total: T.Buffer, sums: T.Buffer) -> None:
     """Adds the sums of the groups of threads to those of the first, in a tree."""
     half = tile.split // 2
     while half:
@@ -211,7 +210,7 @@ def _store(
     first: tuple[Any, Any],
     place: tuple[Any, Any],
     thread: Any,
-    sums: tirx.Buffer,
+    sums: T.Buffer,
 ) -> None:
     """Applies the epilogue to a thread's sums, and stores the results."""
     down, across = min(tile.rows, _LANES), min(tile.columns, _LANES)

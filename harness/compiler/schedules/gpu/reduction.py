@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
@@ -18,13 +18,13 @@ _SHORTEST = 64
 """Terms of a sum below which a serial sum, fused with its neighbours, is good enough."""
 
 
-def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) -> tirx.PrimFunc:
+def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) -> T.PrimFunc:
     """Builds softmax over the middle of [outer, count, inner].
 
     -inf gives 0; a line of -inf alone, or with +inf or NaN in it, gives NaN, as in PyTorch.
     """
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with each_line(outer * inner, count) as (index, exists, threads, thread):
             i, j = (index, 0) if inner == 1 else (T.Bind(index // inner), T.Bind(index % inner))
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
@@ -45,10 +45,10 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
     return prim_func("softmax", [Argument("data", shape, dtype), Argument("out", shape, dtype)], body, info)
 
 
-def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[str, str]) -> tirx.PrimFunc:
+def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[str, str]) -> T.PrimFunc:
     """Builds the divided sum over the middle of [outer, count, inner], from the first dtype to the second."""
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with each_line(outer * inner, count) as (index, exists, threads, thread):
             i, j = (index, 0) if inner == 1 else (T.Bind(index // inner), T.Bind(index % inner))
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
@@ -62,11 +62,11 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
     return prim_func("sum", arguments, body, info)
 
 
-def chunk_sums_kernel(lines: int, count: int, dtype: str) -> tirx.PrimFunc:
+def chunk_sums_kernel(lines: int, count: int, dtype: str) -> T.PrimFunc:
     """Builds the sum of each chunk of each line: data [lines, count], out [lines, chunks]."""
     chunks = ceil_div(count, CHUNK)
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, _, thread):
             (total,) = line.fold([added(lambda value, k: value)])
             with T.If(tirx.EQ(thread, 0)), T.Then():

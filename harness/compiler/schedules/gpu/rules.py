@@ -13,6 +13,7 @@ from tvm.error import InternalError
 from tvm.s_tir import dlight
 from tvm.s_tir.schedule import ScheduleError
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind, LostSchedule, first_line, info_of, with_info
 from harness.compiler.schedules.gpu.product import Product
 
@@ -20,7 +21,7 @@ from harness.compiler.schedules.gpu.product import Product
 class Rule(Protocol):
     """A schedule rule, with the interface of DLight's."""
 
-    def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
+    def apply(self, function: T.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
         """Returns a schedule, several of which the first is taken, or None where the rule does not fit."""
 
 
@@ -31,7 +32,7 @@ class OuterLoops:
     lengths and belong to a block of their own.
     """
 
-    def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule:
+    def apply(self, function: T.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule:
         """Returns a schedule with every outer block on threads; TVM raises where that would be wrong."""
         schedule = s_tir.Schedule(function)
         threads = min(256, int(target.attrs["max_threads_per_block"]))
@@ -58,7 +59,7 @@ class GEMV(dlight.gpu.GEMV):  # type: ignore[misc]
     In TVM 0.27 its analysis asserts that such a block reads and writes one element.
     """
 
-    def apply(self, function: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
+    def apply(self, function: T.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
         """Returns a schedule, or None if the rule does not fit."""
         try:
             return super().apply(function, target, tunable)
@@ -104,7 +105,7 @@ def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
         target = tvm.target.Target.current(allow_none=False)
         scheduled = module.clone()
         for variable, function in module.functions_items():
-            if not isinstance(function, tirx.PrimFunc) or _is_scheduled(function):
+            if not isinstance(function, T.PrimFunc) or _is_scheduled(function):
                 continue
             if _launches_threads(function.body):
                 scheduled[variable] = with_info(function, KernelInfo(Kind.LOOPS, schedules=(_THREADS,)))
@@ -115,9 +116,7 @@ def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
     return run
 
 
-def schedule_kernel(
-    name: str, function: tirx.PrimFunc, target: tvm.target.Target, rules: Sequence[Rule]
-) -> tirx.PrimFunc:
+def schedule_kernel(name: str, function: T.PrimFunc, target: tvm.target.Target, rules: Sequence[Rule]) -> T.PrimFunc:
     """Schedules a kernel by the first rule that fits and neither crashes nor leaves loops outside of threads.
 
     The facts name every rule that crashed, and the rule, unless it attaches facts of its own.
@@ -144,7 +143,7 @@ def schedule_kernel(
     raise RuntimeError(f"no schedule rule fits the kernel {name}" + "".join(f"; {one}" for one in lost))
 
 
-def _is_scheduled(function: tirx.PrimFunc) -> bool:
+def _is_scheduled(function: T.PrimFunc) -> bool:
     attributes = function.attrs
     return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
 

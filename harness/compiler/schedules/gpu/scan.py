@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call, is_call, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
@@ -53,12 +53,12 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return reshaped(self.builder_, result, shape)
 
 
-def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> tirx.PrimFunc:
+def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> T.PrimFunc:
     """Builds running sums over the middle of [outer, count, inner], with or without the element itself."""
     threads = min(_THREADS, power_of_two(ceil_div(count, _EACH)))
     part = ceil_div(count, threads)
 
-    def body(data: tirx.Buffer, out: tirx.Buffer) -> None:
+    def body(data: T.Buffer, out: T.Buffer) -> None:
         with launch(outer * inner, threads) as (line, thread):
             i, j = line // inner, line % inner
             totals, running = shared(threads), local(1)

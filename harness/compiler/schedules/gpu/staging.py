@@ -10,8 +10,8 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.gpu.capabilities import VECTORS_OF_FOUR, has
 from harness.compiler.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
@@ -127,7 +127,7 @@ class Stage:
         """
         return term * self.pitch + position if self.by_term else position * self.pitch + term
 
-    def fetch(self, b: Any, first: Any, start: Any, thread: Any, registers: tirx.Buffer) -> None:
+    def fetch(self, b: Any, first: Any, start: Any, thread: Any, registers: T.Buffer) -> None:
         """Emits the load of a thread's part of the slab into registers, with zeros outside of the operand.
 
         Args:
@@ -152,7 +152,7 @@ class Stage:
 
         self._units(thread, unit)
 
-    def put(self, thread: Any, registers: tirx.Buffer, shared: tirx.Buffer) -> None:
+    def put(self, thread: Any, registers: T.Buffer, shared: T.Buffer) -> None:
         """Emits the store of a thread's part of the slab to shared memory."""
         as_it_is = self.by_term != self.operand.along_terms and self.dtype == self.operand.dtype
         as_vectors = as_it_is and self.pitch % self.lanes == 0
@@ -200,11 +200,11 @@ class Result:
         self._dtype = str(element.value.ty)
         self._flat = T.decl_buffer((_size(element.tensor),), self._dtype, data=element.tensor.data)
 
-    def registers(self, lanes: int) -> tirx.Buffer:
+    def registers(self, lanes: int) -> T.Buffer:
         """Returns registers for `store`."""
         return T.alloc_buffer((lanes,), self._dtype, scope="local")
 
-    def store(self, b: Any, i: Any, j: Any, lanes: int, total: Callable[[Any], Any], registers: tirx.Buffer) -> None:
+    def store(self, b: Any, i: Any, j: Any, lanes: int, total: Callable[[Any], Any], registers: T.Buffer) -> None:
         """Emits the epilogue of neighbouring columns, and stores those within the result.
 
         Args:

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.common.kernel_info import TENSOR_CORES
@@ -75,7 +75,7 @@ def choose_attention_warp_tile(attention: Attention) -> AttentionWarpTile | None
     return AttentionWarpTile(4 if blocks >= MULTIPROCESSORS else 2, 64 if key_count > 32 else 32)
 
 
-def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> tirx.PrimFunc:
+def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> T.PrimFunc:
     """Builds the kernel (`harness.compiler.schedules.gpu.attention.kernel_of`) for tensor cores."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "threads": tile.threads}
     return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, tile))
@@ -91,7 +91,7 @@ class _Emitter:
         block: QueryBlock,
         thread: Any,
         bias: Any,
-        result: tirx.Buffer,
+        result: T.Buffer,
     ) -> None:
         self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
         self.bias, self.result, self.dtype = bias, result, attention.dtype
@@ -135,10 +135,10 @@ class _Emitter:
         totals = merge_lanes([self.totals[i] for i in range(2)], [lambda a, b: a + b] * 2, 4, self.thread)
         self._store(totals)
 
-    def _pointer(self, buffer: tirx.Buffer, place: Any) -> Any:
+    def _pointer(self, buffer: T.Buffer, place: Any) -> Any:
         return buffer.access_ptr("r", offset=place)
 
-    def _load(self, source: BoundOperand, first: Any, rows: int, length: Any, target: tirx.Buffer, width: int) -> None:
+    def _load(self, source: BoundOperand, first: Any, rows: int, length: Any, target: T.Buffer, width: int) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         lanes = 8 if channels % 8 == 0 else 4
@@ -239,7 +239,7 @@ class _Emitter:
                 for n in range(2):
                     when([*inside, channel + n < width], partial(self._put, query, channel + n, staged[n]))
 
-    def _put_pair(self, query: Any, channel: Any, values: tirx.Buffer) -> None:
+    def _put_pair(self, query: Any, channel: Any, values: T.Buffer) -> None:
         with T.vectorized(0, 2) as v:
             self._put(query, channel + v, values[v])
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.compiler.schedules.gpu.contraction import Contraction, stored

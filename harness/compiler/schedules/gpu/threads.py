@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
+
+from harness.compiler import tir as T
 
 WARP = 32
 """Threads that exchange registers, on NVIDIA GPUs and on Apple's."""
@@ -36,12 +37,12 @@ def barrier() -> None:
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
-def shared(size: int) -> tirx.Buffer:
+def shared(size: int) -> T.Buffer:
     """Declares fp32 shared memory of a block."""
     return T.alloc_buffer((size,), "float32", scope="shared")
 
 
-def local(size: int, dtype: str = "float32") -> tirx.Buffer:
+def local(size: int, dtype: str = "float32") -> T.Buffer:
     """Declares registers of a thread, if every index into them is a constant."""
     return T.alloc_buffer((size,), dtype, scope="local")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
 from harness.compiler.schedules.common.variables import array, constant
 from harness.models.sam3.deployed.preprocessing import Fma
@@ -71,12 +71,12 @@ def _positions(builder: relax.BlockBuilder, shape_image: relax.Var, axis: int, s
     return [builder.emit(relax.TupleGetItem(pair, 0)), builder.emit(relax.TupleGetItem(pair, 1))]
 
 
-def _table(axis: int) -> tirx.PrimFunc:
+def _table(axis: int) -> T.PrimFunc:
     """Builds the table of each output position's neighbours int32 [2, n] in the small mask and weights fp32 [2, n]."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
 
-    def body(_shape_image: tirx.Buffer, neighbours: tirx.Buffer, weights: tirx.Buffer) -> None:
+    def body(_shape_image: T.Buffer, neighbours: T.Buffer, weights: T.Buffer) -> None:
         with T.serial(tirx.const(0, "int64"), size) as i:
             source = source_indices(i, size)
             for end in range(2):
@@ -123,7 +123,7 @@ def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIn
     return SourceIndices((lower, upper), (fp32(1.0) - share, share))
 
 
-def _kernel() -> tirx.PrimFunc:
+def _kernel() -> T.PrimFunc:
     """Builds the kernel from logits, kept queries and the tables of both axes to masks bool [k, h, w].
 
     A task computes up to ⌈h / 16⌉ successive rows of one mask. Each row lies between two neighbouring rows of the small
@@ -132,13 +132,13 @@ def _kernel() -> tirx.PrimFunc:
     queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
 
     def body(
-        masks: tirx.Buffer,
-        kept_queries: tirx.Buffer,
-        rows: tirx.Buffer,
-        row_weights: tirx.Buffer,
-        columns: tirx.Buffer,
-        column_weights: tirx.Buffer,
-        result: tirx.Buffer,
+        masks: T.Buffer,
+        kept_queries: T.Buffer,
+        rows: T.Buffer,
+        row_weights: T.Buffer,
+        columns: T.Buffer,
+        column_weights: T.Buffer,
+        result: T.Buffer,
     ) -> None:
         with T.serial(tirx.const(0, "int64"), count) as n:
             is_valid = tirx.And(kept_queries[n] >= 0, kept_queries[n] < queries)

@@ -18,8 +18,8 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.script.ir_builder import tirx as T
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func
 from harness.compiler.schedules.common.variables import array, constant, variable
 
@@ -89,13 +89,13 @@ def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tir
     return [builder.emit(relax.TupleGetItem(pair, 0)), builder.emit(relax.TupleGetItem(pair, 1))]
 
 
-def _table(axis: int) -> tirx.PrimFunc:
+def _table(axis: int) -> T.PrimFunc:
     """Builds the windows int64 [4, 1008] and weights int16 [1008, taps] for the size of one axis of the image."""
     shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
     size = shape[axis]
     taps = tirx.Var("taps", "int64")
 
-    def body(_image: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer) -> None:
+    def body(_image: T.Buffer, windows: T.Buffer, weights: T.Buffer) -> None:
         reach = tirx.max(size, RESOLUTION) * 2
 
         def numerator(i: Any, k: Any) -> Any:
@@ -139,7 +139,7 @@ def _table(axis: int) -> tirx.PrimFunc:
     return prim_func("resampling_weights", arguments, body)
 
 
-def _horizontal() -> tirx.PrimFunc:
+def _horizontal() -> T.PrimFunc:
     """Builds the pass from uint8 [h, w, 3] to uint8 [h, 1008, 4], whose fourth channel is undefined.
 
     A task copies a few rows into a strip [pixel, row, channel], so that one vector holds the same pixel of all rows.
@@ -147,7 +147,7 @@ def _horizontal() -> tirx.PrimFunc:
     height, width, taps = tirx.Var("h", "int64"), tirx.Var("w", "int64"), tirx.Var("taps", "int64")
     lanes = _ROWS * _CHANNELS
 
-    def body(image: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer, narrow: tirx.Buffer) -> None:
+    def body(image: T.Buffer, windows: T.Buffer, weights: T.Buffer, narrow: T.Buffer) -> None:
         flat = T.decl_buffer((height * width * 3,), "uint8", data=image.data)
         with T.parallel(tirx.const(0, "int64"), tirx.ceildiv(height, _ROWS)) as block:
             # Every window is as long as the longest, with zero weights beyond its end.
@@ -190,13 +190,13 @@ def _horizontal() -> tirx.PrimFunc:
     return prim_func("resample_rows", arguments, body)
 
 
-def _vertical() -> tirx.PrimFunc:
+def _vertical() -> T.PrimFunc:
     """Builds the pass from uint8 [h, 1008, 4] to fp32 [1, 3, 1008, 1008], normalized to -1 … 1."""
     height, taps = tirx.Var("h", "int64"), tirx.Var("taps", "int64")
     length = RESOLUTION * _CHANNELS
     chunk = 4 * _LANES
 
-    def body(narrow: tirx.Buffer, windows: tirx.Buffer, weights: tirx.Buffer, pixels: tirx.Buffer) -> None:
+    def body(narrow: T.Buffer, windows: T.Buffer, weights: T.Buffer, pixels: T.Buffer) -> None:
         flat = T.decl_buffer((height * length,), "uint8", data=narrow.data)
         with T.parallel(tirx.const(0, "int64"), RESOLUTION) as y:
             line = T.alloc_buffer((length,), "uint8")
@@ -230,7 +230,7 @@ def _vertical() -> tirx.PrimFunc:
     return prim_func("resample_columns", arguments, body)
 
 
-def _shared_bits(windows: tirx.Buffer) -> Any:
+def _shared_bits(windows: T.Buffer) -> Any:
     """Emits the number of bits of every weight of an axis, which the largest weight allows."""
     bits = variable(LONGEST, "int64")
     with T.serial(tirx.const(0, "int64"), RESOLUTION) as i:

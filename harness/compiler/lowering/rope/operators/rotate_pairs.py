@@ -78,12 +78,10 @@ def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.
     Every tensor is read and written once, a pair at a time; tensors of one shape share a loop, and so their reads of
     the tables. The arithmetic is float32, as upstream's, and float64 for float64 tensors.
     """
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.script.ir_builder import tirx as T
-
+    from harness.compiler import tir as T
     from harness.compiler.schedules.common.folding import ROTATES_PAIRS
 
-    with IRBuilder() as builder:
+    with T.IRBuilder() as builder:
         with T.prim_func(is_private=True, s_tir=True):
             T.func_name("rotate_pairs")
             T.func_attr({"tirx.noalias": True, ROTATES_PAIRS: True})
@@ -103,7 +101,7 @@ def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
 
 def _loops(shape: tuple[int, ...], pairs: Sequence[Any], cosines: tirx.Buffer, sines: tirx.Buffer, block: str) -> None:
     """Emits the rotations of pairs (source, result) of one shape, as a block with the given name."""
-    from tvm.script.ir_builder import tirx as T
+    from harness.compiler import tir as T
 
     positions = int(cosines.shape[0])
     with T.grid(*shape[:-1], shape[-1] // 2) as loops, T.sblock(block):
