@@ -14,16 +14,14 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import HOST, TARGETS
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, WEIGHTS, Case, Scale, Weights
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.processes.memory import keep_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
-from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, chosen_processors
-from harness.core.remote import Remote
+from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Remote, chosen_processors
 from harness.core.settings import Settings
-from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.runtime.errors import ModelError

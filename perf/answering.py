@@ -22,12 +22,11 @@ from harness.compiler.deployment.compiling import compile_model
 from harness.compiler.schedules import DEFAULT_SCHEDULES
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import choose_schedules
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale, Weights
 from harness.core.precision import DEFAULT_PRECISION
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processes.threads import configure_threads
 from harness.core.settings import Settings
-from harness.core.weights import Weights
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.options import GROUNDING_ALONE, Sam3Options
 from harness.models.selection import select

@@ -20,14 +20,13 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.compiler.tuned.database import choose_schedules
 from harness.core.budget import NO_GROUPS, Groups, check_groups
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.expectations import expectation_for
 from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.program import Arrays, Call, Output
 from harness.core.settings import SEEDED
-from harness.core.weights import Weights
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.monte_carlo import judge_by_draws

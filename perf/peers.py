@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 
 from harness.compiler.lowering.route import Route
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from perf.processes import error_sentence
 from perf.sides import MODULE, Request, read_module, torch_inputs
 

@@ -26,10 +26,9 @@ from harness.runtime.sam3.video.masks import (
     suppress_shrunken,
     without_holes_and_sprinkles,
 )
-from harness.runtime.sam3.video.objects import VideoState
 from harness.runtime.sam3.video.outputs import frame_output, sigmoid, visible_objects
 from harness.runtime.sam3.video.planner import Observations, plan_frame
-from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 
 Floats = npt.NDArray[np.float32]

@@ -21,7 +21,7 @@ from conformance.support.remotes import device
 from harness.compiler.execution.remote.client import describe_remote
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.outcome import Status, VerdictKind
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.runtime.cpu import cpu_features

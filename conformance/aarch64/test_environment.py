@@ -11,8 +11,7 @@ import pytest
 
 from conformance.aarch64.cpuinfo import cpuinfo
 from conformance.aarch64.environment import ROOT, folder
-from harness.runtime.arm import arm_model
-from harness.runtime.cpu import architecture, features_of_linux
+from harness.runtime.cpu import architecture, arm_model, features_of_linux
 
 elsewhere = pytest.mark.skipif(architecture() == "aarch64", reason="an AArch64 machine is used as it is")
 

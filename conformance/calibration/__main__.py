@@ -13,7 +13,7 @@ from conformance.calibration.measuring import CRASHED, Request, add, records
 from conformance.calibration.preparing import COMPONENTS
 from conformance.calibration.table import render
 from harness.core.errors import HarnessError
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 
 SECONDS = 300
 """Seconds that a fault may take; a component's are given together."""

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from harness.cli.doctor import render
 from harness.compiler.doctor.diagnosis import Finding, bf16_products, diagnose, run_probe
-from harness.compiler.doctor.known_bad import KNOWN_BAD, installed_versions, known_bad
+from harness.compiler.doctor.known_bad import KNOWN_BAD, PACKAGES, known_bad
 from harness.compiler.targets import TARGETS
+from harness.core.machine import versions
 from harness.core.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.threads import usable_cpus
@@ -91,8 +92,8 @@ def test_this_machine():
         assert text[f"target {name}"].strip().endswith(f"{run_problem or ' runs'}; {precisions}")
     assert f"a run uses {thread_count()} of {usable_cpus()} usable CPUs: {thread_count_reason()}" in text["threads"]
     assert f"really runs on {thread_count()} threads" in text["threads"]
-    for name, version in installed_versions().items():
-        assert f"{name} {version}" in text["versions"]
+    for name, version in versions(PACKAGES).items():
+        assert f"{name} {version or 'not installed'}" in text["versions"]
 
 
 def test_what_multiplies_bf16_is_told_and_why_a_matrix_unit_is_refused():

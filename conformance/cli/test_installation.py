@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.cli.installation import COMPILES
+from harness.cli.options import COMPILES
 
 WITHOUT = """
 import sys

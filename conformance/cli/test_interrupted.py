@@ -44,7 +44,7 @@ import sys
 from fastapi import FastAPI
 from harness.cli.main import exit_code
 from harness.core.files import temporary_folder
-from harness.app.ui.serving import listen, serve, url_of
+from harness.app.ui.app import listen, serve, url_of
 
 def command():
     with temporary_folder("ui") as folder, listen("127.0.0.1", 0) as listener:

@@ -14,8 +14,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from conformance.support.known_answers import KnownSegmenter, write_pictures
-from harness.app.segment import SegmentedImage, unique_names
-from harness.app.segment.job import Job, run
+from harness.app.segment.job import Job, SegmentedImage, run, unique_names
 from harness.cli import segment_display
 from harness.cli.console import console, stages
 from harness.cli.main import app

@@ -79,12 +79,11 @@ ENVIRONMENT = {
     # Defaults of options, for the commands and pytest; what is below gets values.
     "core/processors.py": "the defaults of --cpu and --cuda-arch",
     # What belongs to a process: a border sets it, and the libraries that the process loads obey.
-    "core/processes/threads.py": "the number of threads, for TVM and OpenMP",
+    "core/processes/threads.py": "the number of threads, for TVM and OpenMP; sets variables for others",
     "core/processes/memory.py": "how the C library keeps freed memory",
-    "core/processes/processes.py": "what a new process starts with",
+    "core/processes/call.py": "what a new process starts with",
     "core/processes/template.py": "that a process which is forked sees no GPU",
     "core/processes/child.py": "what a process that was forked takes over from its caller",
-    "compiler/execution/remote/device.py": "where TVM's RPC server has its temporary files",
     "runtime/threads.py": "the number of threads, where only the runtime is installed",
     "compiler/doctor/probes.py": "what a parallel loop does without the variables",
     "compiler/doctor/diagnosis.py": "which variables are set and have no effect",
@@ -93,7 +92,7 @@ ENVIRONMENT = {
     "core/files.py": "the folder of the cache",
     "compiler/targets/linking.py": "the C compiler",
     "compiler/targets/cuda.py": "the CUDA compiler",
-    "compiler/targets/tvm_build.py": "TVM's libraries",
+    "compiler/targets/system_cpu.py": "TVM's libraries",
 }
 """Module → what it reads or writes of the environment; `docs/ARCHITECTURE.md` says why."""
 

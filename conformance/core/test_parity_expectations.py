@@ -12,7 +12,7 @@ import pytest
 
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import TARGETS
-from harness.core.case import Case, Scale
+from harness.core.case import Case, Scale, Weights
 from harness.core.errors import HarnessError
 from harness.core.expectations import (
     Check,
@@ -23,7 +23,6 @@ from harness.core.expectations import (
     load_expectations,
 )
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
-from harness.core.weights import Weights
 from harness.models.registry import subjects
 
 REPOSITORY = Path(__file__).parents[2]

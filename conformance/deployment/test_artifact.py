@@ -21,7 +21,7 @@ from conformance.support.folders import change_manifest, rewrite
 from conformance.support.shallow import interactive_model, photograph, shallow_model
 from harness.compiler.deployment.packing import pack_model
 from harness.core.errors import HarnessError
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.settings import REPOSITORY, Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding

@@ -23,7 +23,7 @@ from harness.compiler.targets import TARGETS, cuda
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points.grounding import ENCODE_TEXT

@@ -21,12 +21,19 @@ from conformance.support.recurrent_segmenter import CHANNELS, TOKENS, Step
 from harness.core.settings import REPOSITORY
 from harness.models.registry import MODELS_VARIABLE
 from harness.runtime.artifact import Artifact
-from harness.runtime.cpu import MATRIX_UNIT, architecture, cpu_features
+from harness.runtime.cpu import MATRIX_UNIT, architecture, cpu_features, matrix_unit_problem
 from harness.runtime.loading import LoadError
-from harness.runtime.manifest import MANIFEST, VARIANT, VARIANTS, ArtifactError, read_manifest, weights_file
-from harness.runtime.matrix_unit import matrix_unit_problem
+from harness.runtime.manifest import (
+    MANIFEST,
+    VARIANT,
+    VARIANTS,
+    ArtifactError,
+    read_any_manifest,
+    read_manifest,
+    read_variants,
+    weights_file,
+)
 from harness.runtime.preparing import prepared
-from harness.runtime.variants import read_any_manifest, read_variants
 from harness.runtime.weights import MappedWeights, file_digest
 
 FOREIGN, LESS, BEST = {

@@ -96,4 +96,4 @@ def test_every_part_has_files_and_a_file_belongs_to_the_part_that_names_it_most_
     assert parts == {*PARTS, None}
     assert part_of("compiler/schedules/cpu/memory.py") == "memory"
     assert part_of("compiler/lowering/rope/real.py") == "strategies"
-    assert part_of("app/ui/page.py") is None
+    assert part_of("app/ui/sessions.py") is None

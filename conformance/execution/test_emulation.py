@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from conformance.support.gpu_programs import target_of
 from conformance.targets.test_targets import MODULES
-from harness.compiler.execution.emulated import is_emulated
-from harness.compiler.execution.emulation.device import compile_kernels
-from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
+from harness.compiler.execution.emulation.device import DeviceModule, compile_kernels, read_device_module
+from harness.compiler.execution.executors import is_emulated
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module
 from harness.compiler.targets.serialized import Launch
 from harness.core.case import Case
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.models.registry import subjects
 
 pytestmark = pytest.mark.skipif(

@@ -13,14 +13,14 @@ from conformance.support.faulty_kernels import HEALTHY, Fault
 from conformance.support.gpu_programs import Expression, emulated, hold, skip_unless_emulated
 from conformance.targets.test_device_code import modules_of
 from conformance.targets.test_targets import MODULES
-from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
+from harness.compiler.execution.emulation.device import DeviceModule, read_device_module
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module
 from harness.compiler.targets.metal_source import initialize_reductions, split_kernels
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 
 pytestmark = [
     pytest.mark.metal,

@@ -20,15 +20,14 @@ from conformance.support.bf16 import Processor, flushed, multiply_add
 from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
-from harness.compiler.execution.emulated import is_emulated
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
+from harness.compiler.execution.executors import is_emulated
 from harness.compiler.targets import HOST
 from harness.compiler.targets.linking import linker
 from harness.core.case import Case
 from harness.core.processors import Processors
 from harness.core.settings import REPOSITORY
-from harness.runtime.cpu import MATRIX_UNIT, cpu_features
-from harness.runtime.matrix_unit import matrix_unit_problem
+from harness.runtime.cpu import MATRIX_UNIT, cpu_features, matrix_unit_problem
 
 pytestmark = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
 CPU = "x86-64-v3+amx"
@@ -266,7 +265,7 @@ def test_what_a_unit_refuses_ends_the_process(name: str, program: Path) -> None:
     code = (
         "import ctypes\n"
         "from harness.compiler.execution.emulation.matrix_unit import emulate\n"
-        "from harness.runtime.matrix_unit import matrix_unit_problem\n"
+        "from harness.runtime.cpu import matrix_unit_problem\n"
         "emulate(), matrix_unit_problem()\n"
         f"ctypes.CDLL({str(program)!r}).{function}({shapes!r})\n"
     )

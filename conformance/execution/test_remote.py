@@ -20,7 +20,7 @@ import pytest
 
 from conformance.support.product import product_module
 from conformance.support.remotes import Served, Tunnel, device, end, free_port, tvm_server, until
-from harness.app.segment import FailedImage, Job, SegmentedImage, run
+from harness.app.segment.job import FailedImage, Job, SegmentedImage, run
 from harness.cli.main import app, exit_code
 from harness.compiler.execution.remote.client import (
     DeviceLostError,
@@ -36,8 +36,7 @@ from harness.compiler.targets.llvm import cpu_name
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status
-from harness.core.processors import Processors
-from harness.core.remote import Remote
+from harness.core.processors import Processors, Remote
 from harness.core.settings import Settings
 from harness.runtime import Prompt, Sam3
 from harness.runtime.executable import Executable

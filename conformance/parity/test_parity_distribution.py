@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from conformance.support.examples import examples
-from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, WITHIN, Distribution, MaskPicture
+from harness.core.outcome import BINS, CELLS, EDGES, MASKS, PIXELS, WITHIN, Distribution, MaskPicture
 from harness.parity import metrics
 from harness.parity.distribution import add_distributions, distribution, histogram
 from harness.parity.verdict import judge

@@ -18,10 +18,9 @@ from harness.compiler.execution.executors import LocalExecutor
 from harness.compiler.execution.run import Run
 from harness.compiler.schedules import DEFAULT_SCHEDULES
 from harness.core.case import Case
-from harness.core.outcome import Verdict, VerdictKind
+from harness.core.outcome import Progress, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
-from harness.core.progress import Progress
 from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload

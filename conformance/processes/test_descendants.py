@@ -8,9 +8,8 @@ import sys
 import psutil
 import pytest
 
-from harness.core.processes import descendants as searching
-from harness.core.processes import kill_and_collect
-from harness.core.processes.descendants import descendants
+from harness.core.processes import call as searching
+from harness.core.processes.call import descendants, kill_and_collect
 
 CODE = """
 import subprocess, sys, threading

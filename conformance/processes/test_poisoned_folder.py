@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compiler.targets.clang import clang
-from harness.compiler.targets.linking import linker
-from harness.core.processes import Template, WorkerEnd, run_isolated
+from harness.compiler.targets.linking import clang, linker
+from harness.core.processes.call import Template, WorkerEnd, run_isolated
 
 ROOT = Path(__file__).resolve().parents[2]
 

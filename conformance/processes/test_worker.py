@@ -24,7 +24,15 @@ import pytest
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.processes import DETAILS_BYTES, OUTPUT_BYTES, Stopped, Template, WorkerEnd, WorkerResult, run_isolated
+from harness.core.processes.call import (
+    DETAILS_BYTES,
+    OUTPUT_BYTES,
+    Stopped,
+    Template,
+    WorkerEnd,
+    WorkerResult,
+    run_isolated,
+)
 from harness.verify.runner import Limits, library_template, verify_case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,7 +326,7 @@ def test_when_the_parent_is_ended_the_child_ends_too(tmp_path, end):
     path, temporary = tmp_path / "pid", tmp_path / "of the parent"
     temporary.mkdir()
     code = (
-        "import pathlib, sys; from harness.core.processes import run_isolated;"
+        "import pathlib, sys; from harness.core.processes.call import run_isolated;"
         "run_isolated('conformance.support.misbehaviour:tell_pid_and_wait', pathlib.Path(sys.argv[1]))"
     )
     parent = subprocess.Popen(
@@ -494,7 +502,7 @@ def test_a_template_that_dies_while_another_call_runs_is_replaced(tmp_path, noth
 def test_a_template_and_its_call_end_with_their_parent(tmp_path):
     path = tmp_path / "pid"
     code = (
-        "import pathlib, sys; from harness.core.processes import Template, run_isolated;"
+        "import pathlib, sys; from harness.core.processes.call import Template, run_isolated;"
         "run_isolated('conformance.support.misbehaviour:tell_pid_and_wait', pathlib.Path(sys.argv[1]),"
         " template=Template('conformance.support.misbehaviour:load'))"
     )

@@ -27,9 +27,8 @@ from conformance.support.pages import chromium
 from harness.cli.main import app
 from harness.compiler.schedules.cpu import epilogue
 from harness.core.case import Case
-from harness.core.distribution import EDGES, WITHIN
 from harness.core.errors import HarnessError
-from harness.core.outcome import CaseError, Outcome, Stage, Status
+from harness.core.outcome import EDGES, WITHIN, CaseError, Outcome, Stage, Status
 from harness.core.settings import SEEDED
 from harness.models.registry import MODELS_VARIABLE, models, subjects
 from harness.verify.diagnose.report import document

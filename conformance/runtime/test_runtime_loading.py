@@ -19,12 +19,18 @@ from conformance.support.assembly import assembly
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module, lower_module, required_cpu
 from harness.core.processors import CPU_VARIABLE, Processors
-from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, architecture, common_cpu, cpu_features
+from harness.runtime.cpu import (
+    MATRIX_UNIT,
+    VECTOR_FEATURES,
+    architecture,
+    common_cpu,
+    cpu_features,
+    matrix_unit_problem,
+)
 from harness.runtime.cpu import features_of_linux as linux
 from harness.runtime.cpu import features_of_macos as macos
 from harness.runtime.executable import Executable
 from harness.runtime.loading import LoadError, cpu_problem
-from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.verify.report import read_report
 
 FOREIGN_CPUS = {

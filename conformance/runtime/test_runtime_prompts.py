@@ -15,9 +15,8 @@ from conformance.support.examples import examples
 from harness.models.sam3.upstream import import_sam3
 from harness.models.sam3.vocabulary import installed_tokenizer
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.coordinates import clip_boxes
 from harness.runtime.sam3.description import Capacity
-from harness.runtime.sam3.prompts import EncodedPrompt, Prompt, check_prompt, encode_prompt
+from harness.runtime.sam3.prompts import EncodedPrompt, Prompt, check_prompt, clip_boxes, encode_prompt
 
 SIZE = (640, 480)
 CAPACITY = Capacity(points=4, boxes=5)

@@ -22,8 +22,7 @@ from PIL import Image
 from psutil import Process
 
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.video.frames import Frames, frame_files, open_frames
-from harness.runtime.sam3.video.video_files import upright
+from harness.runtime.sam3.video.frames import Frames, frame_files, open_frames, upright
 
 BUNNY = Path(__file__).resolve().parents[2] / "fixtures" / "videos" / "bigbuckbunny.mp4"
 

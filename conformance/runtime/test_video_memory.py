@@ -29,17 +29,21 @@ from conformance.support.tracker_memory import (
 )
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
-from harness.runtime.sam3.video.memory_selection import (
+from harness.runtime.sam3.video.memory_bank import (
     HOTSTART,
     RULES,
+    MemoryBank,
+    MemoryEntry,
     MemoryRules,
+    PromptOutput,
     Retention,
     closest_conditioning_frames,
+    consolidate,
     effective_iou,
     plan_attention,
+    tracked_entry,
 )
+from harness.runtime.sam3.video.tracker import from_bfloat16, to_bfloat16
 
 SEEN = np.float32(0.5)
 WITHOUT_SELECTION = MemoryRules(use_memory_selection=False)

@@ -13,16 +13,13 @@ import pytest
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.prompts import Prompt
-from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.detector import EncodedFrame
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
-from harness.runtime.sam3.video.memory_selection import Retention
-from harness.runtime.sam3.video.objects import VideoState, state_after_click
+from harness.runtime.sam3.video.masklets import Bucket
+from harness.runtime.sam3.video.memory_bank import MemoryBank, Retention, tracked_entry
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
-from harness.runtime.sam3.video.processor import Progress, Propagation, VideoProcessor
-from harness.runtime.sam3.video.propagation import Action, PropagationScope
-from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.processor import Action, Progress, Propagation, VideoProcessor
+from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.session import Session
 
 NOTHING: Any = None
@@ -56,7 +53,7 @@ def fetching(video: Video) -> tuple[VideoProcessor, Propagation]:
         0: FrameResult.pack(0, SIZE, shown, is_complete=True),
         1: FrameResult.pack(1, SIZE, {}, is_complete=True),
     }
-    progress.propagation = Propagation((None, None, False), PropagationScope("fetch"), range(2))
+    progress.propagation = Propagation((None, None, False), Action("fetch"), range(2))
     return processor, progress.propagation
 
 

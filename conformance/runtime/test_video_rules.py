@@ -22,12 +22,10 @@ from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.detector import Detections, select_detections, update_box_frames, video_scores
 from harness.runtime.sam3.video.masks import mask_iou, nms, remove_mask_overlaps, suppress_shrunken, suppressed_objects
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import VisibleObject, frame_output, merge_refined, sigmoid
 from harness.runtime.sam3.video.planner import Observations, plan_frame
-from harness.runtime.sam3.video.propagation import (
+from harness.runtime.sam3.video.processor import (
     Action,
-    PropagationScope,
     next_propagation,
     processing_order,
 )
@@ -35,6 +33,8 @@ from harness.runtime.sam3.video.rules import (
     DISAMBIGUATED,
     UNDISAMBIGUATED,
     Rules,
+    TrackedObject,
+    VideoState,
     associate,
     count_shared_detections,
     is_young,
@@ -42,6 +42,8 @@ from harness.runtime.sam3.video.rules import (
     release_outputs,
     removed_objects,
     select_reconditionings,
+    state_after_click,
+    state_after_removal,
 )
 
 MASKS = arrays(np.bool_, st.tuples(st.integers(0, 5), st.just(6), st.just(5)))
@@ -58,7 +60,7 @@ def run(start: int, length: int) -> np.ndarray:
 def found(*masks: np.ndarray, scores: Any = None) -> Detections:
     stacked = np.array(masks, np.bool_).reshape(-1, SIZE, SIZE)
     given = np.full(len(stacked), 0.9, np.float32) if scores is None else np.float32(scores)
-    return Detections(np.arange(len(stacked)), given, stacked)
+    return Detections(np.arange(len(stacked)), given, stacked, stacked.astype(np.float32))
 
 
 def observed(frame: int, *masks: np.ndarray, detections: Detections | None, reverse: bool = False) -> Observations:
@@ -248,8 +250,8 @@ def test_every_16th_frame_confident_detections_correct_objects_that_are_there() 
     logits = {4: np.float32(0.8), 5: np.nextafter(np.float32(0.8), np.float32(1)), 6: np.float32(9)}
     for frame in range(50):
         corrected = select_reconditionings({6: 0, 4: 1, 5: 2}, logits, frame, DISAMBIGUATED)
-        assert [(each.object_id, each.detection) for each in corrected] == ([] if frame % 16 else [(6, 0), (5, 2)])
-    assert select_reconditionings({6: 0}, logits, 16, UNDISAMBIGUATED) == ()
+        assert list(corrected.items()) == ([] if frame % 16 else [(6, 0), (5, 2)])
+    assert select_reconditionings({6: 0}, logits, 16, UNDISAMBIGUATED) == {}
 
 
 def test_the_memory_of_a_corrected_frame_is_of_the_trackers_mask() -> None:
@@ -398,7 +400,7 @@ def test_points_before_any_propagation_add_an_object() -> None:
     state = state_after_click(VideoState(), 0, 1)
     assert state.objects == (TrackedObject(0, 0, 1, 1.0),)
     assert state.next_id == 1
-    assert next_propagation([Action("add", frozenset({0}))], 3) == PropagationScope("partial", frozenset({0}))
+    assert next_propagation([Action("add", frozenset({0}))], 3) == Action("partial", frozenset({0}))
     output = frame_output(merge_refined(None, {0: VisibleObject(run(0, 20), 1.0)}), state.scores, (SIZE, SIZE))
     assert output.ids.tolist() == [0]
     assert output.scores.tolist() == [1.0]

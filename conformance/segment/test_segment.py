@@ -23,9 +23,8 @@ from conformance.support.examples import examples
 from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
 from harness.app.results.journal import JOURNAL, Journal, entries_of
 from harness.app.results.objects import Objects, concatenate_objects, encode_objects, run_lengths
-from harness.app.results.overlay import NEGATIVE, POSITIVE, colors, draw, outline
-from harness.app.results.png import mask_png
-from harness.app.segment import SegmentedImage, find_images, unique_names
+from harness.app.results.overlay import NEGATIVE, POSITIVE, colors, draw, mask_png, outline
+from harness.app.segment.job import SegmentedImage, find_images, unique_names
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
 from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError

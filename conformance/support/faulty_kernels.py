@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from harness.compiler.execution.emulation import device
-from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
+from harness.compiler.execution.emulation.device import DeviceModule, read_device_module
 from harness.compiler.lowering.route import Route
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module

@@ -42,30 +42,45 @@ from harness.compiler.tuned.database import FILE as RECORDS
 from harness.compiler.tuned.database import TUNED, open_database
 from harness.core.budget import Budget, read_budget
 from harness.core.case import Case, Scale
-from harness.core.distribution import BINS, Distribution, MaskPicture
 from harness.core.errors import HarnessError
 from harness.core.expectations import load_expectations
 from harness.core.machine import describe_machine
-from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.outcome import (
+    BINS,
+    CaseError,
+    Distribution,
+    Kernel,
+    MaskPicture,
+    Outcome,
+    Stage,
+    Status,
+    Verdict,
+    VerdictKind,
+)
 from harness.core.settings import REPOSITORY
 from harness.runtime import Prompt
-from harness.runtime.checking import check_files
 from harness.runtime.errors import ModelError
-from harness.runtime.manifest import MANIFEST, VARIANTS, Entry, File, Manifest, TensorSpec, read_manifest
+from harness.runtime.manifest import (
+    MANIFEST,
+    VARIANTS,
+    Entry,
+    File,
+    Manifest,
+    TensorSpec,
+    Variants,
+    read_manifest,
+    read_variants,
+)
 from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.video.bucket import Bucket
 from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.memory_bank import MemoryBank, tracked_entry
-from harness.runtime.sam3.video.memory_selection import Retention
-from harness.runtime.sam3.video.objects import VideoState, state_after_click
+from harness.runtime.sam3.video.masklets import Bucket
+from harness.runtime.sam3.video.memory_bank import MemoryBank, Retention, tracked_entry
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
-from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
-from harness.runtime.sam3.video.propagation import Action, PropagationScope
-from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor
+from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.saving import SessionFile, save_session
-from harness.runtime.variants import Variants, read_variants
-from harness.runtime.weights import MappedWeights, write_weights
+from harness.runtime.weights import MappedWeights, check_files, write_weights
 from harness.verify.report.verification.document import Result, build_report
 from harness.verify.report.verification.writer import write_pages
 
@@ -329,13 +344,20 @@ def _save_session(folder: Path) -> None:
     group = progress.groups[0]
     group.state = state_after_click(VideoState(), 3, 0)
     entry = tracked_entry(np.ones((1, 4), np.float32), np.ones((1, 1), np.float32), np.full((1, 3), 0.5, np.float32))
-    bank = MemoryBank((3,), Retention.EVERYTHING, conditioning={0: entry}, inputs={0: frozenset({3})}, first_frame=0)
+    bank = MemoryBank(
+        (3,),
+        Retention.EVERYTHING,
+        conditioning={0: entry},
+        tracked={1: entry},
+        inputs={0: frozenset({3})},
+        first_frame=0,
+    )
     group.buckets = {0: Bucket(bank, {0: np.ones((1, 4, 4), np.float32)}, frozenset({(0, 3)}))}
     shown = FrameResult.pack(0, (3, 2), {3: VisibleObject(np.ones((2, 3), bool), 1.0)}, is_complete=True)
     progress.frame_results = {0: shown}
     progress.history = (Action("add", frozenset({3})),)
     held = (shown, processor.pixels(0))
-    progress.propagation = Propagation((None, None, False), PropagationScope("full"), range(1, 2), (held,))
+    progress.propagation = Propagation((None, None, False), Action("full"), range(1, 2), (held,))
     save_session(processor, folder / "session.safetensors")
 
 

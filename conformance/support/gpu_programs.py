@@ -15,7 +15,7 @@ from conformance.support.operators import EPSILON, rms
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module, target_for
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processors import Processors
 
 KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "metal")]

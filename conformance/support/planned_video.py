@@ -12,7 +12,6 @@ import torch
 from conformance.support.scripted_video import SIZE, Script
 from harness.runtime.sam3.video.detector import Detections, select_detections
 from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT, object_logits, suppress_shrunken
-from harness.runtime.sam3.video.objects import VideoState, state_after_click, state_after_removal
 from harness.runtime.sam3.video.outputs import (
     FrameOutput,
     VisibleObject,
@@ -22,8 +21,15 @@ from harness.runtime.sam3.video.outputs import (
     visible_objects,
 )
 from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
-from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
-from harness.runtime.sam3.video.rules import Rules, cleared_by_click, release_outputs
+from harness.runtime.sam3.video.processor import Action, next_propagation, processing_order
+from harness.runtime.sam3.video.rules import (
+    Rules,
+    VideoState,
+    cleared_by_click,
+    release_outputs,
+    state_after_click,
+    state_after_removal,
+)
 
 _MANY = 1_000_000
 """How many objects may be in a single image: upstream does not limit them there (VB:561)."""
@@ -122,8 +128,8 @@ class PlannedVideo:
         self.state, plan = plan_frame(before, seen, replace(self.rules, max_objects=_MANY) if image else self.rules)
 
         for each in plan.reconditionings:
-            self.masked[each.object_id][frame] = None
-            self.clicked[each.object_id].discard(frame)
+            self.masked[each][frame] = None
+            self.clicked[each].discard(frame)
         for birth in plan.births:
             self.masked[birth.object_id], self.clicked[birth.object_id] = {frame: None}, set()
         tracked[plan.suppressed] = SUPPRESSED_LOGIT
@@ -163,7 +169,7 @@ def facts(
         "removed": sorted(plan.removed),
         "dropped": plan.dropped,
         "reconditioned": [
-            (each.object_id, detections.masks[each.detection].flatten().tolist()) for each in plan.reconditionings
+            (each, detections.masks[detection].flatten().tolist()) for each, detection in plan.reconditionings.items()
         ],
         "encoded": [(masks[rows].flatten().tolist(), logits[rows].tolist()) for rows in members],
         "ids": list(after.ids),

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from harness.core.remote import Remote
+from harness.core.processors import Remote
 
 HERE = "127.0.0.1"
 THIS_PYTHON = Path(sys.executable)

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.settings import SEEDED
-from harness.core.weights import Weights
 from harness.models.sam3.build import build_model
 from harness.models.sam3.captures import GROUNDING, Capture
 from harness.models.sam3.upstream import upstream

@@ -26,9 +26,18 @@ import torch
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.video.bfloat16 import from_bfloat16, to_bfloat16
-from harness.runtime.sam3.video.memory_bank import MemoryBank, MemoryEntry, PromptOutput, consolidate, tracked_entry
-from harness.runtime.sam3.video.memory_selection import HOTSTART, MemoryRules, Retention, plan_attention
+from harness.runtime.sam3.video.memory_bank import (
+    HOTSTART,
+    MemoryBank,
+    MemoryEntry,
+    MemoryRules,
+    PromptOutput,
+    Retention,
+    consolidate,
+    plan_attention,
+    tracked_entry,
+)
+from harness.runtime.sam3.video.tracker import from_bfloat16, to_bfloat16
 
 THRESHOLD = np.float32(0.01)
 NEAR_THE_THRESHOLD = [THRESHOLD, np.nextafter(THRESHOLD, np.float32(1)), np.nextafter(THRESHOLD, np.float32(0))]

@@ -22,7 +22,7 @@ from conformance.support.planned_video import PlannedVideo
 from conformance.support.scripted_video import SIZE, Script
 from conformance.support.upstream_video import UpstreamVideo, built_configurations
 from harness.models.sam3.upstream import upstream
-from harness.runtime.sam3.video.propagation import next_propagation, processing_order
+from harness.runtime.sam3.video.processor import next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, UNDISAMBIGUATED, Rules
 
 SCRIPTED = {"image_size": 14, "fill_hole_area": 0}

@@ -11,7 +11,7 @@ import pytest
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.outcome import Status, Verdict
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.program import Arrays
 from harness.core.settings import SEEDED, Settings
 from harness.models.sam3.scripted import Script

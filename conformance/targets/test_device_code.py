@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conformance.execution.test_emulation import LAUNCHES, saved
 from conformance.support.gpu_programs import skip_unless_emulated
 from conformance.support.product import product_module
-from harness.compiler.execution.emulation.device_module import DeviceModule, read_device_module
+from harness.compiler.execution.emulation.device import DeviceModule, read_device_module
 from harness.compiler.targets import TARGETS, cuda
 from harness.compiler.targets.compiling import compile_module
 from harness.compiler.targets.serialized import EMBEDDED, HOST_CODE, sized, with_code, with_modules

@@ -26,12 +26,11 @@ from harness.compiler.lowering.frontends.torch_export import export_program, imp
 from harness.compiler.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
 from harness.compiler.schedules.gpu.rules import schedule_kernel, schedule_kernels
 from harness.compiler.targets import TARGETS, cuda, linking, llvm
-from harness.compiler.targets.compiling import compile_module, required_cpu
-from harness.compiler.targets.kernels import examine_kernels
-from harness.compiler.targets.metal_constants import exact_constants, survives
+from harness.compiler.targets.compiling import compile_module, examine_kernels, required_cpu
+from harness.compiler.targets.metal import exact_constants, survives
 from harness.compiler.targets.metal_source import check_metal, complete_source
 from harness.core.errors import HarnessError
-from harness.core.processes import run_isolated
+from harness.core.processes.call import run_isolated
 from harness.core.processes.threads import configure_threads, tvm_threads
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime import cpu

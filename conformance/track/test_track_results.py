@@ -20,8 +20,7 @@ from pycocotools.coco import COCO
 
 from conformance.support.tracked import DESCRIPTION, QUESTION, tracked, write_scene
 from harness.app.results.objects import Objects, run_lengths
-from harness.app.results.overlay import color_of
-from harness.app.results.png import numbered_pixels, numbered_png
+from harness.app.results.overlay import color_of, numbered_pixels, numbered_png
 from harness.app.track.results import Results, VideoDescription
 from harness.app.track.video import VideoWriter, finish_video, frames_in
 from harness.core.errors import HarnessError

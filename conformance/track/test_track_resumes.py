@@ -13,7 +13,7 @@ from PIL import Image
 
 from conformance.support.tracked_clip import track_click
 from harness.app.results.journal import JOURNAL
-from harness.app.track.saved_session import SavedSession, session_file
+from harness.app.track.job import SavedSession, session_file
 from harness.models.sam3.tracker.scene import SCENE
 
 FRAMES = 3

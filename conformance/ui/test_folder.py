@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from harness.app.ui import folder as under_test
-from harness.app.ui.folder import ImageFolder
+from harness.app.ui import photographs as under_test
+from harness.app.ui.photographs import ImageFolder
 
 
 def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,10 +28,12 @@ def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monke
     folder = ImageFolder(tmp_path)
     folder.check()
     deadline = time.monotonic() + 30
-    while folder.unchecked and time.monotonic() < deadline:
+    while folder.state()["unchecked"] and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert folder.unchecked == 0
-    assert {listed.name: listed.problem and listed.problem.partition(" (")[0] for listed in folder.images} == {
+    assert folder.state()["unchecked"] == 0
+    assert {
+        each["name"]: each["problem"] and each["problem"].partition(" (")[0] for each in folder.state()["images"]
+    } == {
         "a.png": None,
         "b.png": "The image b.png cannot be read",
         "c.png": None,

@@ -21,16 +21,13 @@ from conformance.support.mutations import mutated
 from harness.app.results.objects import run_lengths
 from harness.app.ui import photographs, sessions
 from harness.app.ui.app import make_app
-from harness.app.ui.encodings import Encodings, Masks
-from harness.app.ui.folder import ImageFolder
+from harness.app.ui.encodings import Encodings, Masks, ModelQueue
 from harness.app.ui.guard import hosts_of
-from harness.app.ui.page import Abilities, Page
-from harness.app.ui.photographs import Photographs
-from harness.app.ui.queue import ModelQueue
-from harness.app.ui.sessions import Session, Sessions
+from harness.app.ui.photographs import ImageFolder, Photographs
+from harness.app.ui.sessions import Page, Session, Sessions
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
-from harness.runtime.sam3.coordinates import parse_boxes, parse_numbers
+from harness.runtime.sam3.prompts import parse_boxes, parse_numbers
 
 ADDRESS, SECRET = "http://127.0.0.1:8363", "0123456789abcdef"
 
@@ -64,7 +61,7 @@ def page(tmp_path: Path) -> Page:
     (tmp_path / "images" / "small.png").write_bytes(png(8, 8))
     model: Any = CoordinatesAlone()
     kept = Photographs(tmp_path / "files")
-    abilities = Abilities("model", "shallow", "llvm", "fp32", None, 16, 48, 0.5, True)
+    abilities = {"name": "model", "clicks": 16, "boxes": 48, "threshold": 0.5, "folder": True}
     return Page(
         model, abilities, ImageFolder(tmp_path / "images"), kept, Encodings(model, kept, 4), ModelQueue(), Sessions()
     )
@@ -141,7 +138,7 @@ def test_a_question_has_no_more_than_a_megabyte(page: Page) -> None:
 
 
 def test_an_upload_has_no_more_than_its_limit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.app.ui.bodies.LARGEST_UPLOAD", 2**21)
+    monkeypatch.setattr("harness.app.ui.guard.LARGEST_UPLOAD", 2**21)
 
     async def questions(client: httpx.AsyncClient, root: str) -> None:
         told = await client.put(f"{root}/photograph", content=bytes(2**21 + 1))

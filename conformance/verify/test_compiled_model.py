@@ -12,7 +12,7 @@ from conformance.support.folders import change_manifest, rewrite
 from harness.cli.main import app, exit_code
 from harness.compiler.deployment.packing import pack_model
 from harness.core.case import Case
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.verify.report import read_report

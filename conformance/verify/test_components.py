@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.case import Case
 from harness.core.outcome import Status
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.settings import Settings
 from harness.verify.report import repro_command
 from harness.verify.runner import verify_case

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.support.cpus import narrower
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.runtime.cpu import architecture, cpu_features

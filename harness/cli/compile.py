@@ -1,29 +1,16 @@
-"""Defines `sam3-tvm compile`: compiles the whole model into a folder."""
+"""Defines `sam3-tvm compile`, which takes the options of a model besides its own: compiles the model into a folder."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from harness.cli import options
 from harness.cli.console import console, print_artifact, stages
-from harness.cli.installation import require_compiler
-from harness.cli.options import (
-    BudgetOption,
-    CheckpointOption,
-    CpusOption,
-    CudaArchOption,
-    DatabaseOption,
-    PartialOption,
-    SeedOption,
-    ThreadsOption,
-    UntunedOption,
-    WeightsOption,
-    chosen_database,
-    chosen_deployable,
-    chosen_weights,
-)
 from harness.compiler.deployment.deployable import ModelOptions
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
@@ -36,7 +23,37 @@ from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
 from harness.core.settings import Settings
-from harness.models.registry import DEFAULT_MODEL
+from harness.models.registry import DEFAULT_MODEL, models
+
+
+class ModelCommand(TyperCommand):
+    """A command with `--model`, whose context's `obj` gets the `ModelOptions` of the named model, or of the default."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._own, self._options = self.params, ModelOptions
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Adds the options of the model that the arguments name, then parses them."""
+        named = [word for flag, word in pairwise(["", *args]) if flag == "--model" or word.startswith("--model=")]
+        model = models().get(named[-1].removeprefix("--model=") if named else DEFAULT_MODEL)
+        deployable = None if model is None else model.deployable
+        self._options = ModelOptions if deployable is None else deployable.options
+        self.params = [*self._own, *_parameters(self._options)]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Calls the command with the values of its own options."""
+        added = {parameter.name for parameter in self.params} - {parameter.name for parameter in self._own}
+        ctx.obj = self._options(**{name: ctx.params.pop(name) for name in added})
+        return super().invoke(ctx)
+
+
+def _parameters(model_options: type[ModelOptions]) -> list[Any]:
+    """Returns a model's options as parameters of a command."""
+    app = typer.Typer(add_completion=False)
+    app.command()(model_options)
+    return list(typer.main.get_command(app).params)
 
 
 def compile_(
@@ -49,22 +66,21 @@ def compile_(
         str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products; fp16 on GPUs only.")
     ] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help=f"{', '.join(FRONTENDS)}: what imports the model.")] = DEFAULT_FRONTEND,
-    budget: BudgetOption = None,
+    budget: options.BudgetOption = None,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
-    checkpoint: CheckpointOption = None,
-    allow_partial: PartialOption = False,
-    seed: SeedOption = 0,
-    weights: WeightsOption = None,
-    db: DatabaseOption = None,
-    untuned: UntunedOption = False,
-    cpu: CpusOption = None,
-    cuda_arch: CudaArchOption = None,
-    threads: ThreadsOption = None,
+    checkpoint: options.CheckpointOption = None,
+    allow_partial: options.PartialOption = False,
+    seed: options.SeedOption = 0,
+    weights: options.WeightsOption = None,
+    db: options.DatabaseOption = None,
+    untuned: options.UntunedOption = False,
+    cpu: options.CpusOption = None,
+    cuda_arch: options.CudaArchOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
-    require_compiler()
-    from harness.compiler.deployment.compiling import compile_model
-    from harness.compiler.deployment.variants import check_variants
+    options.require_compiler()
+    from harness.compiler.deployment.compiling import check_variants, compile_model
     from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
@@ -80,8 +96,8 @@ def compile_(
     if len(cpus) > 1:
         check_variants(target, cpus)
     tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
-    deployable = chosen_deployable(model)
-    (distribution,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    deployable = options.chosen_deployable(model)
+    (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, distribution)
     budgets = read_budgets(budget or ())
     for file, item in budgets.items():
@@ -91,12 +107,12 @@ def compile_(
     processors = Processors(first_cpu, cuda_arch)
     settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
     given: ModelOptions = context.obj
-    options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
+    model_options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
     with stages(f"Compiling for {target}") as on_stage:
         float32 = NO_GROUPS.union(*(item.float32 for item in budgets.values()))
-        manifest = compile_model(deployable, case, out, settings, options, schedules, on_stage, float32, variants)
-    print_artifact(out, manifest, options.summary())
+        manifest = compile_model(deployable, case, out, settings, model_options, schedules, on_stage, float32, variants)
+    print_artifact(out, manifest, model_options.summary())
 
 
 def _schedules(target: str, processors: Processors, db: Path | None, untuned: bool) -> ChosenSchedules:
-    return database.choose_schedules(chosen_database(db, untuned, {target}, processors), target, processors)
+    return database.choose_schedules(options.chosen_database(db, untuned, {target}, processors), target, processors)

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from harness.runtime.manifest import Manifest
-from harness.runtime.variants import is_for_several, read_variants
+from harness.runtime.manifest import Manifest, is_for_several, read_variants
 
 console = Console(markup=False)
 """Prints text without markup, because names of files may have brackets."""
@@ -56,6 +55,13 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:.2f} {self._unit}/s")
+
+
+@contextmanager
+def running_stage(title: str) -> Iterator[Callable[[str], None]]:
+    """Shows a title and the running stage, which the yielded function takes."""
+    with console.status(title) as status:
+        yield lambda stage: status.update(f"{title} {stage}")
 
 
 @contextmanager

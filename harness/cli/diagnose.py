@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, print_sentence
-from harness.cli.installation import require_compiler
-from harness.cli.options import (
-    BudgetOption,
-    CheckpointOption,
-    CpuOption,
-    DatabaseOption,
-    PartialOption,
-    SeedOption,
-    ThreadsOption,
-    UntunedOption,
-    WeightsOption,
-    chosen_database,
-    chosen_groups,
-    chosen_weights,
-)
+from harness.cli import options
+from harness.cli.console import console, print_sentence, running_stage
 from harness.compiler.targets import HOST
-from harness.core.budget import NO_GROUPS, Groups
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.budget import NO_GROUPS
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Scale
 from harness.core.files import check_writable
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.core.settings import Settings
 from harness.models.selection import select
-
-if TYPE_CHECKING:
-    from harness.verify.diagnose.diagnosis import Diagnosis
 
 NOT_REPRODUCED = 3
 """Exit code if a kernel diverges, and no smaller program reproduces that."""
@@ -56,41 +38,47 @@ def diagnose(
     reproduce: Annotated[
         Path | None, typer.Option(help="New folder that shows the first divergent kernel with TVM alone.")
     ] = None,
-    budget: BudgetOption = None,
-    seed: SeedOption = 0,
-    weights: WeightsOption = None,
-    checkpoint: CheckpointOption = None,
-    allow_partial: PartialOption = False,
-    db: DatabaseOption = None,
-    untuned: UntunedOption = False,
-    cpu: CpuOption = None,
-    threads: ThreadsOption = None,
+    budget: options.BudgetOption = None,
+    seed: options.SeedOption = 0,
+    weights: options.WeightsOption = None,
+    checkpoint: options.CheckpointOption = None,
+    allow_partial: options.PartialOption = False,
+    db: options.DatabaseOption = None,
+    untuned: options.UntunedOption = False,
+    cpu: options.CpuOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Compare every kernel with PyTorch and float64, and name the first that diverges.
 
     Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output exceeds the limits, or memory is reused too
     early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
-    require_compiler()
+    options.require_compiler()
+    from harness.core.expectations import expectation_for
     from harness.core.processes.threads import configure_threads
     from harness.verify.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
+    from harness.verify.runner import diagnose_case, expectations
 
     configure_threads(threads)
-    distributions = chosen_weights((weights,) if weights else (), checkpoint)
+    distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), distributions)
-    float32 = chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget or (), cases)
     if reproduce is not None:
         check_folder(reproduce, len(cases))
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu)
-    database = chosen_database(db, untuned, {target}, processors)
+    database = options.chosen_database(db, untuned, {target}, processors)
     settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     diagnoses = []
     for case in cases:
-        diagnoses.append(_diagnose(case, settings, output, reproduce is not None, float32))
-        console.print(render(diagnoses[-1], show_all))
-        print_sentence(summary(diagnoses[-1]))
+        settings = replace(settings, expectation=expectation_for(case, expectations()))
+        groups = float32.get(case.component, NO_GROUPS)
+        with running_stage(case.id) as on_stage:
+            diagnosis = diagnose_case(case, settings, output, on_stage, reproduce=reproduce is not None, float32=groups)
+        console.print(render(diagnosis, show_all))
+        print_sentence(summary(diagnosis))
+        diagnoses.append(diagnosis)
     if json_file is not None:
         write_json(diagnoses, json_file)
     if reproduce is not None:
@@ -100,21 +88,3 @@ def diagnose(
             raise typer.Exit(NOT_REPRODUCED)
     if any(diagnosis.faulty for diagnosis in diagnoses):
         raise typer.Exit(1)
-
-
-def _diagnose(
-    case: Case, settings: Settings, output: str | None, reproduce: bool, float32: Mapping[str, Groups]
-) -> Diagnosis:
-    from harness.core.expectations import expectation_for
-    from harness.verify.runner import diagnose_case, expectations
-
-    settings = replace(settings, expectation=expectation_for(case, expectations()))
-    with console.status(case.id) as status:
-        return diagnose_case(
-            case,
-            settings,
-            output,
-            lambda stage: status.update(f"{case.id} {stage}"),
-            reproduce=reproduce,
-            float32=float32.get(case.component, NO_GROUPS),
-        )

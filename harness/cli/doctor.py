@@ -9,17 +9,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli import options
 from harness.cli.console import console
-from harness.cli.options import CpuOption, CudaArchOption, ThreadsOption
 from harness.core.processors import Processors
 
 if TYPE_CHECKING:
-    from harness.compiler.doctor import Finding
+    from harness.compiler.doctor.diagnosis import Finding
 
 
-def doctor(cpu: CpuOption = None, cuda_arch: CudaArchOption = None, threads: ThreadsOption = None) -> None:
+def doctor(
+    cpu: options.CpuOption = None, cuda_arch: options.CudaArchOption = None, threads: options.ThreadsOption = None
+) -> None:
     """Tell what this machine can compile and run, and name known-bad versions with the fix."""
-    from harness.compiler.doctor import diagnose
+    from harness.compiler.doctor.diagnosis import diagnose
     from harness.core.processes.threads import choose_threads
 
     choose_threads(threads)

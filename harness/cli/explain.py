@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from harness.cli.console import console, print_sentence
-from harness.cli.installation import require_compiler
-from harness.cli.options import (
-    BudgetOption,
-    CpuOption,
-    CudaArchOption,
-    DatabaseOption,
-    ThreadsOption,
-    UntunedOption,
-    WeightsOption,
-    chosen_database,
-    chosen_groups,
-    chosen_weights,
-)
+from harness.cli import options
+from harness.cli.console import console, print_sentence, running_stage
 from harness.compiler.targets import HOST
-from harness.core.budget import NO_GROUPS, Groups
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.budget import NO_GROUPS
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Scale
 from harness.core.files import check_writable
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.models.selection import select
-
-if TYPE_CHECKING:
-    from harness.verify.explain import Explanation
 
 
 def explain(
@@ -42,27 +27,28 @@ def explain(
     scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.SHALLOW.value,
     precision: Annotated[str, typer.Option(help="Precision to lower in.")] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help="Frontend to import through.")] = DEFAULT_FRONTEND,
-    budget: BudgetOption = None,
-    weights: WeightsOption = None,
+    budget: options.BudgetOption = None,
+    weights: options.WeightsOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
     ] = None,
-    db: DatabaseOption = None,
-    untuned: UntunedOption = False,
-    cpu: CpuOption = None,
-    cuda_arch: CudaArchOption = None,
-    threads: ThreadsOption = None,
+    db: options.DatabaseOption = None,
+    untuned: options.UntunedOption = False,
+    cpu: options.CpuOption = None,
+    cuda_arch: options.CudaArchOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Show how each operator is lowered: to a kernel, to scheduled loops, or to TVM's default.
 
     The command exports, imports and lowers each component for its main inputs; nothing is run.
     """
-    require_compiler()
+    options.require_compiler()
     from harness.core.processes.threads import configure_threads
     from harness.verify.explain import ADVICE, render, summary, write_json
+    from harness.verify.explain import explain as explain_case
 
     configure_threads(threads)
-    distributions = chosen_weights((weights,) if weights else (), None)
+    distributions = options.chosen_weights((weights,) if weights else (), None)
     cases = select(
         component or (),
         strategy or (DEFAULT_STRATEGY,),
@@ -72,22 +58,17 @@ def explain(
         frontends=(frontend,),
         weights=distributions,
     )
-    float32 = chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget or (), cases)
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
     processors = Processors(cpu, cuda_arch)
-    database = chosen_database(db, untuned, {target}, processors)
+    database = options.chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
-        explanations.append(_explain(case, database, processors, float32.get(case.component, NO_GROUPS)))
-        console.print(render(explanations[-1]))
-        print_sentence(summary(explanations[-1]))
+        with running_stage(case.id) as on_stage:
+            explanation = explain_case(case, on_stage, database, processors, float32.get(case.component, NO_GROUPS))
+        console.print(render(explanation))
+        print_sentence(summary(explanation))
+        explanations.append(explanation)
     if json_file is not None:
         write_json(explanations, json_file)
-
-
-def _explain(case: Case, database: Path | None, processors: Processors, float32: Groups) -> Explanation:
-    from harness.verify.explain import explain as explain_case
-
-    with console.status(case.id) as status:
-        return explain_case(case, lambda stage: status.update(f"{case.id} {stage}"), database, processors, float32)

@@ -11,9 +11,8 @@ from harness.cli.console import console
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import TARGETS
-from harness.core.case import DEFAULT_STRATEGY, Scale
+from harness.core.case import DEFAULT_STRATEGY, Scale, Weights
 from harness.core.precision import PRECISIONS
-from harness.core.weights import Weights
 from harness.models.registry import subjects
 from harness.models.selection import strategies_of
 

@@ -13,13 +13,12 @@ import typer
 
 from harness import __version__
 from harness.cli.budget import budget_command
-from harness.cli.compile import compile_
+from harness.cli.compile import ModelCommand, compile_
 from harness.cli.console import console, print_error
 from harness.cli.diagnose import diagnose
 from harness.cli.doctor import doctor
 from harness.cli.explain import explain
 from harness.cli.list import list_
-from harness.cli.model_command import ModelCommand
 from harness.cli.pack import pack
 from harness.cli.report import report
 from harness.cli.segment import segment

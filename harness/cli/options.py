@@ -1,9 +1,10 @@
-"""Defines options that several commands share, and reads their values."""
+"""Defines options that several commands share, reads their values, and checks that the compiler is installed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,14 +15,31 @@ from harness.compiler.deployment.deployable import Deployable
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups, read_budgets
-from harness.core.case import Case
+from harness.core.case import WEIGHTS, Case, Weights
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
-from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import models, subjects
+
+COMPILES = ("tvm", "torch", "sam3")
+"""Modules that compiling and verifying need, all from the extra `verify`."""
+
+
+def require_compiler() -> None:
+    """Checks that this installation can compile and verify.
+
+    Raises:
+        HarnessError: This is the base installation.
+    """
+    modules = [name for name in COMPILES if find_spec(name) is None]
+    if modules:
+        names = " and ".join(filter(None, [", ".join(modules[:-1]), modules[-1]]))
+        raise HarnessError(
+            f"{names} {'is' if len(modules) == 1 else 'are'} not installed: this installation runs compiled models; "
+            "to compile and verify them, pip install 'sam3-tvm[verify]'"
+        )
 
 
 def check_number(value: float | None) -> float | None:

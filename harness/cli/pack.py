@@ -7,37 +7,28 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_artifact, stages
-from harness.cli.installation import require_compiler
-from harness.cli.options import (
-    CheckpointOption,
-    PartialOption,
-    SeedOption,
-    ThreadsOption,
-    WeightsOption,
-    chosen_deployable,
-    chosen_weights,
-)
 from harness.core.settings import Settings
-from harness.runtime.variants import read_any_manifest
+from harness.runtime.manifest import read_any_manifest
 
 
 def pack(
     into: Annotated[Path, typer.Option(help="Compiled model that gets other weights.")],
-    checkpoint: CheckpointOption = None,
-    allow_partial: PartialOption = False,
-    seed: SeedOption = 0,
-    weights: WeightsOption = None,
-    threads: ThreadsOption = None,
+    checkpoint: options.CheckpointOption = None,
+    allow_partial: options.PartialOption = False,
+    seed: options.SeedOption = 0,
+    weights: options.WeightsOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
-    require_compiler()
+    options.require_compiler()
     from harness.compiler.deployment.packing import pack_model
     from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
-    deployable = chosen_deployable(read_any_manifest(into).model)
-    (distribution,) = chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    deployable = options.chosen_deployable(read_any_manifest(into).model)
+    (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
         manifest = pack_model(deployable, into, settings, seed, on_stage, distribution)

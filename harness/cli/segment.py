@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_error
-from harness.cli.options import RemoteOption, ThreadsOption
 from harness.core.errors import HarnessError
-from harness.core.remote import Remote
+from harness.core.processors import Remote
 
 if TYPE_CHECKING:
     from harness.runtime import ObjectPrompt, Prompt
 
 DEFAULT_MODEL = Path("dist/sam3-llvm")
+
+FolderOption = Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")]
+ClickOption = Annotated[
+    list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
+]
+ClickOutOption = Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")]
+ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")]
 
 
 def segment(
@@ -29,21 +36,18 @@ def segment(
         Path | None, typer.Option(exists=True, dir_okay=False, help="File of noun phrases to look for, one a line.")
     ] = None,
     box: Annotated[
-        list[str] | None,
-        typer.Option(help="One of what to look for is here: x0,y0,x1,y1 in pixels; repeatable."),
+        list[str] | None, typer.Option(help="One of what to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
     ] = None,
     negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
     point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
     negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
-    click: Annotated[
-        list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
-    ] = None,
-    click_out: Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")] = None,
-    click_box: Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    click: ClickOption = None,
+    click_out: ClickOutOption = None,
+    click_box: ClickBoxOption = None,
+    model: FolderOption = None,
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
-    threads: ThreadsOption = None,
-    remote: RemoteOption = None,
+    threads: options.ThreadsOption = None,
+    remote: options.RemoteOption = None,
 ) -> None:
     """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 
@@ -51,10 +55,10 @@ def segment(
 
     Exit code 0: all images were done. 1: some were not. 2: wrong usage or environment.
     """
-    from harness.app.segment import Job, failures, find_images
+    from harness.app.segment.job import Job, failures, find_images
     from harness.cli.segment_display import run_job
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
     geometry = (box or (), negative_box or (), point or (), negative_point or ())

@@ -13,7 +13,7 @@ from harness.app.segment.job import Job, Result, SegmentedImage, run
 from harness.cli.console import console, print_sentence, progress
 from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
-from harness.core.remote import Remote
+from harness.core.processors import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
 

@@ -33,8 +33,8 @@ def serve_device(
     TVM's RPC server lets every client run any code here as this user. So it listens on loopback alone, and other
     machines reach it through an SSH tunnel, see docs/REMOTE.md.
     """
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
 
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} USER@{platform.node()}"
     if not is_loopback(host):

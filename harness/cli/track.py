@@ -8,9 +8,17 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_sentence, progress
-from harness.cli.options import ThreadsOption
-from harness.cli.segment import choose_model, make_object_prompt, parse_numbers
+from harness.cli.segment import (
+    ClickBoxOption,
+    ClickOption,
+    ClickOutOption,
+    FolderOption,
+    choose_model,
+    make_object_prompt,
+    parse_numbers,
+)
 from harness.core.errors import HarnessError
 
 
@@ -19,15 +27,13 @@ def track(
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
     text: Annotated[list[str] | None, typer.Option(help="What to track: a noun phrase; repeatable.")] = None,
     box: Annotated[str | None, typer.Option(help="An example of what to track: x0,y0,x1,y1 in pixels.")] = None,
-    click: Annotated[
-        list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
-    ] = None,
-    click_out: Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")] = None,
-    click_box: Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")] = None,
+    click: ClickOption = None,
+    click_out: ClickOutOption = None,
+    click_box: ClickBoxOption = None,
     frame: Annotated[int, typer.Option(min=0, help="Frame of boxes and clicks, where tracking begins.")] = 0,
-    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    model: FolderOption = None,
     no_overlay: Annotated[bool, typer.Option("--no-overlay", help="Write no video, which needs PyAV.")] = False,
-    threads: ThreadsOption = None,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Track objects named by texts, a box or clicks through a video: overlay, masks, data set in COCO's format, table.
 
@@ -42,8 +48,8 @@ def track(
         raise HarnessError("Nothing is asked; give --text, --box or both, or --click.")
     from harness.app.track.job import Job, run
     from harness.cli.loading import load_model, warn_if_untrained
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
 
     corners = None if box is None else parse_numbers("--box", "x0,y0,x1,y1", box)
     job = Job(video, text or [], corners, object_prompt, frame, out, not no_overlay)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import console, print_sentence, progress
-from harness.cli.installation import require_compiler
-from harness.cli.options import BudgetOption, CpuOption, ThreadsOption, check_number, chosen_groups
+from harness.cli import options
+from harness.cli.console import print_sentence, progress, running_stage
 from harness.compiler.targets import HOST
 from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, Groups
@@ -36,22 +35,23 @@ def tune(
     component: Annotated[list[str] | None, typer.Option(help="Component; repeat for several. Default: all.")] = None,
     scale: Annotated[str, typer.Option(help="shallow or full: how often each kernel counts.")] = Scale.SHALLOW.value,
     precision: Annotated[str, typer.Option(help="Precision of what is tuned.")] = DEFAULT_PRECISION,
-    budget: BudgetOption = None,
+    budget: options.BudgetOption = None,
     minutes: Annotated[
-        float | None, typer.Option(callback=check_number, help="When to stop. Default: 10, or when --trials says so.")
+        float | None,
+        typer.Option(callback=options.check_number, help="When to stop. Default: 10, or when --trials says so."),
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Schedules to try at most.")] = None,
     db: Annotated[
         Path | None, typer.Option(help="Folder of the database. Default: this machine's in fixtures/tuned.")
     ] = None,
-    threads: ThreadsOption = None,
-    cpu: CpuOption = None,
+    threads: options.ThreadsOption = None,
+    cpu: options.CpuOption = None,
 ) -> None:
     """Search for better schedules, and store them in a database that verify and compile use.
 
     Ctrl-C stops the search; the same command continues it.
     """
-    require_compiler()
+    options.require_compiler()
     from harness.core.processes.threads import configure_threads
     from harness.tuning.search import search
 
@@ -63,7 +63,7 @@ def tune(
         if name in subjects() and subjects()[name].whole:
             raise HarnessError(f"{name} is no component: tune the components that it is made of")
     cases = select(component or (), (DEFAULT_STRATEGY,), (HOST.name,), (scale,), precisions=(precision,))
-    float32 = chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget or (), cases)
     folder = db or database.TUNED / database.current_conditions(HOST.name, processors).tag
     make_folder(folder, advice=database.ADVICE)
     records = database.Database(folder, HOST.name)
@@ -107,13 +107,9 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     Raises:
         HarnessError: The component cannot be imported.
     """
-    from harness.core.processes import run_isolated
+    from harness.core.processes.call import run_isolated
 
-    with console.status(case.id) as status:
-        result = run_isolated(
-            "harness.tuning.kernels:count_workloads",
-            (case, processors, float32),
-            on_stage=lambda stage: status.update(f"{case.id} {stage}"),
-        )
+    with running_stage(case.id) as on_stage:
+        result = run_isolated("harness.tuning.kernels:count_workloads", (case, processors, float32), on_stage=on_stage)
     counts: Counter[Workload] = result.require(f"cannot tune {case.component}")
     return counts

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import print_sentence
-from harness.cli.options import ThreadsOption
-from harness.cli.segment import choose_model
+from harness.cli.segment import FolderOption, choose_model
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
 
@@ -22,30 +22,26 @@ LOOPBACK = "127.0.0.1"
 
 
 def ui(
-    model: Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")] = None,
+    model: FolderOption = None,
     images: Annotated[Path | None, typer.Option(help="Folder of images to choose from, besides uploads.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; who reaches it needs the printed token.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
-    keep: Annotated[
-        int,
-        typer.Option(min=1, help="Encoded photographs to keep in memory, 160 MB each."),
-    ] = 4,
-    threads: ThreadsOption = None,
+    keep: Annotated[int, typer.Option(min=1, help="Encoded photographs to keep in memory, 160 MB each.")] = 4,
+    threads: options.ThreadsOption = None,
 ) -> None:
     """Serve a page on this machine until Ctrl-C: click on a photograph or type texts, see masks, download them.
 
     Nothing leaves this machine, and no other machine reaches the page unless --host allows it.
     """
     require_server()
-    from harness.app.ui.app import make_app
-    from harness.app.ui.folder import ImageFolder
+    from harness.app.ui.app import listen, make_app, serve, url_of
     from harness.app.ui.guard import TOKEN, hosts_of
-    from harness.app.ui.page import make_page
-    from harness.app.ui.serving import listen, serve, url_of
+    from harness.app.ui.photographs import ImageFolder
+    from harness.app.ui.sessions import make_page
     from harness.cli.loading import load_model, untrained_warning, warn_if_untrained
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.core.processes.torch_free import hide_torch
-    from harness.runtime.variants import read_any_manifest
+    from harness.runtime.manifest import read_any_manifest
 
     folder = choose_model(model)
     manifest = read_any_manifest(folder)

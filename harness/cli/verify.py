@@ -9,24 +9,8 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import options
 from harness.cli.console import console, print_sentence
-from harness.cli.installation import require_compiler
-from harness.cli.options import (
-    WEIGHTS_HELP,
-    BudgetOption,
-    CheckpointOption,
-    CpuOption,
-    CudaArchOption,
-    DatabaseOption,
-    PartialOption,
-    RemoteOption,
-    SeedOption,
-    ThreadsOption,
-    UntunedOption,
-    chosen_database,
-    chosen_groups,
-    chosen_weights,
-)
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.targets import HOST, TARGETS
 from harness.compiler.tuned import database
@@ -36,12 +20,10 @@ from harness.core.errors import HarnessError
 from harness.core.files import make_folder
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.processors import Processors
-from harness.core.remote import Remote
+from harness.core.processors import Processors, Remote
 from harness.models.registry import models, subjects
 from harness.models.selection import select
-from harness.runtime.manifest import Manifest
-from harness.runtime.variants import read_any_manifest
+from harness.runtime.manifest import Manifest, read_any_manifest
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
 """Time limits of a case and of a slow subject's case, in seconds: PyTorch's side of the slowest takes above
@@ -62,10 +44,10 @@ def verify(
     frontend: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(FRONTENDS)}; repeatable. Default: {DEFAULT_FRONTEND}.")
     ] = None,
-    seed: SeedOption = 0,
-    weights: Annotated[list[str] | None, typer.Option(help=f"{WEIGHTS_HELP} Repeatable.")] = None,
-    checkpoint: CheckpointOption = None,
-    allow_partial: PartialOption = False,
+    seed: options.SeedOption = 0,
+    weights: Annotated[list[str] | None, typer.Option(help=f"{options.WEIGHTS_HELP} Repeatable.")] = None,
+    checkpoint: options.CheckpointOption = None,
+    allow_partial: options.PartialOption = False,
     image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
     model: Annotated[
         Path | None,
@@ -83,7 +65,7 @@ def verify(
         ),
     ] = None,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
-    threads: ThreadsOption = None,
+    threads: options.ThreadsOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
@@ -95,22 +77,21 @@ def verify(
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
     emulate: Annotated[
-        bool,
-        typer.Option("--emulate", help="Run GPU kernels and code for AMX on a CPU without: minutes each."),
+        bool, typer.Option("--emulate", help="Run GPU kernels and code for AMX on a CPU without: minutes each.")
     ] = False,
-    budget: BudgetOption = None,
-    db: DatabaseOption = None,
-    untuned: UntunedOption = False,
-    cpu: CpuOption = None,
-    cuda_arch: CudaArchOption = None,
-    remote: RemoteOption = None,
+    budget: options.BudgetOption = None,
+    db: options.DatabaseOption = None,
+    untuned: options.UntunedOption = False,
+    cpu: options.CpuOption = None,
+    cuda_arch: options.CudaArchOption = None,
+    remote: options.RemoteOption = None,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
     Exit code 0: every outcome is as expected; cases that no device here can run were compiled. 1: an outcome is not as
     expected, a required target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
-    require_compiler()
+    options.require_compiler()
     from harness.compiler.deployment.describing import read_seed
     from harness.compiler.execution.remote.client import describe_remote
     from harness.core.machine import describe_machine, versions
@@ -143,7 +124,7 @@ def verify(
         seed if manifest is None else seed or read_seed(manifest),
         precision or (DEFAULT_PRECISION if manifest is None else manifest.precision,),
         frontend or (DEFAULT_FRONTEND if manifest is None else manifest.frontend,),
-        chosen_weights(weights or (), checkpoint),
+        options.chosen_weights(weights or (), checkpoint),
     )
     if manifest is not None and (
         component_case := next((case for case in cases if not subjects()[case.component].whole), None)
@@ -151,7 +132,7 @@ def verify(
         raise HarnessError(
             f"--model judges whole models, and {component_case.component} is a component: leave one of them out"
         )
-    float32 = chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget or (), cases)
     required = _required_targets(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
     seconds = time_limit(timeout, cases)
@@ -167,7 +148,9 @@ def verify(
         for name in dict.fromkeys(case.target for case in cases):
             if problem := description.problem(name, processors):
                 raise HarnessError(problem)
-    database_folder = None if model else chosen_database(db, untuned, {case.target for case in cases}, processors)
+    database_folder = (
+        None if model else options.chosen_database(db, untuned, {case.target for case in cases}, processors)
+    )
     settings = Settings(
         checkpoint,
         allow_partial,
@@ -202,10 +185,7 @@ def verify(
             yield result
 
     results = show_progress(
-        console,
-        cases,
-        run,
-        lambda finished: write_report(finished, machine, package_versions, report, flags=flags),
+        console, cases, run, lambda finished: write_report(finished, machine, package_versions, report, flags=flags)
     )
     for result in results:
         if sentence := diagnosis_sentence(result):
@@ -230,11 +210,11 @@ def _default_subjects(folder: Path | None, manifest: Manifest | None) -> tuple[s
         return tuple(quick)
     model, found = models().get(manifest.model), ""
     if model is not None and model.deployable is not None:
-        options = model.deployable.options.read(folder, manifest)
+        model_options = model.deployable.options.read(folder, manifest)
         whole = {name: subject for name, subject in quick.items() if subject.whole and subject.model == model.name}
-        if answerable := tuple(name for name, subject in whole.items() if options.includes(subject.options)):
+        if answerable := tuple(name for name, subject in whole.items() if model_options.includes(subject.options)):
             return answerable
-        found = f": {options}" if whole else ""
+        found = f": {model_options}" if whole else ""
     raise HarnessError(f"No question of a whole model can be asked of this one, {manifest.model}{found}.")
 
 

@@ -1,4 +1,4 @@
-"""Defines the case, the unit of verification.
+"""Defines the case, the unit of verification, and the distributions that weights are drawn from without a checkpoint.
 
 A case is one subject × strategy × target × scale × seed × precision × frontend × weights.
 """
@@ -10,7 +10,23 @@ from enum import StrEnum
 from typing import Any
 
 from harness.core.precision import DEFAULT_PRECISION
-from harness.core.weights import Weights
+
+
+class Weights(StrEnum):
+    """The statistics of drawn weights: even, or with the outliers of trained weights."""
+
+    SEEDED = "seeded"
+    OUTLIERS = "outliers"
+
+    @property
+    def ill_conditioned(self) -> bool:
+        """Returns whether PyTorch fp32 itself may leave the strict gate, so that the oracle decides."""
+        return self is Weights.OUTLIERS
+
+
+WEIGHTS = tuple(kind.value for kind in Weights)
+"""Names of all distributions."""
+
 
 DEFAULT_STRATEGY = "real"
 """The strategy that applies to every subject, with or without rotary position encoding."""

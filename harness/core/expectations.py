@@ -44,11 +44,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from harness.core.case import DEFAULT_FRONTEND
+from harness.core.case import DEFAULT_FRONTEND, Weights
 from harness.core.errors import HarnessError
 from harness.core.outcome import Outcome, Stage, Status, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.weights import Weights
 from harness.runtime.decoding import convert
 
 if TYPE_CHECKING:

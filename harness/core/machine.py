@@ -10,25 +10,18 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from harness.core.processes.threads import thread_count, thread_count_reason
 from harness.runtime.cores import cores
 from harness.runtime.cpu import cpu_model
-from harness.runtime.system import ROOT, read_text
+from harness.runtime.system import ROOT, read_text, sysctl
 from harness.runtime.threads import cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PACKAGES = (
-    "sam3-tvm",
-    "sam3",
-    "apache-tvm",
-    "apache-tvm-ffi",
-    "torch",
-    "torchvision",
-    "numpy",
-    "safetensors",
-    "pillow",
-    "open_clip_torch",
+    *("sam3-tvm", "sam3", "apache-tvm", "apache-tvm-ffi", "torch", "torchvision"),
+    *("numpy", "safetensors", "pillow", "open_clip_torch"),
 )
 
 # Features by which PyTorch and LLVM choose kernels, in the spelling of Linux and macOS.
@@ -75,10 +68,10 @@ def control_group(cpuset: frozenset[int] | None, quota: float | None) -> str:
     return time if cpuset is None else f"{time}, {len(cpuset)} CPUs allowed"
 
 
-def versions() -> dict[str, str | None]:
-    """Returns the installed version of every package that can change a result; None if it is not installed."""
+def versions(names: Sequence[str] = _PACKAGES) -> dict[str, str | None]:
+    """Returns the installed versions of packages, by default those that can change a result; None if not installed."""
     installed: dict[str, str | None] = {}
-    for name in _PACKAGES:
+    for name in names:
         try:
             installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -91,8 +84,7 @@ def _features() -> list[str]:
     if match:
         names = match.group(1).split()
     elif platform.system() == "Darwin":
-        listing = _run(["sysctl", "hw.optional"]) or ""
-        names = [name.split(".")[-1] for name in re.findall(r"^hw\.optional\.(\S+): 1$", listing, re.M)]
+        names = [name.split(".")[-1] for name in re.findall(r"^hw\.optional\.(\S+): 1$", sysctl("hw.optional"), re.M)]
     else:
         names = []
     return sorted({name for name in names if _FEATURES.match(name)})
@@ -100,16 +92,20 @@ def _features() -> list[str]:
 
 def _gpus() -> list[str]:
     """Returns the names of the NVIDIA GPUs, as nvidia-smi prints them."""
-    listing = _run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    return listing.splitlines() if listing else []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return process.stdout.strip().splitlines()
 
 
 def _memory_bytes() -> int | None:
     match = re.search(r"^MemTotal:\s*(\d+) kB$", read_text(ROOT / "proc/meminfo"), re.M)
     if match:
         return int(match.group(1)) * 1024
-    size = _sysctl("hw.memsize")
-    return int(size) if size and size.isdigit() else None
+    size = sysctl("-n", "hw.memsize")
+    return int(size) if size.isdigit() else None
 
 
 def _cgroup_memory_bytes() -> int | None:
@@ -121,15 +117,3 @@ def _cgroup_memory_bytes() -> int | None:
     except ValueError:
         return None
     return limit if limit < 1 << 60 else None  # version 1 writes a huge number for "no limit"
-
-
-def _sysctl(name: str) -> str | None:
-    return _run(["sysctl", "-n", name]) if platform.system() == "Darwin" else None
-
-
-def _run(command: list[str]) -> str | None:
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return process.stdout.strip() or None

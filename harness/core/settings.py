@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.processors import THIS_MACHINE, Processors
-from harness.core.remote import Remote
+from harness.core.processors import THIS_MACHINE, Processors, Remote
 
 if TYPE_CHECKING:
     from harness.core.expectations import Expectation

@@ -8,11 +8,10 @@ from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.compiler.targets import TARGETS, check_precisions
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, WEIGHTS, Case, Scale, Weights
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.weights import WEIGHTS, Weights
 from harness.models.registry import subjects
 
 

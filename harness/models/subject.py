@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from harness.compiler.deployment.deployable import ModelOptions
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.core.weights import Weights
 
 if TYPE_CHECKING:
     from harness.compiler.execution.run import Run

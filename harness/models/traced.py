@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.expectations import Expectation
-from harness.core.outcome import Verdict, VerdictKind
+from harness.core.outcome import Progress, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Trace
-from harness.core.progress import Progress
-from harness.core.weights import Weights
 from harness.parity.cache import load_outputs, save_outputs, saved_folder
 from harness.parity.distribution import add_distributions
 from harness.parity.monte_carlo import (

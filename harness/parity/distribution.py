@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.core.distribution import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture
-from harness.core.outcome import Verdict
+from harness.core.outcome import BINS, CELLS, EDGES, MASKS, PIXELS, Distribution, MaskPicture, Verdict
 from harness.core.program import Array
 from harness.parity import metrics
 

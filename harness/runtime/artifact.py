@@ -14,21 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.checking import check_files
 from harness.runtime.devices import DEVICES, architecture_problem, compute_version, open_device, to_device, to_numpy
 from harness.runtime.errors import ModelError
 from harness.runtime.loading import LoadError, VirtualMachine, check_header, load_library
-from harness.runtime.manifest import (
-    LIBRARY,
-    ArtifactError,
-    Entry,
-    Manifest,
-    TensorSpec,
-    read_manifest,
-    weights_file,
-)
+from harness.runtime.manifest import LIBRARY, ArtifactError, Entry, Manifest, TensorSpec, read_manifest, weights_file
 from harness.runtime.preparing import prepared
-from harness.runtime.weights import MappedWeights
+from harness.runtime.weights import MappedWeights, check_files
 
 if TYPE_CHECKING:
     import tvm_ffi

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 DEVICES = {"llvm": "cpu", "cuda": "cuda", "metal": "metal"}
 """TVM's names of the devices that run a target's code."""
 
-_MISSING = {
-    "cuda": "there is no NVIDIA driver on this machine",
-    "metal": "Metal is there on Macs only",
-}
+_MISSING = {"cuda": "there is no NVIDIA driver on this machine", "metal": "Metal is there on Macs only"}
 _REMEDY = "run it where there is one, or compile for llvm"
 _EXISTS, _COMPUTE_VERSION = 0, 4
 """`DeviceAttrKind` of TVM's runtime."""
@@ -171,7 +168,8 @@ def to_device(value: npt.NDArray[Any], device: tvm_ffi.Device, dtype: str | None
     if device.type == "cpu" and dtype == value.dtype.name:
         return tvm_ffi.from_dlpack(aligned(value))
     value = np.ascontiguousarray(value)
-    tensor = _allocated(value.shape, dtype, device)
+    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+    tensor = allocate(tvm_ffi.Shape(value.shape), tvm_ffi.dtype(dtype), device, None)
     if value.nbytes:
         copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")
         copy(tensor, ctypes.c_void_p(value.ctypes.data), value.nbytes)
@@ -192,10 +190,3 @@ def to_numpy(tensor: Any) -> npt.NDArray[Any]:
         copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyToBytes")
         copy(tensor, ctypes.c_void_p(array.ctypes.data), array.nbytes)
     return array
-
-
-def _allocated(shape: Sequence[int], dtype: str, device: tvm_ffi.Device) -> Any:
-    import tvm_ffi
-
-    allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
-    return allocate(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), device, None)

@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, this_platform
+from harness.runtime.cpu import MATRIX_UNIT, common_cpu, cpu_features, cpu_model, matrix_unit_problem, this_platform
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, read_manifest
-from harness.runtime.matrix_unit import matrix_unit_problem
 from harness.runtime.threads import use_default_threads
 
 if TYPE_CHECKING:
@@ -227,31 +226,22 @@ def check_header(library: Path) -> None:
     Raises:
         LoadError: There is no such library, or it is for another system or kind of processor.
     """
-    problem = header_problem(library)
-    if problem:
-        raise LoadError(problem)
-
-
-def header_problem(library: Path) -> str | None:
-    """Returns why this system cannot load the file as a library, from its first bytes; None if it can."""
     try:
         with library.open("rb") as file:
             header = file.read(_HEADER_BYTES)
             size = file.seek(0, os.SEEK_END)
     except OSError as error:
-        return f"{library} cannot be read ({error.strerror}): give the library that was compiled"
-    origin = _origin(header)
+        raise LoadError(f"{library} cannot be read ({error.strerror}): give the library that was compiled") from error
+    origin, host = _origin(header), this_platform()
     if origin is None:
-        return f"{library} is not a compiled library: give the file that was compiled for this machine"
+        raise LoadError(f"{library} is not a compiled library: give the file that was compiled for this machine")
     if size < _minimum_size(header):
-        return f"{library} is cut off: compile it again"
-    host = this_platform()
-    if origin == host:
-        return None
-    return (
-        f"{library} was compiled for {origin[0]} on {origin[1]}, this is {host[0]} on {host[1]}: "
-        "compile it on this machine"
-    )
+        raise LoadError(f"{library} is cut off: compile it again")
+    if origin != host:
+        raise LoadError(
+            f"{library} was compiled for {origin[0]} on {origin[1]}, this is {host[0]} on {host[1]}: "
+            "compile it on this machine"
+        )
 
 
 def _origin(header: bytes) -> tuple[str, str] | None:

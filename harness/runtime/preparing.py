@@ -1,31 +1,85 @@
-"""Chooses the variant for this CPU in a folder for several CPUs, and packs its weights when it is first loaded."""
+"""Packs weights for compiled code, and chooses and prepares the variant for this CPU in a folder for several CPUs."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
-from harness.runtime.checking import check_files
-from harness.runtime.cpu import MATRIX_UNIT, cpu_model, this_platform
-from harness.runtime.loading import LoadError, cpu_problem, load_library
+from harness.runtime.cpu import MATRIX_UNIT, cpu_model, matrix_unit_problem, this_platform
+from harness.runtime.devices import to_device
+from harness.runtime.loading import LoadError, VirtualMachine, cpu_problem, load_library
 from harness.runtime.manifest import (
     MANIFEST,
     PACKING_LIBRARY,
     VARIANT,
     ArtifactError,
+    File,
     Manifest,
+    is_for_several,
     read_manifest,
+    read_variants,
     weights_file,
 )
-from harness.runtime.matrix_unit import matrix_unit_problem
-from harness.runtime.packing import pack, packs, write_packed
-from harness.runtime.variants import is_for_several, read_variants
-from harness.runtime.weights import MappedWeights
+from harness.runtime.weights import MappedWeights, check_files, write_weights
+
+Array = npt.NDArray[Any]
+
+PACKING = "_transform_params"
+"""The suffix that Relax's LiftTransformParams gives to the name of a function that packs weights."""
+
+
+def load_packing(folder: Path) -> VirtualMachine | None:
+    """Loads the library that packs weights for a folder's code; returns None if the folder has none.
+
+    Raises:
+        LoadError: The library was compiled for another machine.
+    """
+    import tvm_ffi
+
+    library = folder / PACKING_LIBRARY
+    return load_library(library, tvm_ffi.device("cpu", 0)) if library.is_file() else None
+
+
+def packs(machine: VirtualMachine | None, entry: str) -> bool:
+    """Returns whether the weights of an entry point are packed; otherwise it takes them as imported."""
+    return machine is not None and f"{entry}{PACKING}" in machine
+
+
+def pack(machine: VirtualMachine | None, entry: str, weights: Iterable[tuple[Array, str]]) -> dict[str, Array]:
+    """Returns the weights of an entry point in the order and layout of its compiled code, with names for this order.
+
+    Args:
+        machine: A virtual machine with the packing library; None if the folder has none.
+        entry: Name of the entry point.
+        weights: Its weights as imported, in order, and the names of their dtypes; bfloat16 may be bits in uint16.
+    """
+    if machine is not None and packs(machine, entry):
+        tensors = [_tensor(value, dtype) for value, dtype in weights]
+        values = [np.from_dlpack(tensor) for tensor in machine[f"{entry}{PACKING}"](tensors)]
+    else:
+        values = [value for value, _ in weights]
+    return {f"{entry}.{index:04d}": value for index, value in enumerate(values)}
+
+
+def write_packed(folder: Path, entry: str, weights: Mapping[str, Array]) -> dict[str, File]:
+    """Writes the weights file of an entry point; returns its description by name, for the manifest."""
+    return {weights_file(entry): write_weights(folder / weights_file(entry), weights)} if weights else {}
+
+
+def _tensor(value: Array, dtype: str) -> Any:
+    import tvm_ffi
+
+    bits = value.view(np.uint16) if value.dtype.name == "bfloat16" else value
+    return to_device(bits, tvm_ffi.device("cpu", 0), dtype)
+
 
 _FILLING, _LOCK = ".packing", ".packing.lock"
 
@@ -111,15 +165,12 @@ def _pack(folder: Path, announce: Announce) -> None:
 
 def _write_packed(folder: Path, filling: Path) -> None:
     """Fills a folder with the packed weights of a variant and its manifest."""
-    import tvm_ffi
-
     variants, manifest = read_variants(folder.parent), read_manifest(folder, VARIANT)
     check_files(folder.parent, variants.files, contents=True)
     check_files(folder, manifest.files, contents=True)
-    library = folder / PACKING_LIBRARY
-    if PACKING_LIBRARY in manifest.files and not library.is_file():
+    machine = load_packing(folder)
+    if PACKING_LIBRARY in manifest.files and machine is None:
         raise ArtifactError(f"{folder} has no {PACKING_LIBRARY}, which packs its weights: copy the whole folder")
-    machine = load_library(library, tvm_ffi.device("cpu", 0)) if library.is_file() else None
     entries, files = dict(manifest.entries), dict(manifest.files)
     for name, order in variants.weights.items():
         file = weights_file(name)

@@ -1,4 +1,4 @@
-"""Writes and maps weights files: safetensors files whose large tensors compiled code can use without a copy."""
+"""Writes, maps and checks weights files: safetensors files whose large tensors compiled code can use without a copy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import struct
 import weakref
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.manifest import ArtifactError, File
+from harness.runtime.manifest import OPTIONAL, ArtifactError, File
 
 Array = npt.NDArray[Any]
 
@@ -176,3 +177,34 @@ def file_digest(path: Path) -> File:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         digest = hashlib.file_digest(file, "sha256")
         return File(file.seek(0, os.SEEK_END), digest.hexdigest())
+
+
+def check_files(folder: Path, files: Mapping[str, File], *, contents: bool) -> None:
+    """Compares files with their expected sizes, and then, if requested, with their checksums.
+
+    Args:
+        folder: The folder.
+        files: Expected sizes and checksums, by file name.
+        contents: Whether to compare checksums.
+
+    Raises:
+        ArtifactError: A file is missing or differs.
+    """
+    present = {name: file for name, file in files.items() if name not in OPTIONAL or (folder / name).exists()}
+    for name, expected in present.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{folder} is incomplete: {name} is missing; copy the whole folder, or compile again")
+        if path.stat().st_size != expected.bytes:
+            raise ArtifactError(
+                f"{path} is damaged: {path.stat().st_size} bytes instead of {expected.bytes}; "
+                "copy it again, or compile again"
+            )
+    if contents:
+        with ThreadPoolExecutor() as pool:
+            actual: Mapping[str, File] = dict(
+                zip(present, pool.map(lambda name: file_digest(folder / name), present), strict=True)
+            )
+        for name, file in actual.items():
+            if file != present[name]:
+                raise ArtifactError(f"{folder / name} is damaged, its checksum is wrong: copy it or compile again")

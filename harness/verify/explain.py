@@ -58,7 +58,7 @@ def explain(
     Raises:
         HarnessError: The case is not a component, or lowering it fails.
     """
-    from harness.core.processes import run_isolated
+    from harness.core.processes.call import run_isolated
 
     subject = subjects().get(case.component)
     if subject is None or subject.whole:

@@ -19,14 +19,13 @@ from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS, FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
-from harness.core.case import Case
+from harness.core.case import WEIGHTS, Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import ANY, Expectation, expectation_for, load_expectations
 from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
-from harness.core.processes import Template, WorkerEnd, WorkerResult, run_isolated
+from harness.core.processes.call import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.core.settings import SEEDED, Settings
-from harness.core.weights import WEIGHTS
 from harness.models.registry import models, subjects
 from harness.verify.diagnose.diagnosis import Diagnosis
 from harness.verify.diagnose.report import document

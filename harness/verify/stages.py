@@ -9,15 +9,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
-from harness.compiler.execution.emulated import create_emulating_executor, is_emulated
-from harness.compiler.execution.executors import create_executor
+from harness.compiler.execution.executors import create_emulating_executor, create_executor, is_emulated
 from harness.compiler.execution.remote.client import DeviceLostError
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.outcome import CaseError, Outcome, Stage, Status, VerdictKind
-from harness.core.progress import Progress
+from harness.core.outcome import CaseError, Outcome, Progress, Stage, Status, VerdictKind
 from harness.core.settings import Settings
 from harness.models.registry import models, subjects
 from harness.runtime.errors import ModelError

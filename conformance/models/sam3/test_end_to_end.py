@@ -15,7 +15,7 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.settings import Settings
 from harness.models.sam3.detections import SCORE, UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW

@@ -12,7 +12,7 @@ from conformance.support.whole import Answer, upstream_answers, verified
 from harness.core.case import Case
 from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
-from harness.core.processes import Template
+from harness.core.processes.call import Template
 from harness.core.settings import Settings
 from harness.models.sam3.interactive import OUTPUTS
 from harness.models.sam3.interactive.questions import load_questions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compiler.deployment.imported import ArtifactSpec
+from harness.compiler.deployment.deployable import ArtifactSpec
 from harness.compiler.lowering.groups import always_float32
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.lowering.route import lower as lowered

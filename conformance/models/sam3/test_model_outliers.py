@@ -15,10 +15,9 @@ from torch import Tensor
 
 from conformance.models.sam3.test_model_parameters import PARTS, matching, without_effect
 from conformance.support.shallow import drawn_by, interactive_model, photograph, shallow_model
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
-from harness.core.weights import Weights
 from harness.models.sam3.build import build_architecture, build_model
 from harness.models.sam3.capture import capture, load_prompts
 from harness.models.sam3.deployed.entry_points.programs import programs

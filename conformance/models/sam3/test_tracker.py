@@ -26,7 +26,7 @@ from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.recording import recorded_methods
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import UNREAD_PARAMETERS
-from harness.runtime.sam3.video.memory_selection import MemoryRules, plan_attention
+from harness.runtime.sam3.video.memory_bank import MemoryRules, plan_attention
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 """The strict gate: rounding in another order."""

@@ -32,7 +32,7 @@ from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.resizing import resize, resize_antialiased
-from harness.runtime.sam3.video.bucket import Bucket
+from harness.runtime.sam3.video.masklets import Bucket
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
 TEXT = "dog"
@@ -276,7 +276,7 @@ def test_files_that_are_no_session_of_this(model: Sam3, folder: Path, found: dic
         model.resume_session(path, [frame[:, ::-1] for frame in frames()])
     with pytest.raises(ModelError, match="was saved with another video"):
         model.resume_session(path, frames()[:1])
-    other = Artifact.load(model._artifact.folder, check=False)
+    other = Artifact.load(model.artifact.folder, check=False)
     other.manifest = replace(other.manifest, weights="seed 1")
     with pytest.raises(ModelError, match="was saved with another model"):
         Sam3(other).resume_session(path, list(frames()))

@@ -31,7 +31,7 @@ from harness.models.sam3.video.upstream import (
 from harness.models.selection import select
 from harness.parity.references import Reference
 from harness.runtime.sam3.resizing import resize
-from harness.runtime.sam3.video.bfloat16 import to_bfloat16
+from harness.runtime.sam3.video.tracker import to_bfloat16
 
 HEIGHT, WIDTH = 96, 144
 

@@ -34,7 +34,7 @@ from conformance.support.convolutions import (
 from conformance.support.examples import examples
 from conformance.support.kernels import Arrays, Operator, functions_of, lowered, machine_of, run, run_module
 from conformance.support.operators import normal, rms
-from harness.compiler.deployment.lowering import select_reachable
+from harness.compiler.deployment.code import select_reachable
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_products, emulation_problem
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
@@ -50,9 +50,8 @@ from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.verdict import judge
-from harness.runtime.cpu import MATRIX_UNIT, cpu_features
+from harness.runtime.cpu import MATRIX_UNIT, cpu_features, matrix_unit_problem
 from harness.runtime.executable import TRANSFORM_PARAMETERS
-from harness.runtime.matrix_unit import matrix_unit_problem
 
 few = examples(6)
 ANY, WITH_TILES = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}), target_with_tiles("x86-64-v3")

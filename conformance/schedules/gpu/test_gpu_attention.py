@@ -39,7 +39,7 @@ from harness.compiler.schedules.gpu.attention import choose_attention_tile, shar
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module
 from harness.compiler.targets.cuda import chosen_architectures
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.models.sam3.upstream import upstream
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS

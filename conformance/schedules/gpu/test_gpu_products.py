@@ -27,7 +27,7 @@ from harness.compiler.schedules.gpu.tile import Tile, choose_tile
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module
 from harness.core.outcome import Kernel
-from harness.core.processes import WorkerEnd, run_isolated
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processors import THIS_MACHINE
 
 pytestmark = pytest.mark.skipif(

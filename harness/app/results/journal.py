@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,14 @@ def results_folder(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with lock_folder(folder, folder / LOCK):
         yield
+
+
+def existing_files(files: Iterable[Path], folders: Iterable[Path], masks: re.Pattern[str]) -> Iterator[Path]:
+    """Yields those of the files that exist, and the files in the folders whose names are those of masks."""
+    yield from (path for path in files if path.exists())
+    for folder in folders:
+        if folder.is_dir():
+            yield from [path for path in folder.iterdir() if masks.fullmatch(path.name)]
 
 
 class Journal:
@@ -64,7 +73,7 @@ class Journal:
             HarnessError: The journal cannot be written, or does not list one of `results`.
         """
         self._folder, self._path = folder, folder / JOURNAL
-        self._digest = _digest(question)
+        self._question, self._digest = question, _digest(question)
         listed = {name for line in _lines(self._path) for name in line.get(_FILES, ())}
         for path in results:
             if self._name(path) not in listed:
@@ -92,7 +101,7 @@ class Journal:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields the entries."""
-        return _entries(self._path, self._digest)
+        return entries_of(self._folder, self._question)
 
     def list_files(self, paths: Iterable[Path]) -> None:
         """Lists files of the job; must be called before they are written.
@@ -132,7 +141,10 @@ class Journal:
 
 def entries_of(folder: Path, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the entries of a question in a folder's journal, including the mark of complete results."""
-    return _entries(folder / JOURNAL, _digest(question))
+    digest = _digest(question)
+    for line in _lines(folder / JOURNAL):
+        if line.get(_QUESTION) == digest:
+            yield {name: value for name, value in line.items() if name != _QUESTION}
 
 
 def is_whole(folder: Path, question: dict[str, Any]) -> bool:
@@ -154,13 +166,6 @@ def _line(value: dict[str, Any]) -> str:
 
 def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _entries(path: Path, digest: str) -> Iterator[dict[str, Any]]:
-    """Yields the entries of the question with a digest."""
-    for line in _lines(path):
-        if line.get(_QUESTION) == digest:
-            yield {name: value for name, value in line.items() if name != _QUESTION}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,21 +1,24 @@
-"""Draws objects into a picture: coloured masks, boxes, labels with scores, and the marks of the prompt."""
+"""Draws objects into a picture, with boxes, labels and marks of the prompt, and encodes pictures and masks as PNG."""
 
 from __future__ import annotations
 
 import colorsys
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.results.objects import Objects
+from harness.app.results.objects import Mask, Objects
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont
+
 
 Color = tuple[int, int, int]
 
@@ -52,11 +55,7 @@ class Style:
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
 
-def draw(
-    pixels: npt.NDArray[np.uint8],
-    objects: Objects,
-    prompts: Sequence[Prompt | ObjectPrompt] = (),
-) -> Image.Image:
+def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt | ObjectPrompt] = ()) -> Image.Image:
     """Draws the objects of a photograph into it; the highest score is on top.
 
     Args:
@@ -217,3 +216,50 @@ def _font(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
             except OSError:
                 continue
     return ImageFont.load_default(size)
+
+
+def png(image: Image.Image) -> bytes:
+    """Returns the PNG file of an image."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def mask_png(mask: Mask) -> bytes:
+    """Returns the PNG file of a mask [h, w], with 1 bit per pixel."""
+    from PIL import Image
+
+    return png(Image.fromarray(mask))
+
+
+def numbered_pixels(objects: Objects) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
+    """Returns an image that is 0 where no object of a video is, otherwise the object's id plus 1.
+
+    Where objects overlap, the pixel belongs to the one with the highest score.
+
+    Returns:
+        uint8 [h, w], or uint16 where an id is larger than 254.
+    """
+    width, height = objects.size
+    ids = objects.ids or ()
+    is_small = max(ids, default=0) < np.iinfo(np.uint8).max
+    pixels = np.zeros((height, width), np.uint8 if is_small else np.uint16)
+    for index in np.argsort(objects.scores, kind="stable").tolist():
+        pixels[objects.mask(index)] = ids[index] + 1
+    return pixels
+
+
+def numbered_png(objects: Objects) -> bytes:
+    """Returns the PNG file of `numbered_pixels`, with the objects' colours as its palette, or in 16-bit grey."""
+    from PIL import Image
+
+    pixels = numbered_pixels(objects)
+    image = Image.fromarray(pixels)
+    if pixels.dtype == np.uint8:
+        image.putpalette(_palette())
+    return png(image)
+
+
+@cache
+def _palette() -> bytes:
+    return bytes(value for color in (BLACK, *map(color_of, range(255))) for value in color)

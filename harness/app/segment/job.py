@@ -10,7 +10,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,73 @@ import numpy as np
 from msgspec.structs import asdict
 
 from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
-from harness.app.results.journal import Journal, results_folder
+from harness.app.results.journal import Journal, existing_files, results_folder
 from harness.app.results.objects import Objects, concatenate_objects
-from harness.app.results.png import mask_png, png
-from harness.app.segment.images import unique_names
+from harness.app.results.overlay import mask_png, png
 from harness.app.segment.prompts import category_name, run_prompts
 from harness.compiler.execution.remote.client import RemoteError
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder, write_bytes, write_json
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.errors import ModelError
+from harness.runtime.sam3.images import image_suffixes
+
+_LONGEST = 200
+
+
+def find_images(paths: Iterable[Path]) -> list[Path]:
+    """Returns the images among the paths and in the folders among them, sorted by name; each image once.
+
+    A file is taken whatever its suffix. Of a folder, files with the suffix of an image are taken, without subfolders.
+
+    Raises:
+        HarnessError: A path does not exist, or a folder has no image.
+    """
+    unique: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise HarnessError(f"{path} does not exist; give images or folders of images.")
+        images = _in_folder(path) if path.is_dir() else [path]
+        if not images:
+            raise HarnessError(f"The folder {path} has no images; give one that has.")
+        for image in images:
+            unique.setdefault(image.resolve(), image)
+    return list(unique.values())
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    suffixes, hidden = image_suffixes(), "."
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(hidden)
+    )
+
+
+def unique_names(images: Sequence[Path]) -> list[str]:
+    """Returns a name for the results of each image: its stem, or its file name or a number where stems are equal.
+
+    Names differ in more than case, which some file systems ignore, and leave room for suffixes.
+    """
+    stems = Counter(image.stem.casefold() for image in images)
+    taken: set[str] = set()
+    names = []
+    for image in images:
+        base = _short(image.stem if stems[image.stem.casefold()] == 1 else image.name)
+        name, number = base, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{base}_{number}"
+        taken.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def _short(name: str) -> str:
+    """Cuts a name to its first 200 bytes; file systems allow 255 bytes with the suffix."""
+    name_bytes = os.fsencode(name)
+    return name if len(name_bytes) <= _LONGEST else name_bytes[:_LONGEST].decode(errors="ignore")
+
 
 ANNOTATIONS = "annotations.json"
 
@@ -121,7 +179,9 @@ def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda resu
         if overlay_path(job.out, name).resolve() in inputs:
             raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
     with results_folder(job.out):
-        journal = Journal(job.out, _question(model, job), _existing_results(job.out, names))
+        files = (job.out / ANNOTATIONS, *(overlay_path(job.out, name) for name in names))
+        existing = existing_files(files, (masks_path(job.out, name) for name in names), _MASK_FILE)
+        journal = Journal(job.out, _question(model, job), existing)
         return _run(model, job, names, journal, on_done)
 
 
@@ -138,7 +198,11 @@ def _run(
         for image, name in zip(job.images, names, strict=True):
             image_key = _image_key(image, name)
             previous = entries.get(name.casefold())
-            if previous is not None and previous["key"] == image_key and _has_files(job.out, name, previous):
+            if (
+                previous is not None
+                and previous["key"] == image_key
+                and all(path.is_file() for path in _files(job.out, name, len(previous["annotations"])))
+            ):
                 result: Result = _resumed(image, previous)
             else:
                 result = _segment(model, job, image, name, journal)
@@ -154,20 +218,6 @@ def _run(
             write_json(annotations, data_set(_annotated(job, names, entries), job.categories))
     journal.end()
     return results
-
-
-def _existing_results(out: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Yields the files of a folder that have names of results."""
-    for path in (out / ANNOTATIONS, *(overlay_path(out, name) for name in names)):
-        if path.exists():
-            yield path
-    for name in names:
-        if masks_path(out, name).is_dir():
-            yield from (path for path in masks_path(out, name).iterdir() if _MASK_FILE.fullmatch(path.name))
-
-
-def _has_files(out: Path, name: str, entry: dict[str, Any]) -> bool:
-    return all(path.is_file() for path in _files(out, name, len(entry["annotations"])))
 
 
 def _files(out: Path, name: str, count: int) -> list[Path]:

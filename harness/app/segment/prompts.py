@@ -23,12 +23,6 @@ def is_ambiguous(prompt: ObjectPrompt) -> bool:
     return prompt.box is None and prompt.points is not None and len(prompt.points) == 1
 
 
-def run_prompt(image: EncodedImage, prompt: Prompt | ObjectPrompt, threshold: float) -> Objects:
-    """Runs one prompt on an image; takes the arguments and raises the errors of `run_prompts`."""
-    (objects,) = run_prompts(image, [prompt], threshold)
-    return objects
-
-
 def run_prompts(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], threshold: float) -> list[Objects]:
     """Runs several prompts on an image; their texts are encoded together.
 

@@ -11,22 +11,21 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.app.results.coco import AnnotatedImage, coco_annotations, write_video_data_set
-from harness.app.results.journal import Journal, entries_of
+from harness.app.results.journal import Journal, entries_of, existing_files
 from harness.app.results.objects import Objects
-from harness.app.results.overlay import draw
-from harness.app.results.png import numbered_png
+from harness.app.results.overlay import draw, numbered_png
 from harness.app.track.video import VideoWriter, encoder_version, finish_video, frames_in
 from harness.core.errors import HarnessError
 from harness.core.files import append_bytes, make_folder, write_bytes, write_file
@@ -62,7 +61,7 @@ class VideoDescription:
         return f"{self.name}/{index:05}" if self.file_names is None else self.file_names[index]
 
 
-class Results:
+class Results(AbstractContextManager["Results"]):
     """The folder of results of one video: `overlay.mp4`, `masks/00000.png` …, `annotations.json` and `tracks.csv`.
 
     It is a context manager, which writes `annotations.json` at its end, also after an exception or Ctrl-C.
@@ -92,7 +91,7 @@ class Results:
         self._encoder = encoder_version(out / OVERLAY) if has_overlay else None
         make_folder(out)
         self._journal_length = sum(1 for _ in _contiguous(entries_of(out, question)))
-        self._journal = Journal(out, question, _existing_results(out), _is_among_first(self._journal_length))
+        self._journal = Journal(out, question, self._existing_files(), _is_among_first(self._journal_length))
         make_folder(out / MASKS)
         self.done = next(
             (frame for frame in range(self._journal_length) if not self._mask(frame).is_file()), self._journal_length
@@ -157,10 +156,6 @@ class Results:
                 finish_video(self._out / OVERLAY)
             self._journal.end()
 
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -170,6 +165,10 @@ class Results:
             return
         with suppress(HarnessError):
             self.close(is_whole=False)
+
+    def _existing_files(self) -> Iterator[Path]:
+        files = (self._out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
+        return existing_files(files, [self._out / MASKS], _MASK_FILE)
 
     def _mask(self, index: int) -> Path:
         return self._out / MASKS / f"{index:05}.png"
@@ -204,19 +203,10 @@ class Results:
 
     def _remove_stale(self) -> None:
         """Removes files of an earlier run: masks of frames that are not done, and all results of another question."""
-        for path in _existing_results(self._out):
+        for path in self._existing_files():
             number = _MASK_FILE.fullmatch(path.name)
             if int(number[1]) >= self._journal_length if number else not self._journal_length:
                 self._journal.remove_listed(path)
-
-
-def _existing_results(out: Path) -> Iterator[Path]:
-    """Yields the files of a folder that have names of results."""
-    for name in (ANNOTATIONS, OVERLAY, TRACKS):
-        if (out / name).exists():
-            yield out / name
-    if (out / MASKS).is_dir():
-        yield from [path for path in (out / MASKS).iterdir() if _MASK_FILE.fullmatch(path.name)]
 
 
 def _is_among_first(count: int) -> Callable[[dict[str, Any]], bool]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from harness.core.errors import HarnessError
 from harness.core.files import explain_write_errors, write_file
 from harness.runtime.errors import reason
-from harness.runtime.sam3.video.video_files import pyav
+from harness.runtime.sam3.video.frames import pyav
 
 if TYPE_CHECKING:
     from av.packet import Packet

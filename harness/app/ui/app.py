@@ -1,13 +1,20 @@
-"""Builds the web application: the page's files, its routes, and one sentence for every error."""
+"""Builds the web application, with one sentence for every error, opens its socket and serves it."""
 
 from __future__ import annotations
 
+import errno
+import ipaddress
+import signal
+import socket
 import sys
+import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -15,11 +22,9 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from harness.app.ui.bodies import BodyLimit
-from harness.app.ui.guard import Guard, Hosts
-from harness.app.ui.page import Page
+from harness.app.ui.guard import BodyLimit, Guard, Hosts
 from harness.app.ui.routes import router
-from harness.app.ui.sessions import UnknownSessionError
+from harness.app.ui.sessions import Page, UnknownSessionError
 from harness.core.errors import HarnessError
 from harness.runtime.errors import ModelError
 
@@ -91,3 +96,98 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     Exception: _defect,
 }
 """The handler of each kind of error."""
+
+
+_BACKLOG = 128
+_GRACE_SECONDS = 1
+"""Seconds that running requests get when the server is stopped."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a socket that browsers can connect to; connections wait until `serve` runs.
+
+    Args:
+        host: An address of this machine, or a name of it.
+        port: 0 for any free port.
+
+    Raises:
+        HarnessError: There is no such address here, or the port is taken or not allowed.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise HarnessError(f"{host!r} is no address of this machine; give one with --host.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            sentence = f"Port {port} of {host} is in use; give another with --port, or 0 for any that is free."
+        elif error.errno == errno.EACCES:
+            sentence = f"Port {port} may not be used; give one above 1023 with --port."
+        else:
+            reason = error.strerror or error
+            sentence = f"Cannot listen at {host}: {reason}; give an address of this machine with --host."
+        raise HarnessError(sentence) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Returns the address to open in a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def serve(app: FastAPI, listener: socket.socket) -> None:
+    """Serves an application until Ctrl-C or a signal with the same effect.
+
+    Args:
+        app: The application.
+        listener: The socket of `listen`; closed at the end.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    try:
+        with _stop_at_hangup(server):
+            server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass  # the server ends its requests at a signal, and then raises the signal again
+    finally:
+        listener.close()
+
+
+@contextmanager
+def _stop_at_hangup(server: uvicorn.Server) -> Iterator[None]:
+    """Stops a server at SIGHUP like at SIGTERM; an exception would leave it waiting for connections."""
+    number = getattr(signal, "SIGHUP", signal.SIGTERM)
+    handler = signal.getsignal(number)
+    if handler is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hangups: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        hangups.append(number)
+        server.should_exit = True
+
+    signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+        if hangups:
+            signal.raise_signal(number)

@@ -1,22 +1,89 @@
-"""Caches encoded photographs and runs prompts on them."""
+"""Queues the calls of the model, caches encoded photographs, and runs prompts on them.
+
+TVM keeps a pool of threads for every thread that calls it, so that all calls come from the same one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.app.results.coco import coco_annotations
 from harness.app.results.objects import best_object
-from harness.app.segment.prompts import category_name, is_ambiguous, run_prompt
+from harness.app.segment.prompts import category_name, is_ambiguous, run_prompts
 from harness.app.ui.photographs import Photograph, Photographs
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
+
+T = TypeVar("T")
+
+WAITING = "waiting"
+
+
+@dataclass
+class _PendingCall:
+    """A call that has not returned.
+
+    Attributes:
+        owner: The session that waits for it.
+        doing: Its current activity; `WAITING` until its turn comes.
+        since: The start of this activity, in seconds of `time.monotonic`.
+    """
+
+    owner: str
+    doing: str
+    since: float
+
+    def announce(self, doing: str) -> None:
+        """Notes an activity that starts now."""
+        self.doing, self.since = doing, time.monotonic()
+
+
+class ModelQueue:
+    """Runs calls in their order. Its methods are called in the thread of one event loop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._calls: list[_PendingCall] = []
+
+    async def run(self, owner: str, function: Callable[[Callable[[str], object]], T]) -> T:
+        """Runs a function when its turn comes.
+
+        Args:
+            owner: The session that calls.
+            function: Takes a function that it calls with each activity that it starts.
+        """
+        call = _PendingCall(owner, WAITING, time.monotonic())
+        self._calls.append(call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, call.announce)
+        finally:
+            self._calls.remove(call)
+
+    def status(self, owner: str) -> dict[str, Any]:
+        """Returns the status of a session's call.
+
+        Returns:
+            `doing` is the activity of the model, or `WAITING`, or None where the session waits for nothing; `ahead` the
+            number of calls of all sessions that come first; `seconds` the duration of the activity so far.
+        """
+        for ahead, call in enumerate(self._calls):
+            if call.owner == owner:
+                return {"doing": call.doing, "ahead": ahead, "seconds": time.monotonic() - call.since}
+        return {"doing": None, "ahead": 0, "seconds": 0.0}
+
+    def close(self) -> None:
+        """Cancels the calls that have not started, and waits for the running one."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
 
 ENCODING, ASKING = "encoding", "asking"
 """The activities of the model."""
@@ -98,5 +165,5 @@ class Encodings:
         """
         image = self.encode(photograph, announce)
         announce(ASKING)
-        objects = run_prompt(image, prompt, threshold)
+        (objects,) = run_prompts(image, [prompt], threshold)
         return Masks(tuple(coco_annotations(objects)), objects.notes)

@@ -1,4 +1,4 @@
-"""Refuses requests that do not come from this server's own page, opened by the user who started the server.
+"""Refuses requests that are too large, or do not come from this server's own page, opened by who started the server.
 
 Any web site may send requests to an address of this machine. With a domain name of its own that points here (DNS
 rebinding) it could read the answers too. The headers `Host` and `Origin` identify such requests. Other users of this
@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 
+from harness.app.ui.photographs import LARGEST_UPLOAD
+
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 FORBIDDEN = 403
 TOKEN = "token"
@@ -137,3 +141,31 @@ class Guard:
         return candidate is not None and secrets.compare_digest(
             candidate.encode("utf-8", "replace"), self._token.encode()
         )
+
+
+LARGEST_QUESTION = 2**20
+"""Maximum size of a JSON body in bytes."""
+TOO_LARGE = 413
+
+
+class BodyLimit:
+    """Limits the body of a request to the size of a question, or, by PUT, of a photograph."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Limits the bodies that an application reads."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        limit = LARGEST_UPLOAD if scope.get("method") == "PUT" else LARGEST_QUESTION
+        length = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal length
+            message = await receive()
+            length += len(message.get("body", b""))
+            if length > limit:
+                raise HTTPException(TOO_LARGE, f"The request has more than {limit // 2**20} MB; send less")
+            return message
+
+        await self._app(scope, receive_bounded, send)

@@ -1,4 +1,4 @@
-"""Stores the photographs that were uploaded or chosen as files, so that they can be encoded again."""
+"""Stores the photographs that were uploaded or chosen as files, and lists the images of the folder of `--images`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.results.png import png
+from harness.app.results.overlay import png
+from harness.app.segment.job import find_images
 from harness.core.errors import HarnessError
 from harness.core.files import write_bytes
+from harness.runtime.errors import ModelError, reason
 from harness.runtime.sam3.images import load_image
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 LARGEST_UPLOAD = 256 * 2**20
 """Maximum size of a file in bytes."""
@@ -150,3 +153,58 @@ def plain_name(path: str) -> str:
         stem, dot, suffix = name.rpartition(".")
         name = f"{stem[:LONGEST_NAME]}{dot}{suffix[:10]}" if stem else name[:LONGEST_NAME]
     return name or UNNAMED
+
+
+class ImageFolder:
+    """The images of a folder by name; all are read once in the background, to find broken ones."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lists a folder.
+
+        Raises:
+            HarnessError: The path is no folder, or the folder has no images.
+        """
+        if folder.exists() and not folder.is_dir():
+            raise HarnessError(f"{folder} is a file; give a folder of images with --images.")
+        self._files = {path.name: path for path in find_images([folder])}
+        self._problems: dict[str, str] = {}
+        self._unchecked = len(self._files)
+
+    def check(self) -> None:
+        """Starts to read all images in the background."""
+        threading.Thread(target=self._check, name="check images", daemon=True).start()
+
+    def _check(self) -> None:
+        for name, path in self._files.items():
+            try:
+                read_image(path, name)
+            except ModelError as error:
+                self._problems[name] = str(error)
+            except Exception as error:  # such as too little memory, which the other files may not need
+                self._problems[name] = f"The image {name} cannot be read ({reason(error)}); scale it down."
+            self._unchecked -= 1
+
+    def state(self) -> dict[str, Any]:
+        """Returns the images and the number of those that were not read yet.
+
+        Returns:
+            `images` have a `name` and a `problem`, the sentence that says why one cannot be used, or None; `unchecked`
+            is the number.
+        """
+        unchecked = self._unchecked  # a problem that is found meanwhile belongs to an image that still counts
+        images = [{"name": name, "problem": self._problems.get(name)} for name in self._files]
+        return {"images": images, "unchecked": unchecked}
+
+    def read(self, name: str) -> bytes:
+        """Returns the contents of an image file.
+
+        Raises:
+            HarnessError: There is no file of this name, or it cannot be read.
+        """
+        path = self._files.get(name)
+        if path is None:
+            raise HarnessError(f"The folder has no image {name!r}; choose one that is listed.")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise HarnessError(f"The image {name} cannot be read: {error.strerror or error}.") from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -14,14 +13,12 @@ from pydantic import AfterValidator, BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from harness.app.results.objects import decode_mask
-from harness.app.results.overlay import color_of
-from harness.app.results.png import mask_png
+from harness.app.results.overlay import color_of, mask_png
 from harness.app.segment.job import ANNOTATIONS
 from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Announce, Masks
-from harness.app.ui.page import Page
 from harness.app.ui.photographs import Photograph
-from harness.app.ui.sessions import Answer, KindsPrompt, Session
+from harness.app.ui.sessions import Answer, Page, Session
 from harness.core.errors import HarnessError
 from harness.core.files import json_text
 from harness.runtime import ObjectPrompt
@@ -108,9 +105,9 @@ class KeepRequest(BaseModel):
 
 
 @router.get("/model")
-async def get_model(page: ThePage) -> dict[str, Any]:
+async def get_model(page: ThePage) -> Mapping[str, Any]:
     """Returns the abilities of the page."""
-    return asdict(page.abilities)
+    return page.abilities
 
 
 @router.get("/images")
@@ -118,8 +115,7 @@ async def get_images(page: ThePage) -> dict[str, Any]:
     """Returns the images of the folder, and how many were not checked yet."""
     if page.folder is None:
         return {"images": [], "unchecked": 0}
-    unchecked = page.folder.unchecked
-    return {"images": [asdict(image) for image in page.folder.images], "unchecked": unchecked}
+    return page.folder.state()
 
 
 @router.get("/photographs/{key}")
@@ -144,9 +140,7 @@ async def get_session(session: TheSession) -> dict[str, Any]:
 @router.get("/sessions/{session}/doing")
 async def get_doing(session: TheSession, page: ThePage) -> dict[str, Any]:
     """Returns the status of a session's call."""
-    queue_status = page.queue.status(session.key)
-    status = {"doing": None, "ahead": 0, "seconds": 0.0} if queue_status is None else asdict(queue_status)
-    return status | {"expected": page.encodings.expected_seconds}
+    return page.queue.status(session.key) | {"expected": page.encodings.expected_seconds}
 
 
 @router.put("/sessions/{session}/photograph", dependencies=[Depends(session_of)])
@@ -200,7 +194,7 @@ async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion)
     for prompt in prompts:
         page.model.encode_prompt(prompt, photograph.size)
 
-    keys = [KindsPrompt(photograph, repr(prompt), question.threshold) for prompt in prompts]
+    keys = [(photograph, repr(prompt), question.threshold) for prompt in prompts]
     known_results = session.results
 
     def find(announce: Announce) -> list[Masks]:

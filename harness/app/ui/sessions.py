@@ -1,18 +1,20 @@
-"""Stores the state of each browser tab: its photograph, its answers and its kept objects."""
+"""Stores the state of a running page and of each browser tab: its photograph, its answers and its kept objects."""
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from harness.app.results.coco import AnnotatedImage, data_set
-from harness.app.ui.encodings import Logits, Masks
-from harness.app.ui.photographs import Photograph
+from harness.app.ui.encodings import Encodings, Logits, Masks, ModelQueue
+from harness.app.ui.photographs import ImageFolder, Photograph, Photographs
 from harness.core.errors import HarnessError
+from harness.runtime import Sam3
+from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE, THRESHOLD
 
 MOST_LOGITS = 64
 """Maximum number of a session's masks that can still be refined, the last ones; each takes 332 KB."""
@@ -61,21 +63,6 @@ class KeptObject:
     color: int
 
 
-@dataclass(frozen=True)
-class KindsPrompt:
-    """A prompt for all objects of a kind as a key of results.
-
-    Attributes:
-        photograph: The photograph.
-        prompt: The prompt, as text.
-        threshold: Objects score above this.
-    """
-
-    photograph: Photograph
-    prompt: str
-    threshold: float
-
-
 @dataclass
 class Session:
     """The session of a tab. Only the thread of the event loop changes it.
@@ -85,14 +72,14 @@ class Session:
         photograph: The photograph that is shown.
         answer: The answer to the last question about it.
         kept_objects: The kept objects of all photographs, in the order in which they were kept.
-        results: The masks of each prompt of the last question for kinds.
+        results: The masks of each prompt of the last question for kinds, by photograph, prompt as text and threshold.
     """
 
     key: str
     photograph: Photograph | None = None
     answer: Answer | None = None
     kept_objects: list[KeptObject] = field(default_factory=list)
-    results: dict[KindsPrompt, Masks] = field(default_factory=dict)
+    results: dict[tuple[Photograph, str, float], Masks] = field(default_factory=dict)
     _logits: OrderedDict[int, Logits] = field(default_factory=OrderedDict)
     _answers: int = 0
     _numbers: int = 0
@@ -245,3 +232,61 @@ class Sessions:
             )
         self._sessions.move_to_end(key)
         return session
+
+
+@dataclass(frozen=True)
+class Page:
+    """The state of a page: a model, and its users in browsers.
+
+    Attributes:
+        model: The model; called in the queue's thread alone.
+        abilities: Name, scale, target and precision of the model; `note`, the sentence that its weights are untrained,
+            or None; `clicks`, the maximum number of points on one object, and `boxes`, that of boxes of a prompt for
+            all of a kind, 0 where the model was compiled without such prompts; the default `threshold` of scores;
+            `folder`, whether there is a folder of images to choose from.
+        folder: The images of `--images`; None without this option.
+        photographs: The uploaded photographs.
+        encodings: The encoded photographs.
+        queue: The calls that wait for the model.
+        sessions: The state of each tab.
+    """
+
+    model: Sam3
+    abilities: Mapping[str, Any]
+    folder: ImageFolder | None
+    photographs: Photographs
+    encodings: Encodings
+    queue: ModelQueue
+    sessions: Sessions
+
+
+def make_page(
+    model: Sam3, name: str, folder: ImageFolder | None, files: Path, note: str | None, most_encoded: int
+) -> Page:
+    """Makes the state of a page that nobody has opened yet.
+
+    Args:
+        model: The model; called in the queue's thread alone.
+        name: Name of the model on the page.
+        folder: Images to choose from.
+        files: Folder for uploads.
+        note: The note about the weights for users.
+        most_encoded: Maximum number of cached encoded photographs.
+    """
+    manifest = model.manifest
+    answers_clicks = all(entry in manifest.entries for entry in INTERACTIVE)
+    answers_kinds = all(entry in manifest.entries for entry in GROUNDING)
+    abilities = {
+        "name": name,
+        "scale": manifest.scale,
+        "target": manifest.target,
+        "precision": manifest.precision,
+        "note": note,
+        "clicks": model.description.capacity.clicks if answers_clicks else 0,
+        "boxes": model.description.capacity.boxes if answers_kinds else 0,
+        "threshold": THRESHOLD,
+        "folder": folder is not None,
+    }
+    photographs = Photographs(files)
+    encodings = Encodings(model, photographs, most_encoded)
+    return Page(model, abilities, folder, photographs, encodings, ModelQueue(), Sessions())

@@ -1,40 +1,87 @@
-"""Compiles the code of a folder: a library of all entry points, and a library that packs their weights."""
+"""Compiles the code of a folder from one merged module: all entry points, and a library that packs their weights."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.deployable import Deployable
-from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry
+import numpy as np
+from msgspec.structs import replace
+
+from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ImportedEntry
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS
-from harness.core.outcome import Kernel
-from harness.runtime.manifest import LIBRARY, PACKING_LIBRARY, Entry
-from harness.runtime.packing import PACKING
+from harness.runtime.manifest import LIBRARY, PACKING_LIBRARY, Entry, TensorSpec
+from harness.runtime.preparing import PACKING
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import relax
+
+    from harness.compiler.targets.compiling import Compiled
 
 
-@dataclass(frozen=True)
-class Code:
-    """The compiled code of a folder.
+def merge_modules(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+    """Returns one module with the function `main` of each module under its key, and everything that it calls."""
+    import tvm
+    from tvm import ir, relax
 
-    Attributes:
-        entries: Signatures of the entry points by name, without weights.
-        packing: The library that packs weights; None if the target takes all of them as they are.
-        kernels: Kernels of a GPU target, once per architecture.
-        lost_schedules: A sentence on each schedule that could not be applied.
-    """
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    for name, module in modules.items():
+        for variable, function in module.functions_items():
+            if isinstance(function, relax.Function) and variable.name_hint == "main":
+                functions[ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
+            else:
+                functions[variable] = function
+    return tvm.IRModule(functions)
 
-    entries: dict[str, Entry]
-    packing: Path | None
-    kernels: tuple[Kernel, ...]
-    lost_schedules: tuple[str, ...]
+
+def select_reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
+    """Returns a module of the named functions and everything that they call."""
+    import tvm
+    import tvm_ffi
+    from tvm import ir
+
+    selected: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    waiting = [module.get_global_var(name) for name in names]
+
+    def visit(node: object) -> None:
+        if isinstance(node, ir.GlobalVar):
+            waiting.append(module.get_global_var(node.name_hint))
+
+    while waiting:
+        variable = waiting.pop()
+        if variable not in selected:
+            selected[variable] = module[variable]
+            tvm_ffi.structural_walk(module[variable], visit)
+    return tvm.IRModule(selected, attrs=module.attrs)
+
+
+def input_specs(function: relax.Function, below: Mapping[str, int | str]) -> tuple[TensorSpec, ...]:
+    """Returns the names, shapes, dtypes and ranges of a function's inputs; letters stand for symbolic dimensions."""
+    attributes = function.attrs or {}
+    count = int(attributes["num_input"]) if "num_input" in attributes else len(function.params)
+    specs = [_spec(str(parameter.name), parameter.ty) for parameter in list(function.params)[:count]]
+    return tuple(replace(spec, below=below.get(spec.name)) for spec in specs)
+
+
+def output_specs(function: relax.Function, names: Iterable[str]) -> tuple[TensorSpec, ...]:
+    """Returns the shapes and dtypes of a function's results, under the given names."""
+    from tvm import relax
+
+    result = function.ret_ty
+    fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    return tuple(_spec(name, field) for name, field in zip(names, fields, strict=True))
+
+
+def _spec(name: str, ty: relax.TensorType) -> TensorSpec:
+    from tvm import tirx
+
+    extents = (int(extent) if isinstance(extent, tirx.IntImm) else str(extent.name) for extent in ty.shape)
+    # TVM calls it bool, NumPy too; going through NumPy makes both sides agree on every name.
+    return TensorSpec(name, tuple(extents), np.dtype(str(ty.dtype)).name)
 
 
 def write_code(
@@ -46,7 +93,7 @@ def write_code(
     schedules: ChosenSchedules,
     *,
     keep_source: bool = False,
-) -> Code:
+) -> tuple[dict[str, Entry], Compiled]:
     """Compiles entry points into a folder, and adds all its other files but weights and manifest.
 
     Args:
@@ -57,10 +104,13 @@ def write_code(
         folder: A folder without any of these files.
         schedules: Tuned schedules for the target.
         keep_source: Whether the CPU of this machine is to run a GPU's kernels, whose source it needs.
+
+    Returns:
+        The signatures of the entry points by name, without weights; and the result of compiling them.
     """
-    from harness.compiler.deployment.lowering import input_specs, merge_modules, output_specs, select_reachable
+    from harness.compiler.deployment.code import input_specs, merge_modules, output_specs, select_reachable
     from harness.compiler.schedules.common.kernel_info import lost_schedules
-    from harness.compiler.targets.compiling import build_library, lower_module
+    from harness.compiler.targets.compiling import Compiled, build_library, lower_module
 
     deployable, target = spec.deployable, spec.case.target
     modules = {item.name: item.module for item in items}
@@ -79,11 +129,10 @@ def write_code(
     kernels = build_library(select_reachable(lowered, entries), tvm_target, folder / LIBRARY, keep_source=keep_source)
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     packers = [f"{entry}{PACKING}" for entry in entries if f"{entry}{PACKING}" in names]
-    packing = folder / PACKING_LIBRARY if packers else None
-    if packing is not None:
-        build_library(select_reachable(lowered, packers), packing_target, packing)
+    if packers:
+        build_library(select_reachable(lowered, packers), packing_target, folder / PACKING_LIBRARY)
     _copy_files(deployable, target, tvm_target, folder)
-    return Code(entries, packing, kernels, lost_schedules(lowered))
+    return entries, Compiled(kernels, lost_schedules(lowered))
 
 
 def _copy_files(deployable: Deployable, target: str, tvm_target: tvm.target.Target, folder: Path) -> None:

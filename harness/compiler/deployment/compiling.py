@@ -9,21 +9,74 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from harness.compiler.deployment.code import write_code
-from harness.compiler.deployment.deployable import Deployable, ModelOptions
+from harness.compiler.deployment.deployable import (
+    ArtifactSpec,
+    Deployable,
+    ImportedEntry,
+    ModelOptions,
+    OnStage,
+    drain,
+    import_entries,
+)
 from harness.compiler.deployment.describing import describe, describe_files
-from harness.compiler.deployment.filling import replace_artifact, run_in_worker
-from harness.compiler.deployment.imported import ArtifactSpec, ImportedEntry, OnStage, drain, import_entries
-from harness.compiler.deployment.packing import pack_weights
-from harness.compiler.deployment.variants import fill_variants
+from harness.compiler.deployment.packing import replace_artifact, run_in_worker, write_variants
 from harness.compiler.schedules import DEFAULT_SCHEDULES, ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS, check_precisions
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
+from harness.core.errors import HarnessError
 from harness.core.outcome import Kernel
+from harness.core.processors import Processors
 from harness.core.settings import SEEDED, Settings
-from harness.runtime.manifest import MANIFEST, File, Manifest
-from harness.runtime.packing import write_packed
-from harness.runtime.variants import read_any_manifest
+from harness.runtime.manifest import MANIFEST, VARIANT, File, Manifest, read_any_manifest
+from harness.runtime.preparing import load_packing, pack, write_packed
+
+
+def check_variants(target: str, cpus: tuple[str, ...]) -> None:
+    """Checks that one folder can have code for several CPUs.
+
+    Raises:
+        HarnessError: The target is no CPU, or one of the CPUs is named twice.
+    """
+    if TARGETS[target] is not HOST:
+        raise HarnessError(f"a folder for several CPUs is compiled for {HOST.name}, not for {target}: give --cpu once")
+    if len(set(cpus)) < len(cpus):
+        repeated = next(cpu for cpu in cpus if cpus.count(cpu) > 1)
+        raise HarnessError(f"--cpu {repeated} is given twice: name each CPU once")
+
+
+def fill_variants(
+    spec: ArtifactSpec,
+    items: list[ImportedEntry],
+    folder: Path,
+    variants: Mapping[str, ChosenSchedules],
+    on_stage: OnStage,
+) -> None:
+    """Fills an empty folder with code for several CPUs, and weights.
+
+    Args:
+        spec: The artifact to write.
+        items: The entry points; the list is empty in the end, so that their weights leave memory early.
+        folder: An empty folder.
+        variants: Tuned schedules of each CPU, by CPU names as in `--cpu`.
+        on_stage: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError: The machine cannot compile for one of the CPUs.
+    """
+    from harness.compiler.targets.compiling import target_for
+
+    target = TARGETS[spec.case.target]
+    tvm_targets = {cpu: target_for(target, Processors(cpu)) for cpu in variants}  # refuses what LLVM does not know
+    for cpu, schedules in variants.items():
+        on_stage(f"compile {cpu}")
+        variant, tvm_target = folder / cpu, tvm_targets[cpu]
+        variant.mkdir()
+        entries, _ = write_code(spec, items, tvm_target, tvm_target, variant, schedules)
+        manifest = describe(spec, schedules.origin, tvm_target, entries, describe_files(variant))
+        (variant / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
+    on_stage("write")
+    write_variants(folder, tuple(variants), items)
 
 
 @dataclass(frozen=True)
@@ -153,25 +206,20 @@ def fill_folder(
     Raises:
         HarnessError: The machine cannot compile for the processors.
     """
-    import tvm_ffi
-
     from harness.compiler.targets.compiling import target_for
-    from harness.runtime.loading import load_library
 
     on_stage("compile")
     target = TARGETS[spec.case.target]
     tvm_target = target_for(target, spec.settings.processors, for_emulation=for_emulation)
     host_target = HOST.tvm_target()
-    code = write_code(spec, items, tvm_target, host_target, folder, schedules, keep_source=for_emulation)
+    entries, compiled = write_code(spec, items, tvm_target, host_target, folder, schedules, keep_source=for_emulation)
     on_stage("pack")
-    machine = load_library(code.packing, tvm_ffi.device("cpu", 0)) if code.packing is not None else None
-    entries = dict(code.entries)
-    files: dict[str, File] = {}
+    machine, files = load_packing(folder), dict[str, File]()
     for name, parameters in drain(items):
-        tensors = pack_weights(machine, name, parameters)
+        tensors = pack(machine, name, [(value, value.dtype.name) for value in parameters.values()])
         files |= write_packed(folder, name, tensors)
         entries[name] = replace(entries[name], weights=tuple(tensors))
     files |= describe_files(folder, files)
     manifest = describe(spec, schedules.origin, tvm_target, entries, files)
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    return CompiledModel(manifest, code.kernels, code.lost_schedules)
+    return CompiledModel(manifest, compiled.kernels, compiled.lost_schedules)

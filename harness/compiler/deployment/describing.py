@@ -8,13 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compiler.deployment.deployable import ModelOptions
-from harness.compiler.deployment.imported import ArtifactSpec
+from harness.compiler.deployment.deployable import ArtifactSpec, ModelOptions
 from harness.compiler.targets import TARGETS
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.core.weights import Weights
 from harness.runtime.manifest import Entry, File, Manifest
 from harness.runtime.weights import file_digest
 
@@ -48,12 +46,7 @@ def describe(
     architectures = TARGETS[case.target].architectures
     packages = {name: version for name, version in versions().items() if version}
     return Manifest(
-        made={
-            "compiled": timestamp(),
-            "target": str(tvm_target),
-            "schedules": schedules,
-            **packages,
-        },
+        made={"compiled": timestamp(), "target": str(tvm_target), "schedules": schedules, **packages},
         target=case.target,
         system=system,
         architecture=architecture,

@@ -1,23 +1,21 @@
-"""Puts other weights into a folder that is already compiled."""
+"""Puts other weights into a folder that is already compiled; the old folder stays until a worker has done it."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ImportedEntry, OnStage, drain
 from harness.compiler.deployment.describing import describe_weights, timestamp
-from harness.compiler.deployment.filling import replace_artifact, run_in_worker
-from harness.compiler.deployment.imported import ArtifactSpec, OnStage, Parameters
-from harness.compiler.deployment.variants import write_unpacked
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
+from harness.core.files import replace_folder
 from harness.core.settings import SEEDED, Settings
-from harness.core.weights import Weights
-from harness.runtime.loading import VirtualMachine
 from harness.runtime.manifest import (
     MANIFEST,
     PACKING_LIBRARY,
@@ -25,25 +23,44 @@ from harness.runtime.manifest import (
     VARIANTS,
     File,
     Manifest,
+    Variants,
+    is_for_several,
+    read_any_manifest,
     read_manifest,
+    read_variants,
     weights_file,
 )
-from harness.runtime.packing import Array, named, pack, packs, write_packed
-from harness.runtime.variants import Variants, is_for_several, read_any_manifest, read_variants
+from harness.runtime.preparing import Array, load_packing, pack, write_packed
 from harness.runtime.weights import MappedWeights
 
 
-def pack_weights(machine: VirtualMachine | None, entry: str, parameters: Parameters) -> dict[str, Array]:
-    """Returns the weights of an entry point in the order and layout of its compiled code, by name.
+def replace_artifact(artifact: Path) -> AbstractContextManager[Path]:
+    """Yields an empty folder that takes the place of a compiled model or of nothing; see `replace_folder`."""
+
+    def is_compiled(folder: Path) -> bool:
+        return any((folder / name).is_file() for name in (MANIFEST, VARIANTS))
+
+    return replace_folder(artifact, is_compiled, "a compiled model")
+
+
+def run_in_worker(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:
+    """Calls a function in a worker, so that even a crash of the compiler ends in a sentence.
 
     Args:
-        machine: With the packing library; None if nothing is packed for the target.
-        entry: Name of the entry point.
-        parameters: Its weights as imported.
+        function: `module:name`; takes the request and `on_stage`.
+        request: Its first argument, which must be picklable.
+        on_stage: Called with the name of each stage as it begins.
+
+    Raises:
+        HarnessError: The function fails.
     """
-    if machine is None or not packs(machine, entry):
-        return named(entry, parameters.values())
-    return pack(machine, entry, [(value, value.dtype.name) for value in parameters.values()])
+    from harness.core.processes.call import WorkerEnd, run_isolated
+
+    end = run_isolated(function, request, on_stage=on_stage)
+    if end.kind is not WorkerEnd.OK:
+        error = end.error
+        reason = f"{error.type}: {error.message}" if error else end.kind.value
+        raise HarnessError(f"failed at the stage {end.stage!r}: {reason}; `sam3-tvm verify` tells more")
 
 
 def pack_model(
@@ -116,18 +133,13 @@ def pack_into(
 
 
 def _pack_for_one(spec: ArtifactSpec, artifact: Path, folder: Path, on_stage: OnStage) -> None:
-    import tvm_ffi
-
-    from harness.runtime.loading import load_library
-
-    manifest, packing = read_manifest(artifact), artifact / PACKING_LIBRARY
-    if PACKING_LIBRARY in manifest.files and not packing.exists():
+    manifest, machine = read_manifest(artifact), load_packing(artifact)
+    if PACKING_LIBRARY in manifest.files and machine is None:
         raise HarnessError(f"{artifact} has no {PACKING_LIBRARY}, which packs weights: add it or compile again")
-    machine = load_library(packing, tvm_ffi.device("cpu", 0)) if packing.exists() else None
     files: dict[str, File] = {}
     for item in spec.import_entries(on_stage):
         try:
-            tensors = pack_weights(machine, item.name, item.parameters)
+            tensors = pack(machine, item.name, [(value, value.dtype.name) for value in item.parameters.values()])
         except (TypeError, ValueError) as error:  # of another dtype or shape than the packing library takes
             raise _version_error(artifact, item.name) from error
         _check_same(tensors, manifest.entries[item.name].weights, artifact, item.name)
@@ -148,8 +160,23 @@ def _pack_for_several(spec: ArtifactSpec, artifact: Path, folder: Path, on_stage
         _copy_files(artifact / name, folder / name, manifest)
         manifest = _describe_new_weights(manifest, spec)
         (folder / name / VARIANT).write_text(manifest.to_json(), encoding="utf-8")
-    variants = Variants(variants.names, *write_unpacked(folder, items))
-    (folder / VARIANTS).write_text(variants.to_json(), encoding="utf-8")
+    write_variants(folder, variants.names, items)
+
+
+def write_variants(folder: Path, names: tuple[str, ...], items: list[ImportedEntry]) -> None:
+    """Writes the weights of a folder for several CPUs as they were imported, and describes the folder.
+
+    Args:
+        folder: The folder.
+        names: Names of the variants.
+        items: The entry points; the list is empty in the end.
+    """
+    order: dict[str, tuple[str, ...]] = {}
+    files: dict[str, File] = {}
+    for name, parameters in drain(items):
+        order[name] = tuple(parameters)
+        files |= write_packed(folder, name, parameters)
+    (folder / VARIANTS).write_text(Variants(names, order, files).to_json(), encoding="utf-8")
 
 
 def _copy_files(artifact: Path, folder: Path, manifest: Manifest, replaced: Iterable[str] = ()) -> dict[str, File]:

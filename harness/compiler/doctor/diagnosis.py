@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.compiler.doctor.known_bad import PACKAGES, installed_versions, known_bad
+from harness.compiler.doctor.known_bad import PACKAGES, known_bad
+from harness.core.machine import control_group
+from harness.core.machine import versions as installed_versions
 from harness.core.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, thread_count, thread_count_reason
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
 from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
@@ -41,8 +43,8 @@ def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
     Args:
         processors: The processors to compile for.
     """
-    versions = installed_versions()
-    findings = [*_machine(), *_versions(versions)]
+    versions = {name: version for name, version in installed_versions(PACKAGES).items() if version}
+    findings = [*_machine(), Finding("versions", ", ".join(_label(name, versions) for name in PACKAGES))]
     known_bad_entries = known_bad(versions)
     findings += [
         Finding(
@@ -76,10 +78,8 @@ def _machine() -> list[Finding]:
     import psutil
 
     from harness.compiler.targets.linking import linker
-    from harness.core.machine import control_group
     from harness.runtime.cores import cores
-    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model
-    from harness.runtime.matrix_unit import matrix_unit_problem
+    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model, matrix_unit_problem
 
     cpu_feature_set = cpu_features() or frozenset()
     features = (
@@ -117,10 +117,6 @@ def bf16_products(features: Collection[str], request_matrix_unit: Callable[[], s
     return f"bf16: {vectors}; matrix unit (AMX) {unit}"
 
 
-def _versions(versions: Mapping[str, str]) -> list[Finding]:
-    return [Finding("versions", ", ".join(_label(name, versions) for name in PACKAGES))]
-
-
 def _label(name: str, versions: Mapping[str, str]) -> str:
     return f"{name} {versions.get(name, 'not installed')}"
 
@@ -136,7 +132,7 @@ def run_probe(
         to_findings: Converts the probe's result to findings.
         argument: Argument of the probe.
     """
-    from harness.core.processes import WorkerEnd, run_isolated
+    from harness.core.processes.call import WorkerEnd, run_isolated
 
     result = run_isolated(function, argument, timeout=_PROBE_SECONDS)
     if result.kind is WorkerEnd.OK:
@@ -178,7 +174,7 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
 
 
 def _thread_findings() -> list[Finding]:
-    from harness.core.processes import run_isolated
+    from harness.core.processes.call import run_isolated
 
     count = thread_count()
     default_count = run_isolated("harness.compiler.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value

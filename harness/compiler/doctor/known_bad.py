@@ -1,10 +1,9 @@
-"""Reads the installed versions, and lists combinations that do not work together."""
+"""Lists combinations of installed versions that do not work together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 MISSING = "missing"
 """Condition that a package is not installed."""
@@ -37,11 +36,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "torchvision's operators are built for the CUDA build of torch and cannot load beside a CPU-only one",
         "install both from PyPI, or both from PyTorch's CPU index",
     ),
-    KnownBad(
-        {"sam3": ">=0.1.4", "psutil": MISSING},
-        "sam3 imports psutil without requiring it",
-        "pip install psutil",
-    ),
+    KnownBad({"sam3": ">=0.1.4", "psutil": MISSING}, "sam3 imports psutil without requiring it", "pip install psutil"),
     KnownBad(
         {"sam3": ">=0.1.4", "open_clip_torch": MISSING},
         "the sam3 wheel lacks the vocabulary that its text encoder opens",
@@ -57,38 +52,15 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "sam3 is not installed: nothing can be verified",
         "pip install 'sam3-tvm[verify]'",
     ),
-    KnownBad(
-        {"sam3": ">=0", "numpy": ">=2.4"},
-        "sam3 asks for NumPy below 2.4",
-        "pip install 'numpy<2.4'",
-    ),
+    KnownBad({"sam3": ">=0", "numpy": ">=2.4"}, "sam3 asks for NumPy below 2.4", "pip install 'numpy<2.4'"),
 )
 """Every combination that is known to fail; a new combination is one more entry."""
 
 PACKAGES = (
-    "apache-tvm",
-    "apache-tvm-ffi",
-    "numpy",
-    "torch",
-    "torchvision",
-    "sam3",
-    "open_clip_torch",
-    "psutil",
-    "triton",
-    "xgboost",
+    *("apache-tvm", "apache-tvm-ffi", "numpy", "torch", "torchvision", "sam3"),
+    *("open_clip_torch", "psutil", "triton", "xgboost"),
 )
 """Packages whose versions matter."""
-
-
-def installed_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Returns the versions of the installed packages."""
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def known_bad(versions: Mapping[str, str], table: Sequence[KnownBad] = KNOWN_BAD) -> tuple[KnownBad, ...]:

@@ -1,59 +1,60 @@
-"""Defines executors, which run the compiled code of a case on this machine or on a remote device."""
+"""Defines executors, which run the compiled code of a case on this machine, emulated here, or on a remote device.
+
+On this CPU output buffers are poisoned before each call, so that a kernel that skips an element is caught: reused
+memory often still holds the right value, from an earlier call of the same program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from harness.compiler.execution.emulation.matrix_unit import emulate, emulation_problem
 from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.targets.linking import clang
+from harness.compiler.targets.llvm import lacks_matrix_unit_alone
+from harness.core.case import Case
 from harness.core.outcome import Device
-from harness.core.processors import THIS_MACHINE, Processors
-from harness.core.remote import Remote
+from harness.core.processors import THIS_MACHINE, Processors, Remote
 from harness.core.settings import Settings
+from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import tvm_ffi
 
     from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
-    from harness.runtime.artifact import Artifact, LoadedModel
+    from harness.runtime.artifact import Artifact
     from harness.runtime.executable import Executable
 
 
-class LoadedProgram(Protocol):
-    """A compiled program with its parameters."""
+_ALLOCATION = "vm.builtin.alloc_tensor"
+"""The builtin that TVM's virtual machine calls for each output tensor, right before the function that writes it."""
+_POISON = 0xFF
+"""The byte of poisoned memory: a float of such bytes is NaN, an integer is -1."""
 
-    def run(self, inputs: Sequence[npt.NDArray[Any]], /) -> list[npt.NDArray[Any]]:
-        """Runs the program once and returns its outputs in order."""
+
+def poison(tensor: tvm_ffi.Tensor) -> None:
+    """Fills a tensor on the CPU with bytes that no correct kernel leaves."""
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_POISON)
 
 
-class Executor(Protocol):
-    """A machine that runs compiled code.
+def poison_allocation(_function: Any, name: str, is_before_call: bool, result: Any, *_arguments: Any) -> None:
+    """Poisons each tensor as it is allocated; an instrument of TVM's virtual machine on the CPU."""
+    if name == _ALLOCATION and not is_before_call:
+        poison(result)
+
+
+class LocalExecutor:
+    """Runs code on this machine; on the CPU, `poison_allocation` poisons the memory of outputs before each call.
 
     Attributes:
         emulates: Whether it runs a GPU's kernels on the CPU of this machine, from their source.
     """
-
-    emulates: bool
-
-    def run_problem(self, target: str) -> str | None:
-        """Returns the reason why code that was compiled here for a target cannot run there, or None."""
-
-    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> LoadedProgram:
-        """Loads a compiled program with its parameters."""
-
-    def load_model(self, folder: Path) -> LoadedModel:
-        """Loads a compiled model."""
-
-    def describe_device(self) -> Device | None:
-        """Returns the machine after something was loaded on it; None for this machine."""
-
-    def close(self) -> None:
-        """Gives the machine back."""
-
-
-class LocalExecutor:
-    """Runs code on this machine; on the CPU, `unwritten` poisons the memory of outputs before each call."""
 
     emulates = False
 
@@ -66,7 +67,7 @@ class LocalExecutor:
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """Loads a compiled program with its parameters."""
-        from harness.compiler.execution.unwritten import poison_allocation
+        from harness.compiler.execution.executors import poison_allocation
         from harness.runtime.executable import Executable
 
         instrument = poison_allocation if target == HOST.name else None
@@ -155,8 +156,88 @@ class RemoteExecutor:
         return self._session
 
 
+Executor = LocalExecutor | RemoteExecutor
+"""A machine that runs compiled code."""
+
+
 def create_executor(settings: Settings) -> Executor:
     """Returns the executor of a case with these settings: this machine or the remote device."""
     if settings.remote is None:
         return LocalExecutor(settings.processors)
     return RemoteExecutor(settings.remote, settings.processors)
+
+
+def is_emulated(
+    case: Case,
+    cheap_precisions: Collection[str],
+    include_expensive: bool = False,
+    processors: Processors = THIS_MACHINE,
+) -> bool:
+    """Returns whether a case is emulated on this machine.
+
+    Args:
+        case: The case; a GPU's can be emulated if there is a clang and no device for its target, a CPU's if its code
+            needs nothing that this CPU lacks but a matrix unit.
+        cheap_precisions: Precisions in which the GPU kernels of the case's subject are cheap to emulate.
+        include_expensive: Whether to emulate expensive kernels, and code for a matrix unit, too.
+        processors: The processors that the case is compiled for.
+    """
+    target = TARGETS[case.target]
+    if target is HOST:
+        return include_expensive and lacks_matrix_unit_alone(processors) and emulation_problem() is None
+    if not target.emulated or not (include_expensive or case.precision in cheap_precisions) or clang() is None:
+        return False
+    return target.run_problem(processors) is not None
+
+
+def create_emulating_executor(case: Case, processors: Processors) -> Executor:
+    """Returns the executor of a case that is emulated (`is_emulated`)."""
+    return MatrixUnitExecutor(processors) if TARGETS[case.target] is HOST else EmulatedExecutor(processors)
+
+
+class MatrixUnitExecutor(LocalExecutor):
+    """Runs code for the matrix unit of x86 on a CPU without one."""
+
+    def run_problem(self, target: str) -> str | None:
+        """Returns None: the matrix unit is emulated."""
+        return None
+
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """Loads a compiled program with its parameters, after the emulation of the unit has begun."""
+        _emulate_unit()
+        return super().load_program(library, target, parameters)
+
+    def load_model(self, folder: Path) -> Artifact:
+        """Loads a compiled model."""
+        _emulate_unit()
+        return super().load_model(folder)
+
+
+def _emulate_unit() -> None:
+    emulate()
+    add_emulated_features(MATRIX_UNIT)
+
+
+class EmulatedExecutor(LocalExecutor):
+    """Runs a GPU's kernels on the CPU; this process cannot compile for their target afterwards."""
+
+    emulates = True
+
+    def run_problem(self, target: str) -> str | None:
+        """Returns the reason why the code cannot be emulated or run here, or None."""
+        return None if TARGETS[target].emulated else super().run_problem(target)
+
+    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
+        """Loads a compiled program with its parameters."""
+        from harness.compiler.execution.emulation.device import install
+
+        install(target)
+        return super().load_program(library, target, parameters)
+
+    def load_model(self, folder: Path) -> Artifact:
+        """Loads a compiled model."""
+        from harness.compiler.execution.emulation.device import install
+        from harness.runtime.manifest import read_manifest
+
+        install(read_manifest(folder).target)
+        return super().load_model(folder)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from harness.compiler.execution.executors import Executor, LoadedProgram
+from harness.compiler.execution.executors import Executor
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import TARGETS
@@ -19,10 +19,13 @@ from harness.compiler.targets.compiling import LIBRARY_SUFFIX, compile_module
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import Case
 from harness.core.files import temporary_folder
-from harness.core.outcome import Stage
+from harness.core.outcome import Progress, Stage
 from harness.core.program import Arrays, Output, Program, Trace
-from harness.core.progress import Progress
 from harness.core.settings import Settings
+
+if TYPE_CHECKING:
+    from harness.compiler.execution.remote.client import RemoteExecutable
+    from harness.runtime.executable import Executable
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class CompiledPrograms:
         later_inputs = {
             (value.call, value.name) for call in trace for value in call.arguments if isinstance(value, Output)
         }
-        loaded: dict[str, LoadedProgram] = {}
+        loaded: dict[str, Executable | RemoteExecutable] = {}
         state: dict[tuple[str, str], npt.NDArray[Any]] = {}
         outputs: Arrays = {}
         for call in trace:
@@ -170,7 +173,7 @@ class CompiledPrograms:
         self._run.executor.close()  # others may be waiting for the device
         return outputs
 
-    def _load_program(self, name: str, progress: Progress) -> LoadedProgram:
+    def _load_program(self, name: str, progress: Progress) -> Executable | RemoteExecutable:
         parameters = list(self._lowered[name].parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
         progress.sizes["parameters"] = sum(array.nbytes for array in parameters)

@@ -1,4 +1,4 @@
-"""Links object files to a shared library, with the system's C compiler or else with the linker of `ziglang`.
+"""Links object files to a shared library, and runs clang on generated source, with the system's tools or `ziglang`.
 
 The linker of `ziglang` also makes libraries for the platforms of `_ZIG_TARGETS`, on any machine.
 """
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from harness.runtime.cpu import Platform, this_platform
@@ -72,3 +73,40 @@ def link(output: str, objects: Sequence[str], platform: Platform | None = None, 
     result = subprocess.run([*command, "-o", output, *objects], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} could not link {output}: {result.stdout}{result.stderr}")
+
+
+HEADERS = Path(__file__).parent / "headers"
+"""Folder of the headers that generated GPU source includes, for clang."""
+
+
+def clang() -> list[str] | None:
+    """Returns the command that runs clang, without arguments; None if there is no clang."""
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-P", "-m", "ziglang", "clang"]
+    installed = shutil.which("clang")
+    return [installed] if installed else None
+
+
+def run_clang(arguments: Sequence[str]) -> str:
+    """Runs clang on C++17 without library headers, and returns its messages, which are empty on success.
+
+    Raises:
+        RuntimeError: There is no clang.
+    """
+    command = clang()
+    if command is None:
+        raise RuntimeError("there is no clang to read GPU source with: pip install ziglang")
+    options = [
+        "-x",
+        "c++",
+        "-std=c++17",
+        "-nostdinc",
+        f"-I{HEADERS}",
+        "-w",
+        "-fno-caret-diagnostics",
+        "-fno-exceptions",
+    ]
+    result = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return ""
+    return result.stderr.strip() or f"clang ended with {result.returncode}"

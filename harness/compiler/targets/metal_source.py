@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.compiler.targets.clang import run_clang
+from harness.compiler.targets.linking import run_clang
 from harness.core.files import temporary_folder
 from harness.core.outcome import Kernel
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compiler.schedules.common.code_generation import generate
-from harness.compiler.targets.tvm_build import tvm_build
+from harness.compiler.targets.system_cpu import tvm_build
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root, explain_write_errors, prune_files, write_bytes
 

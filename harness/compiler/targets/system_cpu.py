@@ -1,17 +1,44 @@
-"""Caches LLVM's description of this machine's CPU on disk, because importing TVM to ask takes seconds."""
+"""Caches LLVM's description of this machine's CPU on disk, and identifies the build of TVM by its libraries.
+
+Importing TVM to ask for either takes seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from harness.compiler.targets.tvm_build import tvm_build
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root, write_json
 from harness.runtime.system import ROOT, read_text
+
+
+@cache
+def tvm_build() -> tuple[str, ...]:
+    """Returns name, size and date of each of TVM's libraries, in order; empty if TVM is not installed.
+
+    The folders are those of `tvm.libinfo.package_lib_paths`, which cannot be called without importing TVM: a wheel's
+    folder, and those of a build in the source tree.
+    """
+    package = find_spec("tvm")
+    if package is None or package.origin is None:
+        return ()
+    installed = Path(package.origin).parent
+    tree = installed.parents[1]
+    library_path = os.environ.get("TVM_LIBRARY_PATH")
+    folders = [*([Path(library_path)] if library_path else []), installed / "lib", tree / "build" / "lib", tree / "lib"]
+    return tuple(
+        f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        for folder in folders
+        for path in sorted(folder.glob("libtvm*"))
+    )
+
 
 FILE = "cpu.json"
 """Name of the file in the cache's folder."""

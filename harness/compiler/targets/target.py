@@ -36,18 +36,11 @@ class Pipeline(Protocol):
         """Returns the pass for TVM's target; schedules of other kinds of target are ignored."""
 
 
-class Examine(Protocol):
-    """A function that reads the generated kernels of a GPU target, and refuses kernels that no device accepts."""
+Examine = Callable[[str, Mapping[str, int], "tvm.target.Target"], tuple[Kernel, ...]]
+"""Returns the kernels of a GPU's generated source, given the threads per block; RuntimeError if no device takes it."""
 
-    def __call__(self, source: str, threads: Mapping[str, int], target: tvm.target.Target, /) -> tuple[Kernel, ...]:
-        """Returns the kernels of generated source, given the threads per block; RuntimeError for a violation."""
-
-
-class DeviceCode(Protocol):
-    """A function that makes a library's device code from the module that TVM generated."""
-
-    def __call__(self, saved: bytes, target: tvm.target.Target, /) -> bytes:
-        """Returns the library's device code; raises RuntimeError if the compiler rejects the module."""
+DeviceCode = Callable[[bytes, "tvm.target.Target"], bytes]
+"""Makes a library's device code of the module that TVM generated; RuntimeError if the compiler rejects it."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class Target:
         architectures: For targets whose libraries run on some devices only: names of their architectures.
         precisions: Names of the precisions that the target compiles in, see `harness.core.precision`.
         tunable: Whether the pipeline takes tuned schedules, and tuning can search for them.
-        emulated: Whether this machine's CPU can run the kernels in place of a device (`compiler.execution.emulated`).
+        emulated: Whether this machine's CPU can run the kernels in place of a device (`compiler.execution.executors`).
         symbolic: Whether the pipeline takes inputs with symbolic axes, and makes fast kernels of their readers.
         upsampling: Whether the pipeline convolves an upsampled image without materializing it.
         forkable: Whether a case may run in a fork of a process that has loaded the libraries. A GPU's driver that was

@@ -14,26 +14,3 @@ survives a native crash of the process that wrote it:
 Memory is limited by polling the resident set of the child and its descendants. RLIMIT_AS would be sharper, but torch
 and TVM reserve tens of times the address space that they use, and macOS does not enforce it.
 """
-
-from harness.core.processes.call import (
-    DETAILS_BYTES,
-    OUTPUT_BYTES,
-    Breadcrumb,
-    WorkerEnd,
-    WorkerResult,
-    run_isolated,
-)
-from harness.core.processes.processes import Stopped, Template, kill_and_collect, start_python
-
-__all__ = [
-    "DETAILS_BYTES",
-    "OUTPUT_BYTES",
-    "Breadcrumb",
-    "Stopped",
-    "Template",
-    "WorkerEnd",
-    "WorkerResult",
-    "kill_and_collect",
-    "run_isolated",
-    "start_python",
-]

@@ -1,4 +1,4 @@
-"""Tunes how the C library allocates and releases memory in processes that compute with large arrays."""
+"""Tunes the memory of processes that compute with large arrays, and of processes that only run compiled models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import sys
 
 _TUNABLES = ("hugetlb=1", f"mmap_threshold={8 << 30}", f"trim_threshold={64 << 30}")
 """See <https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html>; sizes in bytes."""
@@ -26,3 +27,11 @@ def give_back_freed_memory() -> None:
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def hide_torch() -> None:
+    """Makes imports of PyTorch fail in this process as if it were not installed, unless it is imported already.
+
+    `tvm_ffi` imports it wherever it is installed, which takes 1.5 s and 0.6 GB of memory on a Zen 5.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

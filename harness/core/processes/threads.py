@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from harness.core.errors import HarnessError
@@ -99,16 +100,22 @@ def run_on_tvm_threads(count: int, run: Callable[[], Result]) -> Result:
     The function runs in its own thread. TVM starts that thread's pool with the number in the environment at that time,
     so no other thread may start a pool meanwhile.
     """
-    previous = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(count)
+    with set_variable(VARIABLE, str(count)), ThreadPoolExecutor(1) as executor:
+        return executor.submit(run).result()
+
+
+@contextmanager
+def set_variable(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable of this process, and of those that it starts, in the context."""
+    previous = os.environ.get(name)
+    os.environ[name] = value
     try:
-        with ThreadPoolExecutor(1) as executor:
-            return executor.submit(run).result()
+        yield
     finally:
         if previous is None:
-            del os.environ[VARIABLE]
+            del os.environ[name]
         else:
-            os.environ[VARIABLE] = previous
+            os.environ[name] = previous
 
 
 def share_cpus() -> None:

@@ -19,10 +19,10 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
+from harness.core.processes.call import kill_and_collect, start_python
 from harness.core.processes.child import die_with_parent
-from harness.core.processes.processes import kill_and_collect, start_python
+from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, thread_count
-from harness.core.processes.torch_free import hide_torch
 
 _WITH_TORCH = "with-torch"
 
@@ -91,11 +91,7 @@ class TimedCalls:
             variables = {"TMPDIR": str(self._temporary.enter_context(temporary_folder("calls")))}
             arguments = (str(child_end.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
             self._process = start_python(
-                __name__,
-                *arguments,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(child_end.fileno(),),
-                variables=variables,
+                __name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(child_end.fileno(),), variables=variables
             )
         self._connection.recv()
         return self._connection

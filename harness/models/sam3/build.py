@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import Weights
 from harness.core.errors import HarnessError
-from harness.core.weights import Weights
 from harness.models.sam3.checkpoints import load_checkpoint, video_name
 from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced
@@ -41,7 +41,7 @@ def build_model(
         scale: A key of `harness.models.sam3.scales.SCALES`.
         seed: Seed of the weights, which have the same values at every scale.
         checkpoint: File to load the weights from; tensors that a partial load leaves out are seeded.
-        weights: Distribution of the drawn weights, one of `harness.core.weights.Weights`; seeded where a checkpoint is
+        weights: Distribution of the drawn weights, one of `harness.core.case.Weights`; seeded where a checkpoint is
             given.
         interactive: Whether to add upstream's SAM 2 neck, tracker and interactive predictor.
         allow_partial: Whether the checkpoint may lack tensors of the model, or have further ones.

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compiler.lowering.symbolic import takes_symbolic_axes
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
-from harness.core.weights import Weights
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.groups import note_groups
 from harness.models.sam3.questions import AnyQuestion, PhotographQuestion

@@ -6,10 +6,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from harness.core.case import Case
+from harness.core.case import WEIGHTS, Case
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
-from harness.core.weights import WEIGHTS
 from harness.models.sam3 import end_to_end, interactive, video
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component

@@ -33,8 +33,7 @@ from harness.runtime.sam3.interactive import (
 )
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
 from harness.runtime.sam3.segmentation import Found, MaskBatch, Outputs, Queries, SegmentationHead
-from harness.runtime.sam3.texts import pack_texts
-from harness.runtime.sam3.tokenizer import Tokenizer
+from harness.runtime.sam3.tokenizer import Tokenizer, pack_texts
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -71,6 +70,7 @@ class ImageModel:
     Attributes:
         manifest: The artifact's manifest.
         description: SAM 3's part of it.
+        artifact: The compiled model, whose entry points can be called one by one.
     """
 
     def __init__(self, artifact: LoadedModel) -> None:
@@ -86,7 +86,7 @@ class ImageModel:
         if missing:
             raise ArtifactError(f"{artifact.folder} has no entry point {missing[0]}: compile the model again")
         self.manifest: Manifest = artifact.manifest
-        self._artifact = artifact
+        self.artifact = artifact
         self._tokenizer = Tokenizer.read(artifact.folder / self.description.vocabulary)
         self._texts: OrderedDict[bytes, Tensors] = OrderedDict()
         self._lock = threading.Lock()
@@ -102,15 +102,10 @@ class ImageModel:
             ModelError: The image is none of these, or a file that cannot be read.
         """
         pixels = to_pixels(image)
-        (prepared,) = self._artifact.call("preprocess", image=pixels).values()
-        with self._artifact.reading_once("encode_image"):
-            features = self._artifact.call("encode_image", pixels=prepared)
+        (prepared,) = self.artifact.call("preprocess", image=pixels).values()
+        with self.artifact.reading_once("encode_image"):
+            features = self.artifact.call("encode_image", pixels=prepared)
         return EncodedImage(self, pixels, features)
-
-    @property
-    def artifact(self) -> LoadedModel:
-        """The compiled model, whose entry points can be called one by one."""
-        return self._artifact
 
     def encode_texts(self, texts: Sequence[npt.NDArray[np.int64]]) -> list[Tensors]:
         """Returns the model's tensors for tokenized texts, int64 [1, 32] each; the last texts are cached."""
@@ -122,7 +117,7 @@ class ImageModel:
             features = {key: self._texts[key] for key in keys if key in self._texts}
         new = {key: tokens for key, tokens in zip(keys, texts, strict=True) if key not in features}
         if new:
-            with self._artifact.reading_once("encode_text"):
+            with self.artifact.reading_once("encode_text"):
                 encoded = dict(zip(new, self._encode_texts(list(new.values())), strict=True))
             features |= encoded
             with self._lock:
@@ -134,10 +129,10 @@ class ImageModel:
     def _encode_texts(self, texts: Sequence[npt.NDArray[np.int64]]) -> list[Tensors]:
         """Returns the outputs of the entry point `encode_text` for each of the texts."""
         if all(spec.name != "starts" for spec in self.manifest.entries["encode_text"].inputs):  # an older folder
-            return [self._artifact.call("encode_text", tokens=tokens) for tokens in texts]
+            return [self.artifact.call("encode_text", tokens=tokens) for tokens in texts]
         encoded: list[Tensors] = []
         for batch in pack_texts(texts):
-            tensors = self._artifact.call("encode_text", **batch.inputs)
+            tensors = self.artifact.call("encode_text", **batch.inputs)
             is_single = len(batch.texts) == 1
             encoded += [tensors] if is_single else batch.split(self.fetch(tensors["text_features"]))
         return encoded
@@ -179,8 +174,8 @@ class ImageModel:
 
     def interactive_features(self, features: Tensors) -> Tensors:
         """Computes the features that `predict_masks` reads from the features of an image."""
-        with self._artifact.reading_once("interactive_features"):
-            return self._artifact.call("interactive_features", trunk=features["trunk"])
+        with self.artifact.reading_once("interactive_features"):
+            return self.artifact.call("interactive_features", trunk=features["trunk"])
 
     def predict_masks(self, features: Tensors, prompt: EncodedObjectPrompt) -> Tensors:
         """Returns the outputs of the entry point `predict_masks`, by name."""
@@ -236,7 +231,7 @@ class ImageModel:
     def _call_with(self, entry: str, tensors: Tensors) -> Tensors:
         """Runs an entry point with those of the tensors that it reads."""
         inputs = self.manifest.entries[entry].inputs
-        return self._artifact.call(entry, **{spec.name: tensors[spec.name] for spec in inputs})
+        return self.artifact.call(entry, **{spec.name: tensors[spec.name] for spec in inputs})
 
     def resize_masks(
         self, masks: Any, indices: npt.NDArray[np.int64], photograph: npt.NDArray[np.uint8]
@@ -253,13 +248,13 @@ class ImageModel:
         """
         if not len(indices):
             return np.zeros((0, *photograph.shape[:2]), bool)
-        (resized,) = self._artifact.call("resize_masks", masks=masks, kept=indices, like=photograph).values()
+        (resized,) = self.artifact.call("resize_masks", masks=masks, kept=indices, like=photograph).values()
         values: npt.NDArray[np.bool_] = self.fetch(resized)
         return values
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
         """Returns the values of one of the model's tensors."""
-        return self._artifact.fetch(tensor)
+        return self.artifact.fetch(tensor)
 
 
 class EncodedImage:

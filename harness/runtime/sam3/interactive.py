@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.connected_components import small_components
-from harness.runtime.sam3.coordinates import (
+from harness.runtime.sam3.description import Capacity
+from harness.runtime.sam3.prompts import (
+    Coordinates,
     abbreviate,
     check_points,
     clip_boxes,
@@ -22,8 +24,6 @@ from harness.runtime.sam3.coordinates import (
     parse_labels,
     parse_numbers,
 )
-from harness.runtime.sam3.description import Capacity
-from harness.runtime.sam3.prompts import Coordinates
 
 Floats = npt.NDArray[np.float32]
 Box = Sequence[float] | npt.NDArray[Any] | None

@@ -61,7 +61,7 @@ class Sam3(ImageModel):
         from harness.runtime.sam3.video.session import Session
         from harness.runtime.sam3.video.tracker import Tracker
 
-        return Session(self, Tracker(self._artifact), video, keep=keep)
+        return Session(self, Tracker(self.artifact), video, keep=keep)
 
     def resume_session(self, path: str | Path, video: Any) -> Session:
         """Continues a session that `Session.save` wrote to a file, as if it had not been interrupted.

@@ -17,10 +17,9 @@ from harness.compiler.tuned.database import choose_schedules
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.outcome import Verdict, VerdictKind
+from harness.core.outcome import Progress, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.program import Arrays
-from harness.core.progress import Progress
 from harness.core.settings import Settings
 from harness.models.registry import subjects
 from harness.models.traced import TracedWorkload

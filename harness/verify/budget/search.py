@@ -149,7 +149,7 @@ def find_budget(
     Raises:
         HarnessError: The options make no sense, the case does not run, or no choice holds the limit.
     """
-    from harness.core.processes import run_isolated
+    from harness.core.processes.call import run_isolated
 
     if not (math.isfinite(limit) and limit > 0):
         raise HarnessError(f"--limit {limit:g} is no limit: give a number above 0, in units of autocast's error")

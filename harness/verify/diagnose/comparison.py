@@ -22,7 +22,7 @@ from torch.fx import Node
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.execution.unwritten import poison
+from harness.compiler.execution.executors import poison
 from harness.compiler.lowering.frontends.rewriting import source_line
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision

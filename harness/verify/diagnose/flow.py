@@ -17,7 +17,7 @@ import tvm
 from torch.fx import Node
 from tvm import ir, relax, tirx
 
-from harness.compiler.execution.unwritten import poison
+from harness.compiler.execution.executors import poison
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 from harness.core.precision import HALF_DTYPES

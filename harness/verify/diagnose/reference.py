@@ -23,11 +23,10 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-from harness.core.case import Case
+from harness.core.case import Case, Weights
 from harness.core.expectations import Expectation
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.program import Array, Arrays, Program
-from harness.core.weights import Weights
 from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
 from harness.parity.oracle import float64_arithmetic, oracle
 from harness.parity.references import runner_of

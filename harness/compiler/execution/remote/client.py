@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.errors import HarnessError
-from harness.core.remote import Remote
+from harness.core.processors import Remote
 from harness.runtime.artifact import Tensors, check_inputs
-from harness.runtime.checking import check_files
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
+from harness.runtime.weights import check_files
 
 if TYPE_CHECKING:
     from tvm import rpc

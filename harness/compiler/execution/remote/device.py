@@ -24,8 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +38,7 @@ from harness.compiler.targets.compiling import required_cpu
 from harness.core.errors import HarnessError
 from harness.core.files import explain_write_errors, make_folder, prune_files, temporary_folder, temporary_name
 from harness.core.machine import describe_machine, versions
+from harness.core.processes.threads import set_variable
 from harness.core.processors import Processors
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import cpu_features, this_platform
@@ -150,7 +150,7 @@ def serve(host: str, port: int, store: Path, report: Callable[[str], None]) -> N
     for name in TARGETS:
         report(f"  {name}: {description.hardware.get(name) or f'no, {description.problems[name]}'}")
     prepare = partial(_prepare, store.resolve(), json.dumps(asdict(description)))
-    with temporary_folder("device") as folder, _use_temporary_folder(folder):
+    with temporary_folder("device") as folder, set_variable("TMPDIR", str(folder)):
         while True:
             try:
                 server = rpc.Server(host, port, port + 1, server_init_callback=prepare)
@@ -163,20 +163,6 @@ def serve(host: str, port: int, store: Path, report: Callable[[str], None]) -> N
             finally:
                 server.terminate()
             report("A session ended badly, and TVM's server with it: it is started again.")
-
-
-@contextmanager
-def _use_temporary_folder(folder: Path) -> Iterator[None]:
-    """Sets the folder for temporary files of the processes that are started in the context."""
-    previous = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = previous
 
 
 def _prepare(store: Path, description: str) -> None:

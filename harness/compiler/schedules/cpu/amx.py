@@ -11,7 +11,7 @@ denormal numbers, given and made, are zero (Intel's manual, volume 2, TDPBF16PS)
 some hundred additions in a row and 16 behind each: its error is a thousandth of that of rounding the operands.
 
 A thread says how large its tiles are before it uses them (`ldtilecfg`) and gives them back afterwards. The code asks
-the system for them once, so that whatever loads it may run it; `harness.runtime.matrix_unit` tells of a refusal.
+the system for them once, so that whatever loads it may run it; `harness.runtime.cpu` tells of a refusal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from __future__ import annotations
 import tvm
 
 from harness.compiler.schedules.cpu.emit import Arithmetic, Tiles
-from harness.runtime.cpu import MATRIX_UNIT
-from harness.runtime.matrix_unit import REQUEST, SYSTEM_CALL, TILE_DATA
+from harness.runtime.cpu import MATRIX_UNIT, REQUEST, SYSTEM_CALL, TILE_DATA
 
 PAIRS = 16
 """Pairs of the depth in one tile: the depth of a product is a multiple of so many."""

@@ -2,7 +2,7 @@
 //
 // A launch runs block after block. Where a kernel never synchronizes, the threads of a block are a loop; elsewhere each
 // thread has a stack of its own and runs until it waits, for its block at a barrier or for its warp at a shuffle.
-// Included once, by what harness/compiler/execution/emulation/translation.py writes; needs no library but the C runtime.
+// Included once, by what harness/compiler/execution/emulation/device.py writes; needs no library but the C runtime.
 #pragma once
 
 extern "C" {

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from harness.compiler.deployment.deployable import Deployable
-from harness.core.weights import WEIGHTS
+from harness.core.case import WEIGHTS
 from harness.models.sam3.deployed.entry_points.programs import programs
 from harness.models.sam3.deployed.image_functions import IMAGE_FUNCTIONS
 from harness.models.sam3.deployed.options import Sam3Options

@@ -11,8 +11,8 @@ from harness.compiler.deployment.describing import check_matches
 from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
 from harness.models.sam3.deployed.options import Sam3Options
+from harness.runtime.manifest import read_any_manifest
 from harness.runtime.sam3.model import Sam3
-from harness.runtime.variants import read_any_manifest
 
 if TYPE_CHECKING:
     from harness.compiler.execution.run import Run

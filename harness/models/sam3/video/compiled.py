@@ -23,12 +23,10 @@ from harness.parity.references import add_prefix
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.model import Sam3
-from harness.runtime.sam3.video.bfloat16 import Bits
 from harness.runtime.sam3.video.frames import Frames
-from harness.runtime.sam3.video.memory_bank import AttentionInputs, MemoryBank, MemoryEntry
-from harness.runtime.sam3.video.memory_selection import Retention
+from harness.runtime.sam3.video.memory_bank import AttentionInputs, MemoryBank, MemoryEntry, Retention
 from harness.runtime.sam3.video.session import Session, TrackedFrame
-from harness.runtime.sam3.video.tracker import TrackedMasks, Tracker
+from harness.runtime.sam3.video.tracker import Bits, TrackedMasks, Tracker
 
 Floats = npt.NDArray[np.float32]
 

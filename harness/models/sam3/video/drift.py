@@ -13,7 +13,7 @@ import numpy.typing as npt
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Arrays
 from harness.parity.verdict import MAX_R_RMS, unmeasured_verdict
-from harness.runtime.sam3.video.bfloat16 import from_bfloat16
+from harness.runtime.sam3.video.tracker import from_bfloat16
 
 Array = npt.NDArray[Any]
 

@@ -23,7 +23,7 @@ from harness.models.sam3.video.visible_objects import (
 )
 from harness.parity.references import Reference, add_prefix
 from harness.parity.verdict import unmeasured_verdict
-from harness.runtime.sam3.video.bfloat16 import to_bfloat16
+from harness.runtime.sam3.video.tracker import to_bfloat16
 
 Array = npt.NDArray[Any]
 

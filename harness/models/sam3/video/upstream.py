@@ -30,8 +30,8 @@ from harness.models.sam3.video.rounding import undecided_shares
 from harness.parity.arrays import arrays_digest
 from harness.parity.oracle import oracle, reference
 from harness.parity.references import Reference, add_prefix, select
-from harness.runtime.sam3.video.bfloat16 import to_bfloat16
 from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT
+from harness.runtime.sam3.video.tracker import to_bfloat16
 
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel

@@ -32,11 +32,13 @@ class Detections:
         queries: int64 [D], the numbers of their queries.
         scores: fp32 [D], each above `Rules.detection_score`.
         masks: bool [D, H, W].
+        logits: fp32 [D, H, W], of the masks.
     """
 
     queries: npt.NDArray[np.int64]
     scores: Floats
     masks: npt.NDArray[np.bool_]
+    logits: Floats
 
 
 def video_scores(scores: Floats) -> Floats:
@@ -70,7 +72,7 @@ def select_detections(scores: Floats, logits: Floats, rules: Rules) -> Detection
     queries = candidates(scores, rules)
     masks = logits[queries] > 0
     best = np.flatnonzero(nms(masks, scores[queries], rules.detection_score, rules.detection_iou))
-    return Detections(queries[best], scores[queries[best]], masks[best])
+    return Detections(queries[best], scores[queries[best]], masks[best], logits[queries[best]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,19 +90,6 @@ class EncodedFrame:
     features: Tensors
 
 
-@dataclass(frozen=True, eq=False)
-class DetectorOutput:
-    """The detector's output for one prompt on one frame.
-
-    Attributes:
-        detections: The selected detections.
-        logits: fp32 [D, 288, 288], of their masks.
-    """
-
-    detections: Detections
-    logits: Floats
-
-
 class Detector:
     """Finds the objects of texts and a box, frame by frame.
 
@@ -115,17 +104,17 @@ class Detector:
         self.prompts, self.prompt_frame = tuple(prompts), prompt_frame
         self.box_frames: dict[int, int] = {}
         self._model, self._rules = model, rules
-        self._latest: tuple[int, tuple[DetectorOutput | None, ...]] | None = None
+        self._latest: tuple[int, tuple[Detections | None, ...]] | None = None
 
-    def detect(self, frame: EncodedFrame, length: int | None, reverse: bool) -> tuple[DetectorOutput | None, ...]:
-        """Returns the output for each prompt on a frame; None where the prompt does not run on this frame."""
+    def detect(self, frame: EncodedFrame, length: int | None, reverse: bool) -> tuple[Detections | None, ...]:
+        """Returns the detections of each prompt on a frame; None where the prompt does not run on this frame."""
         if self._latest is None or self._latest[0] != frame.index:
             end = length or frame.index + 2
             self.box_frames = update_box_frames(self.box_frames, frame.index, end, reverse)
             self._latest = frame.index, tuple(self._detect(prompt, frame) for prompt in self.prompts)
         return self._latest[1]
 
-    def _detect(self, prompt: Prompt, frame: EncodedFrame) -> DetectorOutput | None:
+    def _detect(self, prompt: Prompt, frame: EncodedFrame) -> Detections | None:
         if prompt.text is None and frame.index != self.prompt_frame:
             return None
         image = frame.image
@@ -137,8 +126,7 @@ class Detector:
         logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
         if len(queries := candidates(scores, self._rules)):
             logits[queries] = self._model.segmentation_head(image.features, grounded).logits(queries)
-        detections = select_detections(scores, logits, self._rules)
-        return DetectorOutput(detections, logits[detections.queries])
+        return select_detections(scores, logits, self._rules)
 
 
 def update_box_frames(previous: Mapping[int, int], frame: int, frames: int, reverse: bool) -> dict[int, int]:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.video.masks import boxes_of_masks, remove_mask_overlaps
-from harness.runtime.sam3.video.objects import VideoState
 from harness.runtime.sam3.video.planner import FramePlan
+from harness.runtime.sam3.video.rules import VideoState
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
@@ -74,9 +74,7 @@ def visible_objects(
 
 
 def frame_output(
-    objects: Mapping[int, VisibleObject],
-    scores: Mapping[int, float],
-    size: tuple[int, int],
+    objects: Mapping[int, VisibleObject], scores: Mapping[int, float], size: tuple[int, int]
 ) -> FrameOutput:
     """Computes the output of a frame.
 

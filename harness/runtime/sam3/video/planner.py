@@ -6,6 +6,7 @@ the modules that this one imports, and on one page in docs/VIDEO_RULES.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,14 +22,15 @@ from harness.runtime.sam3.video.masks import (
     suppressed_objects,
     update_last_occluded,
 )
-from harness.runtime.sam3.video.objects import TrackedObject, VideoState, drop_objects
 from harness.runtime.sam3.video.rules import (
     DISAMBIGUATED,
     Association,
-    Reconditioning,
     Rules,
+    TrackedObject,
+    VideoState,
     associate,
     count_shared_detections,
+    drop_objects,
     limit_new_objects,
     removed_objects,
     select_reconditionings,
@@ -81,7 +83,7 @@ class FramePlan:
 
     Attributes:
         association: The association of detections and objects.
-        reconditionings: First, these objects get the mask of a detection.
+        reconditionings: First, these objects get the mask of a detection, whose index is given.
         suppressed: bool [N], then the masks of these objects become empty, `SUPPRESSED_LOGIT` everywhere. The other
             masks are encoded into memories, see `suppress_shrunken`, and are the frame's output.
         births: These detections become objects, in one bucket, tracked from the next frame on; their masks are output,
@@ -91,7 +93,7 @@ class FramePlan:
     """
 
     association: Association
-    reconditionings: tuple[Reconditioning, ...]
+    reconditionings: Mapping[int, int]
     suppressed: Masks
     births: tuple[Birth, ...]
     removed: frozenset[int]

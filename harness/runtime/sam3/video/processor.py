@@ -1,6 +1,7 @@
 """Processes the frames of a video: each frame is read, encoded, detected on and tracked, and its result is stored.
 
-VI is upstream's model/sam3_video_inference.py, with the lines of sam3 0.1.4.
+It also decides which frames a propagation processes, and what it computes on them. VI is upstream's
+model/sam3_video_inference.py, with the lines of sam3 0.1.4.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,99 @@ from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.detector import Detector, EncodedFrame
 from harness.runtime.sam3.video.frames import FrameReader, Frames
 from harness.runtime.sam3.video.masklets import Masklets
-from harness.runtime.sam3.video.memory_selection import Retention
+from harness.runtime.sam3.video.memory_bank import Retention
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject, merge_refined
-from harness.runtime.sam3.video.propagation import Action, PropagationScope
 from harness.runtime.sam3.video.rules import Rules, release_outputs
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import ImageModel
+
+
+ActionKind = Literal["add", "refine", "remove", "full", "partial", "fetch"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action of the user since the last text or box.
+
+    Attributes:
+        kind: An object was added, refined or removed; or a propagation ran. "full": detector and tracker run, and the
+            planner decides. "partial": the tracker runs for some objects, and the others' outputs stay. "fetch": the
+            outputs are the earlier ones.
+        objects: The objects of the action; none for "full" and "fetch".
+        start: For a propagation the frame that the user asked to start from, None for the default.
+    """
+
+    kind: ActionKind
+    objects: frozenset[int] = frozenset()
+    start: int | None = None
+
+
+def next_propagation(history: Sequence[Action], frames: int) -> Action:
+    """Returns the next propagation, by the history (`parse_action_history_for_propagation`, VI:1219).
+
+    - The first one is full.
+    - After objects were added or refined, it is partial, of these objects. After objects were only removed, outputs
+      are fetched. On frames that were never computed `VideoProcessor` computes everything, whatever the scope is.
+    - After a propagation it is the same kind again, for the other direction. It is a fetch if two of them ran
+      already, if the last one was asked to start at the first or the last frame, or was a fetch itself.
+
+    An object that was added before the first propagation makes it partial; then the detector never runs.
+
+    Args:
+        history: All actions since the last text or box, oldest first.
+        frames: The number of frames of the video.
+    """
+    if not history:
+        return Action("full")
+    last = history[-1]
+    if last.kind == "fetch":
+        return Action("fetch")
+    if last.kind in ("full", "partial"):
+        ran_twice = len(history) > 1 and history[-2].kind in ("full", "partial")
+        if ran_twice or last.start in (0, frames - 1):
+            return Action("fetch")
+        return Action(last.kind, last.objects)
+    changed: set[int] = set()
+    for action in reversed(history):
+        if action.kind in ("full", "partial", "fetch"):
+            break
+        if action.kind in ("add", "refine"):
+            changed |= action.objects
+    return Action("partial", frozenset(changed)) if changed else Action("fetch")
+
+
+def processing_order(
+    start: int | None, limit: int | None, frames: int, reverse: bool, processed: Sequence[int]
+) -> range:
+    """Returns the frames of a propagation in order (`_get_processing_order`, VI:221).
+
+    Forwards it begins with `start` and goes on for `limit` frames after it. Backwards it begins with the frame before
+    `start`.
+
+    Args:
+        start: The frame to start from; None for the first one that was processed before.
+        limit: The number of frames to go on; None for all.
+        frames: The number of frames of the video.
+        reverse: Whether to go backwards.
+        processed: The frames that were processed before, for a prompt or by a propagation.
+
+    Raises:
+        ModelError: There is no prompt yet, or no such frame.
+    """
+    if start is None and not processed:
+        raise ModelError("Nothing is asked of this video; add a text, a box or points first.")
+    first = min(processed) if start is None else start
+    if not 0 <= first < frames:
+        raise ModelError(f"The frame to start from is {first}; the video has frames 0 to {frames - 1}.")
+    reach = frames if limit is None else limit
+    if reach < 0:
+        raise ModelError(f"The number of frames to process is {reach}; give 0 or a larger number.")
+    if reverse:
+        return range(first - 1, max(first - reach, 0) - 1, -1)
+    return range(first, min(first + reach, frames - 1) + 1)
+
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -44,7 +130,7 @@ class Propagation:
     """
 
     request: tuple[int | None, int | None, bool]
-    scope: PropagationScope
+    scope: Action
     order: range
     hotstart_buffer: tuple[tuple[FrameResult, Pixels], ...] = ()
     outputs: tuple[tuple[FrameResult, Pixels], ...] = ()

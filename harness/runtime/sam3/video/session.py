@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.coordinates import abbreviate
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
-from harness.runtime.sam3.prompts import Coordinates, Prompt
+from harness.runtime.sam3.prompts import Coordinates, Prompt, abbreviate
 from harness.runtime.sam3.video.frames import Frames, open_frames
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.outputs import FrameResult, frame_output
-from harness.runtime.sam3.video.processor import Propagation, VideoProcessor
-from harness.runtime.sam3.video.propagation import Action, next_propagation, processing_order
+from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
 from harness.runtime.sam3.video.tracker import Tracker
 
@@ -352,8 +350,8 @@ class Session:
         first = first if start is None else start
         self.processor.pixels(first)
         order = processing_order(first, limit, _ENDLESS, reverse, ())
-        scope = next_propagation(progress.history, self.frames.length or _ENDLESS)
-        progress.history += (Action(scope.kind, scope.objects, start),)
+        scope = replace(next_propagation(progress.history, self.frames.length or _ENDLESS), start=start)
+        progress.history += (scope,)
         return Propagation((start, limit, reverse), scope, order)
 
     def _not_kept_error(self, action: str) -> ModelError:

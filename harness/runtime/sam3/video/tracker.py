@@ -5,8 +5,7 @@ TB is upstream's model/sam3_tracker_base.py and TP its model/sam3_tracking_predi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,27 @@ from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity, read_sam3_description
 from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
-from harness.runtime.sam3.video.bfloat16 import Bits, from_bfloat16, to_bfloat16
 from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs, PromptOutput
+
+Bits = npt.NDArray[np.uint16]
+_QUIET_NAN = np.uint16(0x7FC0)
+
+
+def to_bfloat16(values: npt.NDArray[np.float32]) -> Bits:
+    """Returns the bits of fp32 values rounded to bfloat16, half to even, as PyTorch rounds.
+
+    Every NaN becomes the quiet one.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Adds half of the dropped bits, less one where the last kept bit is even; the carry into the exponent is correct.
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(values), _QUIET_NAN, rounded)
+
+
+def from_bfloat16(bits: Bits) -> npt.NDArray[np.float32]:
+    """Returns the fp32 values of bfloat16 bits, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
 
 Floats = npt.NDArray[np.float32]
 
@@ -40,8 +58,7 @@ _POINTER_TOKENS = 4
 """Number of keys that a pointer is split into (TB:760)."""
 
 
-@dataclass(frozen=True, eq=False)
-class TrackedMasks:
+class TrackedMasks(NamedTuple):
     """The model's prediction of B objects on a frame.
 
     Attributes:
@@ -55,9 +72,6 @@ class TrackedMasks:
     pointers: Floats
     object_logits: Floats
     iou: Floats
-
-
-_OUTPUTS = ("logits", "pointers", "object_logits", "iou")
 
 
 class Tracker:
@@ -88,7 +102,7 @@ class Tracker:
         tokens = self._pointer_tokens(attended)
         count = attended.memories.shape[1]
         outputs = [self._track_object(features, attended, tokens, row) for row in range(count)]
-        return TrackedMasks(*(np.stack([getattr(output, name) for output in outputs]) for name in _OUTPUTS))
+        return TrackedMasks(*map(np.stack, zip(*outputs, strict=True)))
 
     def decode_prompt(self, features: Tensors, prompt: EncodedObjectPrompt) -> tuple[PromptOutput, Floats]:
         """Predicts an object from points or a box without memories (VI:965); returns its mask logits [288, 288], too.

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale, Weights
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.precision import DEFAULT_PRECISION
-from harness.core.weights import Weights
 
 PYTORCH, UNTUNED, TUNED = "torch", "untuned", "tuned"
 LABELS: Mapping[str, str] = {

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.distribution import EDGES, WITHIN
-from harness.core.outcome import Stage
+from harness.core.outcome import EDGES, WITHIN, Stage
 from harness.verify.report.verification.schema import number
 from harness.verify.report.verification.wording import count, digits
 

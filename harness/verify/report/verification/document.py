@@ -48,13 +48,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from harness.core.case import DEFAULT_FRONTEND
-from harness.core.distribution import Distribution
+from harness.core.case import DEFAULT_FRONTEND, Weights
 from harness.core.errors import HarnessError
 from harness.core.expectations import CheckKind, Expectation, check
-from harness.core.outcome import METRICS, Kernel, Outcome, Status, Verdict, VerdictKind
+from harness.core.outcome import METRICS, Distribution, Kernel, Outcome, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.weights import Weights
 from harness.runtime.decoding import convert, decode
 from harness.verify.report.verification.schema import SCHEMA, Report, jsonable
 

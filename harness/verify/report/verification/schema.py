@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from harness.core.distribution import BINS, CELLS, MASKS, MaskPicture
-from harness.core.outcome import CaseError, Stage, Status, VerdictKind
+from harness.core.outcome import BINS, CELLS, MASKS, CaseError, MaskPicture, Stage, Status, VerdictKind
 from harness.runtime.decoding import Count
 
 SCHEMA = 1
