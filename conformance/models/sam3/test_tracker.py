@@ -312,9 +312,9 @@ def areas_by_search(mask: np.ndarray) -> np.ndarray:
 @given(st.integers(1, 24), st.integers(1, 24), st.floats(0, 1), st.integers(0, 2**31))
 def test_components_are_found_without_scikit_image(height: int, width: int, share: float, seed: int) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < share
-    from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
+    from harness.models.sam3.patches.tracking import holes_are_filled
 
-    with upstream(), HOLES_ARE_FILLED.apply():
+    with upstream(), holes_are_filled.apply():
         from sam3.perflib.connected_components import connected_components
 
         labels, areas = connected_components(torch.from_numpy(mask)[None, None].to(torch.uint8))

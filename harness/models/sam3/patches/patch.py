@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from functools import cache, wraps
 from typing import Any
+
+from harness.models.sam3.vocabulary import package_folder
 
 _ABSENT = object()
 
@@ -34,6 +34,13 @@ class Patch:
     apply: Callable[[], AbstractContextManager[None]]
 
 
+def patch(
+    *, assumption: str, location: str, reason: str, needed: Callable[[], bool]
+) -> Callable[[Callable[[], AbstractContextManager[None]]], Patch]:
+    """Returns a decorator that makes a patch, and names it, of the function that applies it."""
+    return lambda apply: Patch(apply.__name__, assumption, location, reason, needed, apply)
+
+
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Sets `owner.name` to `value` for the duration of the context.
@@ -51,11 +58,19 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, original)
 
 
+def wrapped(owner: Any, name: str, wrapper: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Replaces the function or method `owner.name` by `wrapper`, which takes the original before its arguments."""
+    original = getattr(owner, name)
+
+    @wraps(original, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    return replaced(owner, name, call)
+
+
 @cache
 def source(path: str) -> str:
-    """Returns the text of one file of the installed sam3 package, without an import; empty if the file is missing."""
-    spec = find_spec("sam3")
-    if spec is None or not spec.submodule_search_locations:
-        return ""
-    file = Path(spec.submodule_search_locations[0]) / path
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
+    """Returns the text of one file of the installed sam3 package; empty if the file is missing."""
+    folder = package_folder()
+    return (folder / path).read_text(encoding="utf-8") if folder and (folder / path).is_file() else ""

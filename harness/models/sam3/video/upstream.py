@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced
-from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
+from harness.models.sam3.patches.tracking import holes_are_filled
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.rounding import undecided_shares
@@ -534,7 +534,7 @@ def vectorized_component_areas() -> Iterator[None]:
         return labels, areas[labels]
 
     with ExitStack() as stack:
-        if not HOLES_ARE_FILLED.needed():  # otherwise `upstream()` has already replaced the function
+        if not holes_are_filled.needed():  # otherwise `upstream()` has already replaced the function
             stack.enter_context(replaced(connected_components, "connected_components_cpu_single", components))
         yield
 
