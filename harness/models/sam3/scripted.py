@@ -15,7 +15,7 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployed_model
 from harness.models.sam3.questions import Question
