@@ -6,27 +6,23 @@ component that is cut out wrongly cannot agree with the captured tensors.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from harness.core.errors import HarnessError
-from harness.core.settings import REPOSITORY
+from harness.models.sam3.fixtures import FIXTURES, Fixture, read_fixture
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.vocabulary import installed_tokenizer
 from harness.runtime.sam3.images import load_image
 
-FIXTURES = REPOSITORY / "fixtures"
 
-
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(Fixture, frozen=True):
     """A photograph and its prompts; coordinates are normalized to [0, 1].
 
     Attributes:
@@ -45,38 +41,16 @@ class Prompts:
     points: tuple[tuple[float, float], ...]
     point_labels: tuple[int, ...]
 
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Returns the files that the run reads."""
-        return (self.image,)
-
 
 def load_inputs(image: Path | None) -> Prompts:
     """Returns the photograph and its prompts, with another photograph if one is given."""
     prompts = load_prompts()
-    return prompts if image is None else replace(prompts, image=image)
+    return prompts if image is None else msgspec.structs.replace(prompts, image=image)
 
 
 def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:
-    """Reads the photograph's name and its prompts from a TOML file.
-
-    Raises:
-        HarnessError: The file or a field is missing.
-    """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Prompts(
-            image=path.parent / data["image"],
-            text=data["text"],
-            boxes=tuple(tuple(box) for box in data["boxes"]),
-            box_labels=tuple(data["box_labels"]),
-            points=tuple(tuple(point) for point in data["points"]),
-            point_labels=tuple(data["point_labels"]),
-        )
-    except FileNotFoundError as error:
-        raise HarnessError(f"{path} is missing: run from a checkout of the repository, which has fixtures/.") from error
-    except (KeyError, tomllib.TOMLDecodeError) as error:
-        raise HarnessError(f"{path} is not a prompts file: {error}.") from error
+    """Reads the photograph's name and its prompts; errors are those of `harness.models.sam3.fixtures.read_fixture`."""
+    return read_fixture(path, Prompts, "a prompts file")
 
 
 @dataclass(frozen=True)

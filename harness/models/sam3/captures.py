@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from harness.models.sam3.fixtures import Fixture
 
 if TYPE_CHECKING:
     import torch
-
-
-class Inputs(Protocol):
-    """The inputs of a run; its `repr` without the folders of files determines all but the pixels."""
-
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Returns the files that the run reads."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +30,12 @@ class Capture:
     module: str
     interactive: bool
 
-    def load_inputs(self, image: Path | None) -> Inputs:
+    def load_inputs(self, image: Path | None) -> Fixture:
         """Returns the inputs of the run, with another photograph if one is given."""
-        inputs: Inputs = import_module(self.module).load_inputs(image)
+        inputs: Fixture = import_module(self.module).load_inputs(image)
         return inputs
 
-    def run(self, model: Any, inputs: Inputs) -> dict[str, torch.Tensor]:
+    def run(self, model: Any, inputs: Fixture) -> dict[str, torch.Tensor]:
         """Runs upstream's model, inside `upstream()`, and returns the captured tensors by name."""
         return flatten(import_module(self.module).capture(model, inputs))
 

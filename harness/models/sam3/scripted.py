@@ -18,7 +18,7 @@ from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployed_model
-from harness.models.sam3.questions import Question
+from harness.models.sam3.fixtures import Question
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.references import Reference, select
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder

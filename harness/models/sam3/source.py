@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -18,15 +18,15 @@ from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
 from harness.core.weights import Weights
 from harness.models.sam3.components.component import Component
+from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.groups import note_groups
-from harness.models.sam3.questions import AnyQuestion, PhotographQuestion
 from harness.parity.references import Reference, RunModule, runner_of
 from harness.parity.trace import independent_calls, run_trace
 
 if TYPE_CHECKING:
     import torch
 
-    from harness.models.sam3.captures import Capture, Inputs
+    from harness.models.sam3.captures import Capture
     from harness.parity.cache import ArrayCache
 
 BUILDER = "harness.models.sam3.build"
@@ -136,7 +136,7 @@ class Source:
         return shared_trunk(module, self._cache, self._case, self._settings)
 
     def _key(self, kind: str, code: Sequence[str]) -> dict[str, Any]:
-        return cache_key(kind, self._case, self._settings, self._inputs.images, describe_inputs(self._inputs), code)
+        return cache_key(kind, self._case, self._settings, self._inputs.images, self._inputs.description(), code)
 
 
 AskFeatures = Callable[[RunModule, "Sequence[torch.Tensor]", Arrays | None], Arrays]
@@ -206,12 +206,12 @@ class UpstreamModel:
         The arguments `key` are what the answer depends on besides.
         """
         code = (BUILDER, module, SHARED, ORACLE, self._runner.code)
-        key |= {"question": describe_inputs(question), "digest": question.digest()}
+        key |= {"question": question.description(), "digest": question.digest()}
         key |= _model_key(f"{module} {self._runner.kind}", self._case, self._settings, code)
         return Reference.from_arrays(self._cache.get_or_make(key, lambda: make().to_arrays()))
 
     def ask_photograph(
-        self, question: PhotographQuestion, encoding: torch.nn.Module, features: int, ask: AskFeatures, *, float64: bool
+        self, question: AnyQuestion, encoding: torch.nn.Module, features: int, ask: AskFeatures, *, float64: bool
     ) -> Reference:
         """Returns the answers to a question about a photograph, of two runs and in float64.
 
@@ -303,15 +303,9 @@ def captured_activations(capture: Capture, case: Case, settings: Settings, model
     return capture.restore({name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
-def _capture_key(capture: Capture, inputs: Inputs, case: Case, settings: Settings) -> dict[str, Any]:
+def _capture_key(capture: Capture, inputs: Fixture, case: Case, settings: Settings) -> dict[str, Any]:
     code = (capture.module, BUILDER)
-    return cache_key(capture.kind, case, settings, inputs.images, describe_inputs(inputs), code)
-
-
-def describe_inputs(inputs: Inputs | AnyQuestion) -> str:
-    """Returns the inputs as text, with the names of files and without their folders."""
-    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}  # type: ignore[arg-type]
-    return repr({name: value.name if isinstance(value, Path) else value for name, value in values.items()})
+    return cache_key(capture.kind, case, settings, inputs.images, inputs.description(), code)
 
 
 def build(case: Case, settings: Settings, *, interactive: bool = False) -> Any:

@@ -11,9 +11,10 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -97,7 +98,9 @@ def _compute(upstream: UpstreamModel, question: Question, decisions: MemoryDecis
         first = reference(tracking, (), tracking.names)
         if question.float64:
             own_decisions = _memory_decisions(question, first)
-            exact_tracking = Tracking(model, replace(question, steps=()), frames, tracking.detections, own_decisions)
+            exact_tracking = Tracking(
+                model, msgspec.structs.replace(question, steps=()), frames, tracking.detections, own_decisions
+            )
             exact = oracle(exact_tracking, (), exact_tracking.names)
             exact = {name: array for name, array in exact.items() if name.endswith(_TRACKED)}
     for arrays in (first, exact):
