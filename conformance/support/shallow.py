@@ -43,20 +43,18 @@ class _Shallow:
     @cached_property
     def photograph(self) -> Activations:
         """Of the vision transformer, which is most of it, there may be the outputs of an earlier run."""
-        from harness.core.files import cache_root
         from harness.models.sam3.capture import capture, load_prompts
-        from harness.models.sam3.source import shared_trunk
-        from harness.parity.cache import ArrayCache
+        from harness.models.sam3.source import UpstreamModel
 
-        with upstream(), shared_trunk(self.model, ArrayCache(cache_root()), self._case, SEEDED):
+        with upstream(), UpstreamModel(self._case, SEEDED).shared_trunk(self.model):
             return capture(self.model, load_prompts())
 
     def captured(self, capture: Capture) -> Any:
-        from harness.models.sam3 import source
+        from harness.models.sam3.source import UpstreamModel
 
         if capture not in self._captured:
             with upstream():
-                self._captured[capture] = source.captured_activations(capture, self._case, SEEDED, self.interactive)
+                self._captured[capture] = UpstreamModel(self._case, SEEDED).captured(capture, self.interactive)
         return self._captured[capture]
 
 

@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.settings import Settings
 from harness.core.weights import Weights
 from harness.models.sam3.checkpoints import load_checkpoint, video_name
 from harness.models.sam3.outliers import outlier_weights
@@ -56,6 +58,18 @@ def build_model(
     model = build_architecture(scale, interactive=interactive)
     give_weights(model, seed, checkpoint, weights=weights, allow_partial=allow_partial)
     return model
+
+
+def build_case(case: Case, settings: Settings, *, interactive: bool) -> Any:
+    """Builds the model of a case, with the case's weights or those of a checkpoint; see `build_model`."""
+    return build_model(
+        case.scale,
+        case.seed,
+        settings.checkpoint,
+        weights=case.weights,
+        interactive=interactive,
+        allow_partial=settings.allow_partial,
+    )
 
 
 def give_weights(

@@ -19,15 +19,15 @@ FIXTURES = REPOSITORY / "fixtures"
 class Fixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of a TOML file, whose keys are the fields of a subclass; it raises ValueError if its values are wrong."""
 
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Returns the files that the fields name."""
-        return tuple(value for value in msgspec.structs.astuple(self) if isinstance(value, Path))
-
     def description(self) -> str:
         """Returns the fields as text, with the names of files and without their folders."""
         fields = msgspec.structs.asdict(self)
         return repr({name: value.name if isinstance(value, Path) else value for name, value in fields.items()})
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the files that the fields name, one after another."""
+        files = (value for value in msgspec.structs.astuple(self) if isinstance(value, Path))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 class AnyQuestion(Fixture, frozen=True):
@@ -40,10 +40,6 @@ class AnyQuestion(Fixture, frozen=True):
 
     name: str
     image: Path
-
-    def digest(self) -> str:
-        """Returns the SHA-256 of the file."""
-        return hashlib.sha256(self.image.read_bytes()).hexdigest()
 
     def numbered(self, count: int, kind: str = "") -> tuple[str, ...]:
         """Returns the names of the answers: the question's own if there is one, numbered from 1 if there are more."""

@@ -16,7 +16,7 @@ def collect() -> set[Call]:
     from harness.core.settings import SEEDED
     from harness.models.sam3.build import build_model
     from harness.models.sam3.components import COMPONENTS
-    from harness.models.sam3.source import captured_activations
+    from harness.models.sam3.source import UpstreamModel
     from harness.models.sam3.upstream import upstream
 
     calls: set[Call] = set()
@@ -28,7 +28,7 @@ def collect() -> set[Call]:
                     continue
                 module = component.build(model)
                 case = Case(component.name, "real", "llvm")
-                activations = captured_activations(component.captured_by, case, SEEDED)
+                activations = UpstreamModel(case, SEEDED).captured(component.captured_by)
                 strategy = STRATEGIES["real"].apply(module) if component.uses_rope else nullcontext()
                 with strategy:
                     for arguments in component.samples(activations).values():

@@ -16,7 +16,7 @@ from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.program import Program
 from harness.core.settings import Settings
-from harness.models.sam3.build import build_model
+from harness.models.sam3.build import build_case
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.interactive import FrameMemory, InteractiveFeatures, MaskPrediction
 from harness.models.sam3.deployed.modules import Grounding, ImageEncoding, TextEncoding
@@ -54,14 +54,7 @@ LABELS = 2
 
 def programs(case: Case, settings: Settings, options: Sam3Options) -> Iterator[Program]:
     """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
-    model = build_model(
-        case.scale,
-        case.seed,
-        settings.checkpoint,
-        weights=case.weights,
-        interactive=options.clicks > 0,
-        allow_partial=settings.allow_partial,
-    )
+    model = build_case(case, settings, interactive=options.clicks > 0)
     note_groups(model)
     yield encode_image(model, with_trunk=options.clicks > 0)
     if not options.no_grounding:
