@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.core.case import Case
 from harness.core.settings import SEEDED
 from harness.core.weights import Weights
 from harness.models.sam3.build import build_model
-from harness.models.sam3.captures import GROUNDING, Capture
+from harness.models.sam3.captures import GROUNDING, Activations, Capture
 from harness.models.sam3.upstream import upstream
-
-if TYPE_CHECKING:
-    from harness.models.sam3.capture import Activations
 
 
 class _Shallow:

@@ -22,7 +22,7 @@ from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
 from harness.core.weights import Weights
 from harness.models.sam3.build import build_architecture, build_case, build_video_model, give_weights
-from harness.models.sam3.captures import Capture
+from harness.models.sam3.captures import Activations, Capture
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.groups import note_groups
@@ -117,7 +117,7 @@ class UpstreamModel:
         """Returns the key of the activations that a run captures."""
         return self.key(capture.kind, (capture.module, BUILDER), capture.load_inputs(self._settings.image))
 
-    def captured(self, capture: Capture, model: Any = None) -> Any:
+    def captured(self, capture: Capture, model: Any = None) -> Activations:
         """Returns the activations that a run captures, with a model that is built already if one is given."""
 
         def make() -> Arrays:
@@ -127,7 +127,7 @@ class UpstreamModel:
             return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
 
         arrays = self.cache.get_or_make(self.capture_key(capture), make)
-        return capture.restore({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return Activations({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def answer(self, module: str, question: AnyQuestion, actual: Arrays | None = None) -> Reference:
         """Returns upstream's answer to a question.

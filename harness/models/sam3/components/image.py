@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from harness.core.precision import DEFAULT_PRECISION
+from harness.models.sam3.captures import Activations
 from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, single_sample
-
-if TYPE_CHECKING:
-    from harness.models.sam3.capture import Activations
 
 
 def _modules() -> ModuleType:
@@ -34,15 +31,8 @@ def _geometry(activations: Activations) -> dict[str, Arguments]:
     """Returns a point with a box, the CLS token alone, one box, and a padded batch of two prompts."""
     import torch
 
-    geometry = {
-        "points": activations.points,
-        "points_mask": activations.points_mask,
-        "point_labels": activations.point_labels,
-        "boxes": activations.boxes,
-        "boxes_mask": activations.boxes_mask,
-        "box_labels": activations.box_labels,
-    }
-    image = {"img_feats": activations.img_feats, "img_pos": activations.img_pos}
+    geometry = activations.take("points", "points_mask", "point_labels", "boxes", "boxes_mask", "box_labels")
+    image = activations.take("img_feats", "img_pos")
     empty = {
         "points": torch.zeros(0, 1, 2),
         "points_mask": torch.zeros(1, 0, dtype=torch.bool),

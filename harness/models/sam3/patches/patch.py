@@ -1,11 +1,12 @@
-"""Defines a patch, which lifts one upstream assumption for the duration of a context."""
+"""Defines a patch, which lifts one upstream assumption in a context, and records calls of upstream's methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
+from inspect import signature
 from typing import Any
 
 from harness.models.sam3.vocabulary import package_folder
@@ -67,6 +68,32 @@ def wrapped(owner: Any, name: str, wrapper: Callable[..., Any]) -> AbstractConte
         return wrapper(original, *args, **kwargs)
 
     return replaced(owner, name, call)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a method: its arguments by name, defaults included, and its result."""
+
+    arguments: dict[str, Any]
+    result: Any
+
+
+@contextmanager
+def recorded_methods(owner: Any, *names: str) -> Iterator[dict[str, list[Call]]]:
+    """Records every call of methods of an object, by method name and in order, for the duration of the context."""
+    calls: dict[str, list[Call]] = {name: [] for name in names}
+
+    def record(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bound = signature(method).bind(*args, **kwargs)
+        bound.apply_defaults()
+        result = method(*args, **kwargs)
+        calls[method.__name__].append(Call(dict(bound.arguments), result))
+        return result
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(wrapped(owner, name, record))
+        yield calls
 
 
 @cache
