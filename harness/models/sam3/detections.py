@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,24 +135,9 @@ def _judge(
     violations = int(np.count_nonzero(outside(a, r)))
     verdict = replace(verdict, outside=violations)
     if not metrics.is_exact(r.dtype):
-        verdict = _add_metrics(verdict, a, r, exact)
+        ratio = metrics.OracleRatio(math.nan, math.nan) if exact is None else metrics.oracle_ratio(a, r, exact)
+        measured = asdict(metrics.difference(a, r)) | asdict(ratio) | {"outside": violations}
+        verdict = replace(verdict, **measured)
     if violations:
         return replace(verdict, reason=f"{violations} of {a.size} {problem}")
     return replace(verdict, kind=VerdictKind.STRICT)
-
-
-def _add_metrics(verdict: Verdict, a: Array, r: Array, exact: Array | None) -> Verdict:
-    """Returns the verdict with the error of `a` against `r`, and relative to the float64 values if there are any."""
-    difference = metrics.difference(a, r)
-    not_measured = metrics.OracleRatio(math.nan, math.nan)
-    ratio = not_measured if exact is None else metrics.oracle_ratio(a, r, exact)
-    return replace(
-        verdict,
-        max_abs=difference.max_abs,
-        mean_abs=difference.mean_abs,
-        max_rel=difference.max_rel,
-        required_tolerance=difference.required_tolerance,
-        sqnr_db=difference.sqnr_db,
-        r_rms=ratio.r_rms,
-        r_inf=ratio.r_inf,
-    )

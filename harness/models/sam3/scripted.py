@@ -127,9 +127,10 @@ class ScriptedWorkload:
             yield Answer(question, actual, self._upstream.answer(script.upstream, question, actual))
 
 
-def asked_questions(questions: Sequence[Any], case: Case) -> tuple[Any, ...]:
-    """Returns the questions of a case about photographs: in half precision those that are answered in float64."""
-    return tuple(question for question in questions if question.float64 or not PRECISIONS[case.precision].is_half)
+def photograph_questions(load: Callable[..., Sequence[Any]], case: Case, settings: Settings) -> tuple[Any, ...]:
+    """Loads the questions of a case about photographs: in half precision those that are answered in float64."""
+    half = PRECISIONS[case.precision].is_half
+    return tuple(question for question in load(image=settings.image) if question.float64 or not half)
 
 
 def judge_numbers(

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.program import Arrays
-from harness.core.settings import Settings
 from harness.models.sam3.detections import Detections, ReferenceDetections, judge_detections
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
-from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
+from harness.models.sam3.scripted import Answer, Script, judge_numbers, photograph_questions, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix
@@ -27,11 +26,6 @@ from harness.runtime.sam3.segmentation import Found as Segmented
 
 UPSTREAM = "harness.models.sam3.end_to_end.upstream"
 """The module that asks upstream."""
-
-
-def load(case: Case, settings: Settings) -> Sequence[Question]:
-    """Returns the questions of a case."""
-    return asked_questions(load_questions(image=settings.image), case)
 
 
 def ask_compiled(model: Sam3, questions: Sequence[Question], _upstream: UpstreamModel) -> Iterator[Arrays]:
@@ -144,4 +138,4 @@ def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return result
 
 
-SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge),)
+SCRIPTS = (Script(partial(photograph_questions, load_questions), UPSTREAM, ask_compiled, judge),)

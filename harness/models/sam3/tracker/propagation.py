@@ -83,12 +83,17 @@ def _encode_frames(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, 
         view = clip.view(frame)
         if view not in views:
             image = preprocess(clip.picture(frame))
-            trunk = neck.trunk(image)[-1]
-            levels = [convolution(trunk) for convolution in neck.sam2_convs[:3]]
-            positions = [neck.position_encoding(level) for level in levels]
-            levels[:2] = decoder.conv_s0(levels[0]), decoder.conv_s1(levels[1])
-            views[view] = image, {"backbone_fpn": levels, "vision_pos_enc": positions}
+            views[view] = image, tracker_features(neck, decoder, image)
     return {frame: views[clip.view(frame)] for frame in range(FRAMES)}
+
+
+def tracker_features(neck: Any, decoder: Any, image: Tensor) -> dict[str, list[Tensor]]:
+    """Returns the feature maps that the tracker reads of an image, and their position encodings, as it caches them."""
+    trunk = neck.trunk(image)[-1]
+    levels = [convolution(trunk) for convolution in neck.sam2_convs[:3]]
+    positions = [neck.position_encoding(level).to(level.dtype) for level in levels]
+    levels[:2] = decoder.conv_s0(levels[0]), decoder.conv_s1(levels[1])
+    return {"backbone_fpn": levels, "vision_pos_enc": positions}
 
 
 def _session(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Any:

@@ -25,6 +25,7 @@ from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced, wrapped
 from harness.models.sam3.patches.tracking import holes_are_filled
+from harness.models.sam3.tracker.propagation import tracker_features
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.rounding import undecided_shares
@@ -37,8 +38,6 @@ from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel
 
-LEVELS = 3
-"""Feature maps of the SAM 2 neck that the tracker reads."""
 PARTS = (
     *("ids", "scores", "boxes", "masks"),
     *("candidates", "unfilled", "tracker_scores"),
@@ -250,12 +249,10 @@ class Tracking(nn.Module):
 
     def _features(self, pixels: Tensor) -> dict[str, Any]:
         """Computes the end of `run_backbone_and_detection` (VB:376) from the SAM 2 neck alone."""
-        backbone, decoder = self.model.detector.backbone.vision_backbone, self.model.tracker.sam_mask_decoder
-        trunk = backbone.trunk(pixels)[-1]
-        finest, finer, coarse = (level(trunk) for level in backbone.sam2_convs[:LEVELS])
-        positions = [backbone.position_encoding(level).to(level.dtype) for level in (finest, finer, coarse)]
-        levels = [decoder.conv_s0(finest), decoder.conv_s1(finer), coarse]
-        return {"vision_features": coarse, "vision_pos_enc": positions, "backbone_fpn": levels}
+        features = tracker_features(
+            self.model.detector.backbone.vision_backbone, self.model.tracker.sam_mask_decoder, pixels
+        )
+        return {"vision_features": features["backbone_fpn"][-1], **features}
 
 
 class TrackedStep(nn.Module):
