@@ -24,8 +24,9 @@ from harness.parity.monte_carlo import (
     judge_by_typical_errors,
     small_outputs,
 )
-from harness.parity.references import Reference, add_prefix, select
+from harness.parity.references import Reference, add_prefix, runner_of, select
 from harness.parity.saved_outputs import load_outputs, save_outputs, saved_folder
+from harness.parity.trace import run_trace
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
@@ -126,9 +127,6 @@ class TracedWorkload:
 
     def _errors_of_further_runs(self, names: Sequence[str], compiled: CompiledPrograms) -> tuple[Arrays, Arrays]:
         """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
-        from harness.parity.references import runner_of
-        from harness.parity.trace import run_trace
-
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=runner_of(precision).run)
         code = partial(compiled.run_trace, progress=Progress(lambda stage: None))
@@ -152,8 +150,6 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
         trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
-    from harness.parity.references import runner_of
-    from harness.parity.trace import run_trace
 
     def reference() -> Reference:
         first, again, exact = (run_trace(programs, trace, run) for run in (run, run, oracle))

@@ -114,11 +114,9 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
     errors are those of `build_model`.
     """
     with upstream():
-        import torch
         from sam3.model_builder import build_sam3_image_model
 
-        # Upstream draws some buffers from the global generator, which belongs to the caller.
-        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
+        with _building(scale):
             model = build_sam3_image_model(
                 device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
             )
@@ -141,10 +139,9 @@ def build_video_model(image_model: Any, scale: str) -> Any:
         it inside `upstream()`.
     """
     with upstream():
-        import torch
         from sam3.model_builder import build_sam3_video_model
 
-        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
+        with _building(scale):
             model = build_sam3_video_model(load_from_HF=False, device="cpu")
         tensors = {video_name(name): tensor for name, tensor in image_model.state_dict().items()}
         model.load_state_dict(tensors, assign=True)
@@ -154,8 +151,8 @@ def build_video_model(image_model: Any, scale: str) -> Any:
 
 
 @contextmanager
-def _without_initialisation() -> Iterator[None]:
-    """Skips upstream's random initialisation, a minute of work whose result is overwritten."""
+def _building(scale: str) -> Iterator[None]:
+    """Builds at a scale, and skips upstream's random initialisation, a minute of work whose result is overwritten."""
     import sam3.model.vitdet
     import torch
 
@@ -167,6 +164,9 @@ def _without_initialisation() -> Iterator[None]:
             if name.endswith("_") and not name.startswith("_"):
                 stack.enter_context(replaced(torch.nn.init, name, keep))
         stack.enter_context(replaced(sam3.model.vitdet, "trunc_normal_", keep))
+        # Upstream draws some buffers from the global generator, which belongs to the caller.
+        for context in (scaled(scale), torch.random.fork_rng(devices=[]), without_known_warnings()):
+            stack.enter_context(context)
         yield
 
 

@@ -66,6 +66,15 @@ def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
     }
 
 
+def find_stage(texts: int) -> Any:
+    """Returns upstream's `FindStage` of several texts about one image, whose prompts it does not read."""
+    from sam3.model.data_misc import FindStage
+
+    unread = ("boxes", "boxes_mask", "boxes_label", "points", "points_mask")
+    image, numbers = torch.zeros(texts, dtype=torch.long), torch.arange(texts)
+    return FindStage(img_ids=image, text_ids=numbers, **dict.fromkeys(f"input_{name}" for name in unread))
+
+
 @torch.no_grad()
 def capture(model: Any, prompts: Prompts) -> Activations:
     """Runs upstream's image model once and returns the tensors that pass between its parts.
@@ -92,21 +101,10 @@ def capture(model: Any, prompts: Prompts) -> Activations:
         - fpn_0, fpn_1: [B, 256, 288, 288] and [B, 256, 144, 144] fp32.
         - pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: Upstream's results.
     """
-    from sam3.model.data_misc import FindStage
     from sam3.model.geometry_encoders import Prompt
 
     image = preprocess(load_image(prompts.image))
     geometry = geometric_prompt(prompts)
-    first_image = torch.zeros(1, dtype=torch.long)
-    find_stage = FindStage(
-        img_ids=first_image,
-        text_ids=first_image,
-        input_boxes=None,
-        input_boxes_mask=None,
-        input_boxes_label=None,
-        input_points=None,
-        input_points_mask=None,
-    )
     backbone_out = model.backbone.forward_image(image)
     backbone_out.update(model.backbone.forward_text([prompts.text], device="cpu"))
     with (
@@ -116,7 +114,7 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     ):
         out = model.forward_grounding(
             backbone_out=backbone_out,
-            find_input=find_stage,
+            find_input=find_stage(1),
             find_target=None,
             geometric_prompt=Prompt(
                 box_embeddings=geometry["boxes"],

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sam3.model.data_misc import FindStage
 from sam3.model.geometry_encoders import Prompt
 from sam3.model.sam3_image_processor import Sam3Processor
 from torch import Tensor, nn
 
 from harness.core.program import Arrays
+from harness.models.sam3.capture import find_stage
 from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question
@@ -194,15 +194,7 @@ def _ask_batch(processor: Any, state: dict[str, Any], texts: tuple[str, ...]) ->
     model = processor.model
     state["backbone_out"].update(model.backbone.forward_text(list(texts), device="cpu"))
     state["geometric_prompt"] = model._get_dummy_prompt(len(texts))
-    processor.find_stage = FindStage(
-        img_ids=torch.zeros(len(texts), dtype=torch.long),
-        text_ids=torch.arange(len(texts)),
-        input_boxes=None,
-        input_boxes_mask=None,
-        input_boxes_label=None,
-        input_points=None,
-        input_points_mask=None,
-    )
+    processor.find_stage = find_stage(len(texts))
     processor._forward_grounding(state)
 
 
