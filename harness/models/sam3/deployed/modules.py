@@ -84,9 +84,9 @@ class Grounding(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.heads = model
-        self.geometry = modules.GeometryEncoder(model.geometry_encoder)
+        self.geometry = modules.GeometryEncoder(encoder=model.geometry_encoder)
         self.layers: Any = model.transformer.encoder.layers
-        self.decoder = modules.TransformerDecoder(model.transformer.decoder)
+        self.decoder = modules.TransformerDecoder(decoder=model.transformer.decoder)
         self.register_buffer("img_pos", _img_pos(model))
 
     def forward(
