@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import signature
 from typing import Any
 
@@ -83,16 +83,16 @@ def recorded_methods(owner: Any, *names: str) -> Iterator[dict[str, list[Call]]]
     """Records every call of methods of an object, by method name and in order, for the duration of the context."""
     calls: dict[str, list[Call]] = {name: [] for name in names}
 
-    def record(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def record(own_calls: list[Call], method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         bound = signature(method).bind(*args, **kwargs)
         bound.apply_defaults()
         result = method(*args, **kwargs)
-        calls[method.__name__].append(Call(dict(bound.arguments), result))
+        own_calls.append(Call(dict(bound.arguments), result))
         return result
 
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(wrapped(owner, name, record))
+            stack.enter_context(wrapped(owner, name, partial(record, calls[name])))
         yield calls
 
 
