@@ -26,7 +26,7 @@ from harness.core.precision import PRECISIONS
 from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.deployed.entry_points.grounding import ENCODE_TEXT
+from harness.models.sam3.deployed.entry_points import encode_text
 from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import upstream as upstreams_model
@@ -61,7 +61,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         case,
         folder,
         options=GROUNDING_ALONE,
-        entry_names=(ENCODE_TEXT.name,),
+        entry_names=("encode_text",),
         for_emulation=target == "cuda",
     )
 
@@ -127,8 +127,8 @@ def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Comp
     folder, result = compiled
     precision = PRECISIONS[result.manifest.precision]
     found = called(folder, [("encode_text", {"tokens": TOKENS, "starts": np.zeros_like(TOKENS)})])
-    names = ENCODE_TEXT.outputs
     with upstreams_model():
+        names = encode_text(shallow_model()).outputs
         module, args = COMPONENTS["text_encoder"].build(shallow_model()).eval(), (torch.from_numpy(TOKENS),)
         verdicts = judge(
             found, half_reference(module, args, names, precision), oracle(module, args, names), by_oracle=True

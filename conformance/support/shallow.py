@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.core.case import Case, Weights
 from harness.core.settings import SEEDED
 from harness.models.sam3.build import build_model
-from harness.models.sam3.captures import GROUNDING, Capture
+from harness.models.sam3.captures import GROUNDING, Activations, Capture
 from harness.models.sam3.upstream import upstream
-
-if TYPE_CHECKING:
-    from harness.models.sam3.capture import Activations
 
 
 class _Shallow:
@@ -42,20 +39,18 @@ class _Shallow:
     @cached_property
     def photograph(self) -> Activations:
         """Of the vision transformer, which is most of it, there may be the outputs of an earlier run."""
-        from harness.core.files import cache_root
         from harness.models.sam3.capture import capture, load_prompts
-        from harness.models.sam3.source import shared_trunk
-        from harness.parity.cache import ArrayCache
+        from harness.models.sam3.source import UpstreamModel
 
-        with upstream(), shared_trunk(self.model, ArrayCache(cache_root()), self._case, SEEDED):
+        with upstream(), UpstreamModel(self._case, SEEDED).shared_trunk(self.model):
             return capture(self.model, load_prompts())
 
     def captured(self, capture: Capture) -> Any:
-        from harness.models.sam3 import source
+        from harness.models.sam3.source import UpstreamModel
 
         if capture not in self._captured:
             with upstream():
-                self._captured[capture] = source.captured_activations(capture, self._case, SEEDED, self.interactive)
+                self._captured[capture] = UpstreamModel(self._case, SEEDED).captured(capture, self.interactive)
         return self._captured[capture]
 
 

@@ -23,7 +23,7 @@ from harness.parity.monte_carlo import (
     judge_by_typical_errors,
     small_outputs,
 )
-from harness.parity.references import Reference, add_prefix, select
+from harness.parity.references import Reference, add_prefix, run_trace, runner_of, select
 from harness.parity.verdict import judge
 
 if TYPE_CHECKING:
@@ -124,8 +124,6 @@ class TracedWorkload:
 
     def _errors_of_further_runs(self, names: Sequence[str], compiled: CompiledPrograms) -> tuple[Arrays, Arrays]:
         """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
-        from harness.parity.references import run_trace, runner_of
-
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=runner_of(precision).run)
         code = partial(compiled.run_trace, progress=Progress(lambda stage: None))
@@ -149,7 +147,6 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
         trace: Calls of the programs.
     """
     from harness.parity.oracle import oracle
-    from harness.parity.references import run_trace, runner_of
 
     def reference() -> Reference:
         first, again, exact = (run_trace(programs, trace, run) for run in (run, run, oracle))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -25,15 +26,20 @@ def decode(text: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def convert(data: Any, kind: type[Value]) -> Value:
+def convert(data: Any, kind: type[Value], make: Callable[[type, Any], Any] | None = None) -> Value:
     """Makes a value of a type from plain data; integers are accepted as floats, otherwise types must be equal.
+
+    Args:
+        data: The data.
+        kind: The type.
+        make: Makes values of the types that plain data do not have; it takes the type and the data.
 
     Raises:
         ValueError: The data do not have this form. The clause names the field as a path, and says what is wrong:
             ``files[...].bytes`: Expected `int`, got `str``.
     """
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(data, kind, dec_hook=make)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         place = path.strip("`").removeprefix("$").removeprefix(".")

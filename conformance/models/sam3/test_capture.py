@@ -13,7 +13,6 @@ from conformance.support.shallow import captured, interactive_model, photograph,
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, give_weights
 from harness.models.sam3.capture import load_prompts
-from harness.models.sam3.captures import flatten
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Arguments, Component
 from harness.models.sam3.operator_calls import calls_of, load_calls
@@ -63,7 +62,7 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_component_gives_what_upstream_passed_on(name: str) -> None:
-    outputs, seen = run_main_sample(name), flatten(captured(COMPONENTS[name].captured_by))
+    outputs, seen = run_main_sample(name), captured(COMPONENTS[name].captured_by)
     for output, where in SAME[name].items():
         which, _, tensor = where.rpartition(" ")
         actual, expected = outputs[output], seen[tensor]

@@ -283,5 +283,5 @@ def test_wrong_questions_are_a_sentence(tmp_path: Path, table: str) -> None:
 
 
 def test_missing_questions_are_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="is missing: verify in a checkout"):
+    with pytest.raises(HarnessError, match="is missing: run from a checkout"):
         load_questions(tmp_path / QUESTIONS.name)

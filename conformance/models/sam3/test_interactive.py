@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from conformance.support.shallow import interactive_model
-from harness.models.sam3.deployed.entry_points.interactive import PREDICT_MASKS
+from harness.models.sam3.deployed.entry_points import predict_masks
 from harness.models.sam3.deployed.interactive import InteractiveFeatures, MaskPrediction
+from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.upstream import upstream
 from harness.runtime import ObjectPrompt
@@ -114,4 +115,4 @@ def test_the_questions_ask_for_every_kind_of_prompt_and_three_rounds() -> None:
         (True, False), (False, True), (True, True), (False, False)
     }  # fmt: skip
     assert len({question.image for question in questions}) >= 3
-    assert PREDICT_MASKS.outputs == ("masks", "iou", "object_score")
+    assert predict_masks(interactive_model(), Sam3Options()).outputs == ("masks", "iou", "object_score")

@@ -14,7 +14,7 @@ from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.sam3.build import build_architecture
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.groups import FLOAT32, note_groups
 from harness.models.sam3.upstream import upstream

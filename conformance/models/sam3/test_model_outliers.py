@@ -20,7 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
 from harness.models.sam3.build import build_architecture, build_model
 from harness.models.sam3.capture import capture, load_prompts
-from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.outliers import (
     GAIN_SIGMA,

@@ -336,9 +336,9 @@ def test_geometry_encoder_runs_in_float64() -> None:
 
 
 def test_stand_in_tells_what_is_missing() -> None:
-    from harness.models.sam3.patches.absent_modules import ABSENT_TRITON
+    from harness.models.sam3.patches.absent_modules import absent_triton
 
-    with ABSENT_TRITON.apply():
+    with absent_triton.apply():
         # The stand-in is for sam3 alone: this module gets the real Triton or none.
         globals_of_sam3 = {"__name__": "sam3.model.edt"}
         stand_in = builtins.__import__("triton", globals_of_sam3, None, None, 0)

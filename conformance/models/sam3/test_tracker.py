@@ -17,13 +17,13 @@ from torch import Tensor
 from conformance.support.examples import examples
 from conformance.support.shallow import captured, interactive_model
 from harness.core.errors import HarnessError
-from harness.models.sam3.captures import CLICKS, PROPAGATION, flatten, restore
+from harness.models.sam3.captures import CLICKS, PROPAGATION
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.tracker_modules import MaskDecoder, MemoryAttention, MemoryEncoder, PromptEncoder
+from harness.models.sam3.patches.patch import recorded_methods
 from harness.models.sam3.source import same_shape_samples
 from harness.models.sam3.tracker import propagation
 from harness.models.sam3.tracker.clip import load_clip
-from harness.models.sam3.tracker.recording import recorded_methods
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import UNREAD_PARAMETERS
 from harness.runtime.sam3.video.memory_bank import MemoryRules, plan_attention
@@ -75,20 +75,19 @@ def test_a_missing_clip_is_one_sentence(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("capture", [CLICKS, PROPAGATION], ids=lambda capture: capture.kind)
-def test_activations_are_taken_apart_and_put_together(capture) -> None:
+def test_activations_are_tensors_by_name_and_their_parts_are_attributes(capture) -> None:
     activations = captured(capture)
-    tensors = flatten(activations)
-    assert all(isinstance(tensor, Tensor) and tensor.isfinite().all() for tensor in tensors.values())
-    again = flatten(restore(type(activations), tensors))
-    assert again.keys() == tensors.keys()
-    assert all(again[name] is tensor for name, tensor in tensors.items())
+    assert all(isinstance(tensor, Tensor) and tensor.isfinite().all() for tensor in activations.values())
+    for name, tensor in activations.items():
+        part, _, last = name.rpartition("/")
+        assert getattr(getattr(activations, part) if part else activations, last) is tensor
 
 
 @pytest.mark.wide
 def test_clicks_are_the_same_in_another_run() -> None:
     with upstream():
         again = CLICKS.run(interactive_model(), CLICKS.load_inputs(None))
-    for name, tensor in flatten(captured(CLICKS)).items():
+    for name, tensor in captured(CLICKS).items():
         assert torch.equal(again[name], tensor), name
 
 
@@ -106,8 +105,8 @@ def test_a_propagation_is_the_same_in_another_run_and_does_not_read_what_is_unre
         features = propagation._encode_frames(model, clip)
         again = propagation._track_three_objects(model.inst_interactive_predictor.model, clip, features)
     parameter.copy_(before)
-    for name, tensor in flatten(captured(PROPAGATION).second).items():
-        assert torch.equal(flatten(again)[name], tensor), name
+    for name, tensor in captured(PROPAGATION).second.items():
+        assert torch.equal(again[name], tensor), name
 
 
 def test_memories_are_rounded_as_upstream_stores_them() -> None:
@@ -312,9 +311,9 @@ def areas_by_search(mask: np.ndarray) -> np.ndarray:
 @given(st.integers(1, 24), st.integers(1, 24), st.floats(0, 1), st.integers(0, 2**31))
 def test_components_are_found_without_scikit_image(height: int, width: int, share: float, seed: int) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < share
-    from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
+    from harness.models.sam3.patches.tracking import holes_are_filled
 
-    with upstream(), HOLES_ARE_FILLED.apply():
+    with upstream(), holes_are_filled.apply():
         from sam3.perflib.connected_components import connected_components
 
         labels, areas = connected_components(torch.from_numpy(mask)[None, None].to(torch.uint8))

@@ -49,7 +49,7 @@ IMAGE_SIZE = 1008
 """Height and width of the model's square input, in whose pixels Transformers' model takes points and boxes."""
 
 ROUNDS = ("click", "box", "refined", "objects")
-"""Of `harness.models.sam3.tracker.clicks.Activations`: what `predict_inst` was asked, and what passed in it."""
+"""Of `harness.models.sam3.tracker.clicks`: what `predict_inst` was asked, and what passed in it."""
 
 QUESTIONS = {question.name: question for question in load_questions() if len(question.rounds) == 1 and question.float64}
 """Questions without a mask, which takes minutes in float64."""

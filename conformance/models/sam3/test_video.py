@@ -475,7 +475,7 @@ def test_areas_are_those_that_upstream_counts_one_by_one(level: float) -> None:
 def test_upstream_fails_on_a_frame_without_a_new_object_and_is_patched() -> None:
     import sam3.perflib.connected_components as components
 
-    from harness.models.sam3.patches.tracking import NO_MASKS_HAVE_NO_COMPONENTS
+    from harness.models.sam3.patches.tracking import no_masks_have_no_components
 
     nothing = torch.zeros(0, 1, 288, 288, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="non-empty"):
@@ -483,5 +483,5 @@ def test_upstream_fails_on_a_frame_without_a_new_object_and_is_patched() -> None
     with upstream():
         labels, areas = components.connected_components_cpu(nothing)
     assert labels.shape == areas.shape == nothing.shape
-    assert NO_MASKS_HAVE_NO_COMPONENTS.needed(), "delete the patch"
+    assert no_masks_have_no_components.needed(), "delete the patch"
     assert "sam3" in sys.modules

@@ -158,7 +158,7 @@ def test_scripts_have_prompts_of_every_kind() -> None:
     assert any(request.type == "remove_object" for request in requests)
     assert [script.name for script in load_sessions("full")] == ["few_frames"]
     for script in scripts:
-        (frame,) = frames_of(VideoQuestion(script.name, script.video, 1))
+        (frame,) = frames_of(VideoQuestion(script.name, script.image, 1))
         for request in script.requests:
             if request.mask is not None:
                 assert mask_of(request.mask, frame.shape[:2]).any()
@@ -172,7 +172,7 @@ def test_places_are_whole_pixels() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ('type = "add_prompt", colour = 3', "unknown keys"),
+        ('type = "add_prompt", colour = 3', "unknown field `colour`"),
         ('type = "start"', "none of add_prompt, propagate_in_video, remove_object"),
         ('type = "propagate_in_video", frame = 4', "frame 4 of 4"),
         ('type = "propagate_in_video", object = 4', "needs a text, or an object"),

@@ -342,11 +342,11 @@ def test_near_zero_a_rounded_memory_may_be_as_far_as_the_gate(ours: float, kind:
 
 def test_questions_and_their_frames() -> None:
     questions = {question.name: question for question in load_questions()}
-    assert {question.video.name for question in questions.values()} >= {"scene", "bigbuckbunny.mp4"}
+    assert {question.image.name for question in questions.values()} >= {"scene", "bigbuckbunny.mp4"}
     assert any(question.float64 and question.length >= 34 for question in questions.values())
     assert [question.full for question in load_questions("full")] == [True]
     for question in questions.values():
-        (frame,) = frames_of(VideoQuestion(question.name, question.video, 1))
+        (frame,) = frames_of(VideoQuestion(question.name, question.image, 1))
         assert frame.ndim == 3
         assert frame.dtype == np.uint8
 
@@ -354,7 +354,7 @@ def test_questions_and_their_frames() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("colour = 3", "unknown keys"),
+        ("colour = 3", "unknown field `colour`"),
         ("frame = 4", "asks in frame 4 of 4"),
         ("steps = [9]", "steps outside"),
         ("", "asks for nothing"),

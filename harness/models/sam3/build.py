@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.case import Weights
+from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
+from harness.core.settings import Settings
 from harness.models.sam3.checkpoints import load_checkpoint, video_name
 from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced
@@ -58,6 +59,18 @@ def build_model(
     return model
 
 
+def build_case(case: Case, settings: Settings, *, interactive: bool) -> Any:
+    """Builds the model of a case, with the case's weights or those of a checkpoint; see `build_model`."""
+    return build_model(
+        case.scale,
+        case.seed,
+        settings.checkpoint,
+        weights=case.weights,
+        interactive=interactive,
+        allow_partial=settings.allow_partial,
+    )
+
+
 def give_weights(
     model: Any,
     seed: int = 0,
@@ -100,11 +113,9 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
     errors are those of `build_model`.
     """
     with upstream():
-        import torch
         from sam3.model_builder import build_sam3_image_model
 
-        # Upstream draws some buffers from the global generator, which belongs to the caller.
-        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
+        with _building(scale):
             model = build_sam3_image_model(
                 device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
             )
@@ -127,10 +138,9 @@ def build_video_model(image_model: Any, scale: str) -> Any:
         it inside `upstream()`.
     """
     with upstream():
-        import torch
         from sam3.model_builder import build_sam3_video_model
 
-        with scaled(scale), _without_initialisation(), torch.random.fork_rng(devices=[]), without_known_warnings():
+        with _building(scale):
             model = build_sam3_video_model(load_from_HF=False, device="cpu")
         tensors = {video_name(name): tensor for name, tensor in image_model.state_dict().items()}
         model.load_state_dict(tensors, assign=True)
@@ -140,8 +150,8 @@ def build_video_model(image_model: Any, scale: str) -> Any:
 
 
 @contextmanager
-def _without_initialisation() -> Iterator[None]:
-    """Skips upstream's random initialisation, a minute of work whose result is overwritten."""
+def _building(scale: str) -> Iterator[None]:
+    """Builds at a scale, and skips upstream's random initialisation, a minute of work whose result is overwritten."""
     import sam3.model.vitdet
     import torch
 
@@ -153,6 +163,9 @@ def _without_initialisation() -> Iterator[None]:
             if name.endswith("_") and not name.startswith("_"):
                 stack.enter_context(replaced(torch.nn.init, name, keep))
         stack.enter_context(replaced(sam3.model.vitdet, "trunc_normal_", keep))
+        # Upstream draws some buffers from the global generator, which belongs to the caller.
+        for context in (scaled(scale), torch.random.fork_rng(devices=[]), without_known_warnings()):
+            stack.enter_context(context)
         yield
 
 

@@ -1,32 +1,27 @@
 """Captures the tensors that reach each component when upstream's model runs on a photograph with prompts.
 
-Upstream's own `forward_grounding` runs once with hooks on its submodules. Nothing is rebuilt by hand, so that a
-component that is cut out wrongly cannot agree with the captured tensors.
+Upstream's own `forward_grounding` runs once, and calls of its submodules are recorded. Nothing is rebuilt by hand, so
+that a component that is cut out wrongly cannot agree with the captured tensors.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from harness.core.errors import HarnessError
-from harness.core.settings import REPOSITORY
+from harness.models.sam3.captures import Activations
+from harness.models.sam3.fixtures import FIXTURES, Fixture, read_fixture
 from harness.models.sam3.images import preprocess
+from harness.models.sam3.patches.patch import recorded_methods
 from harness.models.sam3.vocabulary import installed_tokenizer
 from harness.runtime.sam3.images import load_image
 
-FIXTURES = REPOSITORY / "fixtures"
 
-
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(Fixture, frozen=True):
     """A photograph and its prompts; coordinates are normalized to [0, 1].
 
     Attributes:
@@ -45,88 +40,16 @@ class Prompts:
     points: tuple[tuple[float, float], ...]
     point_labels: tuple[int, ...]
 
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Returns the files that the run reads."""
-        return (self.image,)
-
 
 def load_inputs(image: Path | None) -> Prompts:
     """Returns the photograph and its prompts, with another photograph if one is given."""
     prompts = load_prompts()
-    return prompts if image is None else replace(prompts, image=image)
+    return prompts if image is None else msgspec.structs.replace(prompts, image=image)
 
 
 def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:
-    """Reads the photograph's name and its prompts from a TOML file.
-
-    Raises:
-        HarnessError: The file or a field is missing.
-    """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Prompts(
-            image=path.parent / data["image"],
-            text=data["text"],
-            boxes=tuple(tuple(box) for box in data["boxes"]),
-            box_labels=tuple(data["box_labels"]),
-            points=tuple(tuple(point) for point in data["points"]),
-            point_labels=tuple(data["point_labels"]),
-        )
-    except FileNotFoundError as error:
-        raise HarnessError(f"{path} is missing: run from a checkout of the repository, which has fixtures/.") from error
-    except (KeyError, tomllib.TOMLDecodeError) as error:
-        raise HarnessError(f"{path} is not a prompts file: {error}.") from error
-
-
-@dataclass(frozen=True)
-class Activations:
-    """The tensors of one forward pass of upstream's model; B = 1, P = prompt tokens, L = decoder layers.
-
-    Attributes:
-        image: [B, 3, 1008, 1008] fp32.
-        tokens: [B, 32] int64.
-        points, points_mask, point_labels: [N, B, 2] fp32, [B, N] bool (True is padding), [N, B] int64.
-        boxes, boxes_mask, box_labels: [M, B, 4] fp32 (cx, cy, w, h), [B, M] bool, [M, B] int64.
-        img_feats, img_pos: [5184, B, 256] fp32, the coarsest feature map that is kept and its position encoding.
-        text_features, text_mask: [32, B, 256] fp32, [B, 32] bool.
-        geometry_features, geometry_mask: [N + M + 1, B, 256] fp32, [B, N + M + 1] bool.
-        prompt, prompt_mask: [P, B, 256] fp32, [B, P] bool: text, then geometry.
-        memory: [5184, B, 256] fp32, output of the fusion encoder.
-        hs: [L, B, 200, 256] fp32, decoder hidden states.
-        reference_boxes: [L, B, 200, 4] fp32.
-        presence_logits: [L, B, 1] fp32.
-        fpn_0, fpn_1: [B, 256, 288, 288] and [B, 256, 144, 144] fp32.
-        pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: Upstream's results.
-    """
-
-    image: Tensor
-    tokens: Tensor
-    points: Tensor
-    points_mask: Tensor
-    point_labels: Tensor
-    boxes: Tensor
-    boxes_mask: Tensor
-    box_labels: Tensor
-    img_feats: Tensor
-    img_pos: Tensor
-    text_features: Tensor
-    text_mask: Tensor
-    geometry_features: Tensor
-    geometry_mask: Tensor
-    prompt: Tensor
-    prompt_mask: Tensor
-    memory: Tensor
-    hs: Tensor
-    reference_boxes: Tensor
-    presence_logits: Tensor
-    fpn_0: Tensor
-    fpn_1: Tensor
-    pred_logits: Tensor
-    pred_boxes: Tensor
-    pred_boxes_xyxy: Tensor
-    pred_masks: Tensor
-    semantic_seg: Tensor
+    """Reads the photograph's name and its prompts; errors are those of `harness.models.sam3.fixtures.read_fixture`."""
+    return read_fixture(path, Prompts, "a prompts file")
 
 
 def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
@@ -143,23 +66,13 @@ def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
     }
 
 
-@contextmanager
-def recorded_calls(modules: dict[str, torch.nn.Module]) -> Iterator[dict[str, tuple[dict[str, Any], Any]]]:
-    """Records keyword arguments and result of the last call of each module."""
-    calls: dict[str, tuple[dict[str, Any], Any]] = {}
+def find_stage(texts: int) -> Any:
+    """Returns upstream's `FindStage` of several texts about one image, whose prompts it does not read."""
+    from sam3.model.data_misc import FindStage
 
-    def recorder(name: str) -> Callable[..., None]:
-        def record(_module: torch.nn.Module, _args: Any, kwargs: dict[str, Any], result: Any) -> None:
-            calls[name] = (kwargs, result)
-
-        return record
-
-    handles = [m.register_forward_hook(recorder(name), with_kwargs=True) for name, m in modules.items()]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+    unread = ("boxes", "boxes_mask", "boxes_label", "points", "points_mask")
+    image, numbers = torch.zeros(texts, dtype=torch.long), torch.arange(texts)
+    return FindStage(img_ids=image, text_ids=numbers, **dict.fromkeys(f"input_{name}" for name in unread))
 
 
 @torch.no_grad()
@@ -169,33 +82,39 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     Args:
         model: Upstream's `Sam3Image`, fp32 on the CPU, inside `harness.models.sam3.upstream.upstream()`.
         prompts: Photograph and prompts.
+
+    Returns:
+        B = 1, P = prompt tokens, L = decoder layers:
+
+        - image: [B, 3, 1008, 1008] fp32.
+        - tokens: [B, 32] int64.
+        - points, points_mask, point_labels: [N, B, 2] fp32, [B, N] bool (True is padding), [N, B] int64.
+        - boxes, boxes_mask, box_labels: [M, B, 4] fp32 (cx, cy, w, h), [B, M] bool, [M, B] int64.
+        - img_feats, img_pos: [5184, B, 256] fp32, the coarsest feature map that is kept and its position encoding.
+        - text_features, text_mask: [32, B, 256] fp32, [B, 32] bool.
+        - geometry_features, geometry_mask: [N + M + 1, B, 256] fp32, [B, N + M + 1] bool.
+        - prompt, prompt_mask: [P, B, 256] fp32, [B, P] bool: text, then geometry.
+        - memory: [5184, B, 256] fp32, output of the fusion encoder.
+        - hs: [L, B, 200, 256] fp32, decoder hidden states.
+        - reference_boxes: [L, B, 200, 4] fp32.
+        - presence_logits: [L, B, 1] fp32.
+        - fpn_0, fpn_1: [B, 256, 288, 288] and [B, 256, 144, 144] fp32.
+        - pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: Upstream's results.
     """
-    from sam3.model.data_misc import FindStage
     from sam3.model.geometry_encoders import Prompt
 
     image = preprocess(load_image(prompts.image))
     geometry = geometric_prompt(prompts)
-    first_image = torch.zeros(1, dtype=torch.long)
-    find_stage = FindStage(
-        img_ids=first_image,
-        text_ids=first_image,
-        input_boxes=None,
-        input_boxes_mask=None,
-        input_boxes_label=None,
-        input_points=None,
-        input_points_mask=None,
-    )
     backbone_out = model.backbone.forward_image(image)
     backbone_out.update(model.backbone.forward_text([prompts.text], device="cpu"))
-    modules = {
-        "geometry": model.geometry_encoder,
-        "encoder": model.transformer.encoder,
-        "decoder": model.transformer.decoder,
-    }
-    with recorded_calls(modules) as calls:
+    with (
+        recorded_methods(model.geometry_encoder, "forward") as geometry_calls,
+        recorded_methods(model.transformer.encoder, "forward") as encoder_calls,
+        recorded_methods(model.transformer.decoder, "forward") as decoder_calls,
+    ):
         out = model.forward_grounding(
             backbone_out=backbone_out,
-            find_input=find_stage,
+            find_input=find_stage(1),
             find_target=None,
             geometric_prompt=Prompt(
                 box_embeddings=geometry["boxes"],
@@ -206,31 +125,25 @@ def capture(model: Any, prompts: Prompts) -> Activations:
                 point_labels=geometry["point_labels"],
             ),
         )
-    geometry_call, geometry_result = calls["geometry"]
-    encoder_call, encoder_result = calls["encoder"]
-    _, decoder_result = calls["decoder"]
-    hs, reference_boxes, presence_logits, _ = decoder_result
+    encoded_geometry, encoded = geometry_calls["forward"][-1], encoder_calls["forward"][-1]
+    hs, reference_boxes, presence_logits, _ = decoder_calls["forward"][-1].result
     return Activations(
         image=image,
         tokens=torch.from_numpy(installed_tokenizer().tokenize([prompts.text]).ids),
         **geometry,
-        img_feats=geometry_call["img_feats"][-1],
-        img_pos=geometry_call["img_pos_embeds"][-1],
+        img_feats=encoded_geometry.arguments["img_feats"][-1],
+        img_pos=encoded_geometry.arguments["img_pos_embeds"][-1],
         text_features=backbone_out["language_features"],
         text_mask=backbone_out["language_mask"],
-        geometry_features=geometry_result[0],
-        geometry_mask=geometry_result[1],
-        prompt=encoder_call["prompt"],
-        prompt_mask=encoder_call["prompt_key_padding_mask"],
-        memory=encoder_result["memory"],
+        geometry_features=encoded_geometry.result[0],
+        geometry_mask=encoded_geometry.result[1],
+        prompt=encoded.arguments["prompt"],
+        prompt_mask=encoded.arguments["prompt_key_padding_mask"],
+        memory=encoded.result["memory"],
         hs=hs.transpose(1, 2),
         reference_boxes=reference_boxes.transpose(1, 2),
         presence_logits=presence_logits.transpose(1, 2),
         fpn_0=backbone_out["backbone_fpn"][0],
         fpn_1=backbone_out["backbone_fpn"][1],
-        pred_logits=out["pred_logits"],
-        pred_boxes=out["pred_boxes"],
-        pred_boxes_xyxy=out["pred_boxes_xyxy"],
-        pred_masks=out["pred_masks"],
-        semantic_seg=out["semantic_seg"],
+        **{name: out[name] for name in ("pred_logits", "pred_boxes", "pred_boxes_xyxy", "pred_masks", "semantic_seg")},
     )

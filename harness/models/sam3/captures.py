@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any
+
+from harness.models.sam3.fixtures import Fixture
 
 if TYPE_CHECKING:
     import torch
 
 
-class Inputs(Protocol):
-    """The inputs of a run; its `repr` without the folders of files determines all but the pixels."""
+class Activations(dict[str, "torch.Tensor"]):
+    """Captured tensors by name, which are attributes, too; `activations.click` has those named `click/…`."""
 
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Returns the files that the run reads."""
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        if part := {key.removeprefix(f"{name}/"): self[key] for key in self if key.startswith(f"{name}/")}:
+            return Activations(part)
+        raise AttributeError(name)
+
+    def take(self, *names: str) -> dict[str, torch.Tensor]:
+        """Returns the tensors of these names, in this order."""
+        return {name: self[name] for name in names}
+
+
+def named(**parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors of several parts, named `part/tensor`."""
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -27,8 +41,7 @@ class Capture:
     Attributes:
         kind: Kind of the cached arrays.
         module: The module that runs it. It has `load_inputs(image)`, which reads the inputs of the run, with another
-            photograph if one is given; `capture(model, inputs)`, which runs the model; and `Activations`, the result: a
-            frozen dataclass of tensors and of such dataclasses.
+            photograph if one is given, and `capture(model, inputs)`, which runs the model and says what it captures.
         interactive: Whether upstream's model must be built with its tracker.
     """
 
@@ -36,41 +49,15 @@ class Capture:
     module: str
     interactive: bool
 
-    def load_inputs(self, image: Path | None) -> Inputs:
+    def load_inputs(self, image: Path | None) -> Fixture:
         """Returns the inputs of the run, with another photograph if one is given."""
-        inputs: Inputs = import_module(self.module).load_inputs(image)
+        inputs: Fixture = import_module(self.module).load_inputs(image)
         return inputs
 
-    def run(self, model: Any, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Runs upstream's model, inside `upstream()`, and returns the captured tensors by name."""
-        return flatten(import_module(self.module).capture(model, inputs))
-
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Returns the module's `Activations` from the tensors that `run` returned."""
-        return restore(import_module(self.module).Activations, tensors)
-
-
-def flatten(activations: Any) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a dataclass by name; a tensor of a nested dataclass is named `field/name`."""
-    tensors: dict[str, torch.Tensor] = {}
-    for field in fields(activations):
-        value = getattr(activations, field.name)
-        inner = flatten(value) if is_dataclass(value) else {"": value}
-        tensors |= {f"{field.name}/{name}" if name else field.name: tensor for name, tensor in inner.items()}
-    return tensors
-
-
-def restore(kind: type[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Returns the dataclass whose tensors `flatten` named."""
-    arguments: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
-        prefix = f"{name}/"
-        if is_dataclass(hint):
-            inner = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            arguments[name] = restore(hint, inner)  # type: ignore[arg-type]  # a hint is a class here
-        else:
-            arguments[name] = tensors[name]
-    return kind(**arguments)
+    def run(self, model: Any, inputs: Fixture) -> Activations:
+        """Runs upstream's model, inside `upstream()`."""
+        activations: Activations = import_module(self.module).capture(model, inputs)
+        return activations
 
 
 GROUNDING = Capture("activations", "harness.models.sam3.capture", interactive=False)

@@ -145,7 +145,10 @@ def _read(path: Path) -> Mapping[str, Any]:
     problem = checkpoint_file_problem(path)
     if problem is not None:
         raise HarnessError(problem)
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    try:
+        content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    except OSError as error:
+        raise HarnessError(f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions.") from error
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"]
     if not isinstance(content, dict):
@@ -166,8 +169,6 @@ def _read_safetensors(path: Path) -> Any:
         raise HarnessError(
             f"The checkpoint {path} is not a safetensors file or is truncated ({error}); download it again."
         ) from error
-    except OSError as error:
-        raise HarnessError(f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions.") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -178,8 +179,9 @@ def _read_torch(path: Path) -> Any:
         archive = zipfile.is_zipfile(path)
     except zipfile.BadZipFile:  # it begins like the end of an archive, and goes on like no archive's
         archive = False
-    if not archive and _first_bytes(path, 4) == b"PK\x03\x04":
-        raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
+    with path.open("rb") as file:
+        if file.read(4) == b"PK\x03\x04" and not archive:
+            raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=archive or None)
     except pickle.UnpicklingError as error:
@@ -192,14 +194,6 @@ def _read_torch(path: Path) -> Any:
             f"The checkpoint {path} cannot be read, it is damaged or no checkpoint ({_first_line(error)}); "
             "download it again."
         ) from error
-
-
-def _first_bytes(path: Path, count: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError as error:
-        raise HarnessError(f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions.") from error
 
 
 def _first_line(error: BaseException) -> str:

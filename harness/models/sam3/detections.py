@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
+from harness.core.program import Arrays
 from harness.parity import metrics
+from harness.parity.references import Reference
 from harness.parity.verdict import unmeasured_verdict
 
 Array = npt.NDArray[Any]
@@ -27,70 +29,41 @@ SCORE = 1e-5
 """Limit on the error of a score."""
 
 
-@dataclass(frozen=True)
-class Detections:
-    """The detections in one photograph: K kept queries of 200, in the order of the queries.
-
-    Attributes:
-        queries: bool [200], True where kept.
-        masks: bool [K, h, w].
-        boxes: fp32 [K, 4], (x0, y0, x1, y1) in pixels.
-        scores: fp32 [K].
-    """
-
-    queries: Array
-    masks: Array
-    boxes: Array
-    scores: Array
-
-
-@dataclass(frozen=True)
-class ReferenceDetections:
-    """Upstream's detections, in two runs and in float64.
-
-    Attributes:
-        first: The detections of the first run.
-        second: The detections of the second run.
-        undecided: bool [K, h, w], True for pixels whose logit is within `UNDECIDED` of zero.
-        boxes, scores: The oracle's boxes and scores in float64, for the queries that the first run keeps; None without
-            an oracle.
-    """
-
-    first: Detections
-    second: Detections
-    undecided: Array
-    boxes: Array | None = None
-    scores: Array | None = None
-
-
 Criterion = Callable[[Array, Array], Array]
 """Takes actual and reference values of equal shape; returns where a criterion is violated."""
 
 
-def judge_detections(prefix: str, actual: Detections, reference: ReferenceDetections) -> tuple[Verdict, ...]:
+def judge_detections(prefix: str, actual: Arrays, reference: Reference) -> tuple[Verdict, ...]:
     """Judges detections: equal queries, equal masks except undecided pixels, boxes and scores within limits.
 
+    Detections of K kept queries, in the order of the queries, are
+
+    - queries: bool [200], True where kept.
+    - masks: bool [K, h, w].
+    - boxes: fp32 [K, 4], (x0, y0, x1, y1) in pixels.
+    - scores: fp32 [K].
+
     Args:
-        prefix: Prefix of the names of the verdicts, which are `queries`, `masks`, `boxes` and `scores`.
+        prefix: Prefix of the names of the verdicts.
         actual: The compiled model's detections.
-        reference: Upstream's detections.
+        reference: Upstream's detections in two runs, the first with `undecided`, bool [K, h, w], True for pixels whose
+            logit is within `UNDECIDED` of zero; boxes and scores in float64 if there are any, for the queries that the
+            first run keeps.
 
     Returns:
         Four verdicts. The verdict on masks says how many undecided pixels differ, even if it is strict.
     """
-    first_run, second_run = reference.first, reference.second
+    first, again = reference.first, reference.again
 
-    def judge_field(name: str, criterion: Criterion, problem: str, oracle: Array | None = None) -> Verdict:
-        a, r, second = (getattr(detections, name) for detections in (actual, first_run, second_run))
-        return _judge(f"{prefix}{name}", a, r, second, criterion, problem, oracle)
+    def judge_field(name: str, criterion: Criterion, problem: str) -> Verdict:
+        exact = reference.exact.get(name)
+        return _judge(f"{prefix}{name}", actual[name], first[name], again[name], criterion, problem, exact)
 
     return (
         judge_field("queries", np.not_equal, "queries are kept on one side only"),
-        judge_masks(f"{prefix}masks", actual.masks, first_run.masks, second_run.masks, reference.undecided),
-        judge_field(
-            "boxes", _exceeds(BOX_PIXELS), f"coordinates are off by more than {BOX_PIXELS:g} pixel", reference.boxes
-        ),
-        judge_field("scores", _exceeds(SCORE), f"scores are off by more than {SCORE:g}", reference.scores),
+        judge_masks(f"{prefix}masks", actual["masks"], first["masks"], again["masks"], first["undecided"]),
+        judge_field("boxes", _exceeds(BOX_PIXELS), f"coordinates are off by more than {BOX_PIXELS:g} pixel"),
+        judge_field("scores", _exceeds(SCORE), f"scores are off by more than {SCORE:g}"),
     )
 
 
@@ -135,24 +108,9 @@ def _judge(
     violations = int(np.count_nonzero(outside(a, r)))
     verdict = replace(verdict, outside=violations)
     if not metrics.is_exact(r.dtype):
-        verdict = _add_metrics(verdict, a, r, exact)
+        ratio = metrics.OracleRatio(math.nan, math.nan) if exact is None else metrics.oracle_ratio(a, r, exact)
+        measured = asdict(metrics.difference(a, r)) | asdict(ratio) | {"outside": violations}
+        verdict = replace(verdict, **measured)
     if violations:
         return replace(verdict, reason=f"{violations} of {a.size} {problem}")
     return replace(verdict, kind=VerdictKind.STRICT)
-
-
-def _add_metrics(verdict: Verdict, a: Array, r: Array, exact: Array | None) -> Verdict:
-    """Returns the verdict with the error of `a` against `r`, and relative to the float64 values if there are any."""
-    difference = metrics.difference(a, r)
-    not_measured = metrics.OracleRatio(math.nan, math.nan)
-    ratio = not_measured if exact is None else metrics.oracle_ratio(a, r, exact)
-    return replace(
-        verdict,
-        max_abs=difference.max_abs,
-        mean_abs=difference.mean_abs,
-        max_rel=difference.max_rel,
-        required_tolerance=difference.required_tolerance,
-        sqnr_db=difference.sqnr_db,
-        r_rms=ratio.r_rms,
-        r_inf=ratio.r_inf,
-    )

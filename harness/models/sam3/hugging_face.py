@@ -1,12 +1,14 @@
 """Converts tensors between upstream's layout and Transformers' (`Sam3Model`, and `Sam3VideoModel` around it).
 
-Both layouts have the same numbers under different names. Transformers
+Both layouts have the same numbers under different names; the tracker's are those of Transformers' own
+`convert_sam3_video_to_hf.py`. Transformers
 
 - splits every fused projection (`qkv`, `in_proj`) into `q_proj`, `k_proj`, `v_proj`, rows in upstream's order,
 - drops the class token's row of the trunk's position embedding, and stores `text_projection` transposed,
 - has no point prompts in its detector, hence no weights for them,
-- has the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) next to the detector in the video model alone;
-  `harness.models.sam3.hugging_face_tracker` has the tracker's names.
+- has the SAM 2 neck (`tracker_neck`) and the tracker (`tracker_model`) next to the detector in the video model alone,
+- has the tracker's four embeddings of points in one table, a row for each, and the random frequencies of positions
+  twice, in the prompt encoder and outside of it.
 
 The rows of queries and keys are **not** permuted: Transformers (5.0, its first with SAM 3, to 5.23) rotates neighbours,
 (0, 1), (2, 3), …, as upstream does, and not halves as its language models do; `test_transformers.py` shows it.
@@ -16,10 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
-
-from harness.models.sam3 import hugging_face_tracker
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 VIDEO_PREFIX = "detector_model."
 """Prefix of every name of the detector in a file of `Sam3VideoModel`, which is the published model."""
 
-_COMPUTED = re.compile(r".*\.(position_ids|inv_freq|rope_embeddings(_cos|_sin)?)")
+_FORMULAS = re.compile(r".*\.(position_ids|inv_freq|rope_embeddings(_cos|_sin)?)")
 """Tables that are formulas, which some versions save."""
 
 POINTS = re.compile(r"geometry_encoder\.points_(direct|pool|pos_enc)_project\.(weight|bias)")
@@ -37,95 +36,151 @@ _TRUNK, _VIT = "backbone.vision_backbone.trunk", "vision_encoder.backbone"
 _TEXT, _CLIP = "backbone.language_backbone.encoder", "text_encoder.text_model"
 _DECODER, _DETR_DECODER = "transformer.decoder", "detr_decoder"
 _HEAD, _MASKS = "segmentation_head", "mask_decoder"
+_TRACKER, _HF_TRACKER = "inst_interactive_predictor.model", "tracker_model"
+_PROMPTS, _HF_PROMPTS = f"{_TRACKER}.sam_prompt_encoder", f"{_HF_TRACKER}.prompt_encoder"
+_CLICKS, _HF_CLICKS = f"{_TRACKER}.sam_mask_decoder", f"{_HF_TRACKER}.mask_decoder"
+_BACKBONE, _MEMORIES = f"{_TRACKER}.maskmem_backbone", f"{_HF_TRACKER}.memory_encoder"
+_DOWNSAMPLER, _HF_DOWNSAMPLER = f"{_BACKBONE}.mask_downsampler.encoder", f"{_MEMORIES}.mask_downsampler"
 
-# Upstream's module → Transformers'; `#` is the number of a layer. Their parameters (weight, bias) have the same names.
-_MODULES: dict[str, str] = {
-    f"{_TRUNK}.patch_embed.proj": f"{_VIT}.embeddings.patch_embeddings.projection",
-    f"{_TRUNK}.ln_pre": f"{_VIT}.layer_norm",
-    f"{_TRUNK}.blocks.#.norm1": f"{_VIT}.layers.#.layer_norm1",
-    f"{_TRUNK}.blocks.#.norm2": f"{_VIT}.layers.#.layer_norm2",
-    f"{_TRUNK}.blocks.#.mlp.fc1": f"{_VIT}.layers.#.mlp.fc1",
-    f"{_TRUNK}.blocks.#.mlp.fc2": f"{_VIT}.layers.#.mlp.fc2",
-    **{
-        f"backbone.vision_backbone.{upstream}.{module}": f"{hf}.fpn_layers.{hf_part}"
-        for upstream, hf in (("convs", "vision_encoder.neck"), ("sam2_convs", "tracker_neck"))
-        for module, hf_part in (
-            ("0.dconv_2x2_0", "0.scale_layers.0"),
-            ("0.dconv_2x2_1", "0.scale_layers.2"),
-            ("1.dconv_2x2", "1.scale_layers.0"),
-            ("#.conv_1x1", "#.proj1"),
-            ("#.conv_3x3", "#.proj2"),
-        )
-    },
-    f"{_TEXT}.token_embedding": f"{_CLIP}.embeddings.token_embedding",
-    f"{_TEXT}.transformer.resblocks.#.ln_1": f"{_CLIP}.encoder.layers.#.layer_norm1",
-    f"{_TEXT}.transformer.resblocks.#.ln_2": f"{_CLIP}.encoder.layers.#.layer_norm2",
-    f"{_TEXT}.transformer.resblocks.#.mlp.c_fc": f"{_CLIP}.encoder.layers.#.mlp.fc1",
-    f"{_TEXT}.transformer.resblocks.#.mlp.c_proj": f"{_CLIP}.encoder.layers.#.mlp.fc2",
-    f"{_TEXT}.ln_final": f"{_CLIP}.final_layer_norm",
-    "backbone.language_backbone.resizer": "text_projection",
-    "geometry_encoder.label_embed": "geometry_encoder.label_embed",
-    "geometry_encoder.cls_embed": "geometry_encoder.cls_embed",
-    "geometry_encoder.points_direct_project": "geometry_encoder.points_direct_project",
-    "geometry_encoder.points_pool_project": "geometry_encoder.points_pool_project",
-    "geometry_encoder.points_pos_enc_project": "geometry_encoder.points_pos_enc_project",
-    "geometry_encoder.boxes_direct_project": "geometry_encoder.boxes_direct_project",
-    "geometry_encoder.boxes_pool_project": "geometry_encoder.boxes_pool_project",
-    "geometry_encoder.boxes_pos_enc_project": "geometry_encoder.boxes_pos_enc_project",
-    "geometry_encoder.final_proj": "geometry_encoder.final_proj",
-    "geometry_encoder.img_pre_norm": "geometry_encoder.vision_layer_norm",
-    "geometry_encoder.norm": "geometry_encoder.prompt_layer_norm",
-    "geometry_encoder.encode_norm": "geometry_encoder.output_layer_norm",
-    **{
-        f"{upstream}.#.{module}": f"{hf}.#.{hf_part}"
-        for upstream, hf in (
-            ("geometry_encoder.encode", "geometry_encoder.layers"),
-            ("transformer.encoder.layers", "detr_encoder.layers"),
-        )
-        for module, hf_part in (
-            ("linear1", "mlp.fc1"),
-            ("linear2", "mlp.fc2"),
-            ("norm1", "layer_norm1"),
-            ("norm2", "layer_norm2"),
-            ("norm3", "layer_norm3"),
-        )
-    },
-    f"{_DECODER}.query_embed": f"{_DETR_DECODER}.query_embed",
-    f"{_DECODER}.reference_points": f"{_DETR_DECODER}.reference_points",
-    f"{_DECODER}.presence_token": f"{_DETR_DECODER}.presence_token",
-    f"{_DECODER}.presence_token_out_norm": f"{_DETR_DECODER}.presence_layer_norm",
-    f"{_DECODER}.norm": f"{_DETR_DECODER}.output_layer_norm",
-    **{
-        f"{_DECODER}.{module}.layers.{layer}": f"{_DETR_DECODER}.{hf_part}.layer{layer + 1}"
-        for module, hf_part, layers in (
-            ("bbox_embed", "box_head", 3),
-            ("presence_token_head", "presence_head", 3),
-            ("ref_point_head", "ref_point_head", 2),
-            ("boxRPB_embed_x", "box_rpb_embed_x", 2),
-            ("boxRPB_embed_y", "box_rpb_embed_y", 2),
-        )
-        for layer in range(layers)
-    },
-    f"{_DECODER}.layers.#.linear1": f"{_DETR_DECODER}.layers.#.mlp.fc1",
-    f"{_DECODER}.layers.#.linear2": f"{_DETR_DECODER}.layers.#.mlp.fc2",
-    f"{_DECODER}.layers.#.norm1": f"{_DETR_DECODER}.layers.#.vision_cross_attn_layer_norm",
-    f"{_DECODER}.layers.#.norm2": f"{_DETR_DECODER}.layers.#.self_attn_layer_norm",
-    f"{_DECODER}.layers.#.norm3": f"{_DETR_DECODER}.layers.#.mlp_layer_norm",
-    f"{_DECODER}.layers.#.catext_norm": f"{_DETR_DECODER}.layers.#.text_cross_attn_layer_norm",
-    "dot_prod_scoring.prompt_mlp.layers.0": "dot_product_scoring.text_mlp.layer1",
-    "dot_prod_scoring.prompt_mlp.layers.1": "dot_product_scoring.text_mlp.layer2",
-    "dot_prod_scoring.prompt_mlp.out_norm": "dot_product_scoring.text_mlp_out_norm",
-    "dot_prod_scoring.prompt_proj": "dot_product_scoring.text_proj",
-    "dot_prod_scoring.hs_proj": "dot_product_scoring.query_proj",
-    f"{_HEAD}.pixel_decoder.conv_layers.#": f"{_MASKS}.pixel_decoder.conv_layers.#",
-    f"{_HEAD}.pixel_decoder.norms.#": f"{_MASKS}.pixel_decoder.norms.#",
-    f"{_HEAD}.mask_predictor.mask_embed.layers.#": f"{_MASKS}.mask_embedder.layers.#",
-    f"{_HEAD}.instance_seg_head": f"{_MASKS}.instance_projection",
-    f"{_HEAD}.semantic_seg_head": f"{_MASKS}.semantic_projection",
-    f"{_HEAD}.cross_attn_norm": f"{_MASKS}.prompt_cross_attn_norm",
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _norms(count: int) -> dict[str, str]:
+    return {f"norm{number}": f"layer_norm{number}" for number in range(1, count + 1)}
+
+
+def _layers(upstream: str, hf: str, count: int) -> dict[str, str]:
+    return {f"{upstream}.layers.{number}": f"{hf}.layer{number + 1}" for number in range(count)}
+
+
+_NECK = {
+    "0.dconv_2x2_0": "0.scale_layers.0",
+    "0.dconv_2x2_1": "0.scale_layers.2",
+    "1.dconv_2x2": "1.scale_layers.0",
+    "#.conv_1x1": "#.proj1",
+    "#.conv_3x3": "#.proj2",
 }
+_FEED_FORWARD = {"linear1": "mlp.fc1", "linear2": "mlp.fc2"}
+_PROJECTIONS = _same("q_proj", "k_proj", "v_proj") | {"out_proj": "o_proj"}
+_THREE_LAYERS = {"layers.0": "proj_in", "layers.1": "layers.0", "layers.2": "proj_out"}
 
-# Upstream's attention → Transformers', each with the name of its output projection.
+_MODULES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    (_TRUNK, _VIT, {"patch_embed.proj": "embeddings.patch_embeddings.projection", "ln_pre": "layer_norm"}),
+    (f"{_TRUNK}.blocks.#", f"{_VIT}.layers.#", _norms(2) | _same("mlp.fc1", "mlp.fc2")),
+    ("backbone.vision_backbone.convs", "vision_encoder.neck.fpn_layers", _NECK),
+    ("backbone.vision_backbone.sam2_convs", "tracker_neck.fpn_layers", _NECK),
+    (_TEXT, _CLIP, {"token_embedding": "embeddings.token_embedding", "ln_final": "final_layer_norm"}),
+    (
+        f"{_TEXT}.transformer.resblocks.#",
+        f"{_CLIP}.encoder.layers.#",
+        {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"},
+    ),
+    ("backbone.language_backbone", "", {"resizer": "text_projection"}),
+    (
+        "geometry_encoder",
+        "geometry_encoder",
+        _same("label_embed", "cls_embed", "final_proj")
+        | _same(*(f"{kind}_{name}_project" for kind in ("points", "boxes") for name in ("direct", "pool", "pos_enc")))
+        | {"img_pre_norm": "vision_layer_norm", "norm": "prompt_layer_norm", "encode_norm": "output_layer_norm"},
+    ),
+    ("geometry_encoder.encode.#", "geometry_encoder.layers.#", _FEED_FORWARD | _norms(3)),
+    ("transformer.encoder.layers.#", "detr_encoder.layers.#", _FEED_FORWARD | _norms(3)),
+    (
+        _DECODER,
+        _DETR_DECODER,
+        _same("query_embed", "reference_points", "presence_token")
+        | {"presence_token_out_norm": "presence_layer_norm", "norm": "output_layer_norm"}
+        | _layers("bbox_embed", "box_head", 3)
+        | _layers("presence_token_head", "presence_head", 3)
+        | _layers("ref_point_head", "ref_point_head", 2)
+        | _layers("boxRPB_embed_x", "box_rpb_embed_x", 2)
+        | _layers("boxRPB_embed_y", "box_rpb_embed_y", 2),
+    ),
+    (
+        f"{_DECODER}.layers.#",
+        f"{_DETR_DECODER}.layers.#",
+        _FEED_FORWARD
+        | {"norm1": "vision_cross_attn_layer_norm", "norm2": "self_attn_layer_norm", "norm3": "mlp_layer_norm"}
+        | {"catext_norm": "text_cross_attn_layer_norm"},
+    ),
+    (
+        "dot_prod_scoring",
+        "dot_product_scoring",
+        _layers("prompt_mlp", "text_mlp", 2)
+        | {"prompt_mlp.out_norm": "text_mlp_out_norm", "prompt_proj": "text_proj", "hs_proj": "query_proj"},
+    ),
+    (
+        _HEAD,
+        _MASKS,
+        _same("pixel_decoder.conv_layers.#", "pixel_decoder.norms.#")
+        | {"mask_predictor.mask_embed.layers.#": "mask_embedder.layers.#", "cross_attn_norm": "prompt_cross_attn_norm"}
+        | {"instance_seg_head": "instance_projection", "semantic_seg_head": "semantic_projection"},
+    ),
+    (
+        _TRACKER,
+        _HF_TRACKER,
+        {"mask_downsample": "mask_downsample", "obj_ptr_tpos_proj": "temporal_positional_encoding_projection_layer"},
+    ),
+    (_PROMPTS, _HF_PROMPTS, _same("not_a_point_embed", "no_mask_embed")),
+    (
+        f"{_PROMPTS}.mask_downscaling",
+        f"{_HF_PROMPTS}.mask_embed",
+        {"0": "conv1", "1": "layer_norm1", "3": "conv2", "4": "layer_norm2", "6": "conv3"},
+    ),
+    (
+        _CLICKS,
+        _HF_CLICKS,
+        _same("iou_token", "mask_tokens", "obj_score_token", "conv_s0", "conv_s1")
+        | {"output_upscaling.0": "upscale_conv1", "output_upscaling.1": "upscale_layer_norm"}
+        | {"output_upscaling.3": "upscale_conv2", "transformer.norm_final_attn": "transformer.layer_norm_final_attn"},
+    ),
+    (
+        f"{_CLICKS}.transformer.layers.#",
+        f"{_HF_CLICKS}.transformer.layers.#",
+        _norms(4) | {"mlp.lin1": "mlp.proj_in", "mlp.lin2": "mlp.proj_out"},
+    ),
+    *(
+        (f"{_CLICKS}.transformer.{attention}", f"{_HF_CLICKS}.transformer.{attention}", _PROJECTIONS)
+        for attention in (
+            "final_attn_token_to_image",
+            "layers.#.self_attn",
+            "layers.#.cross_attn_token_to_image",
+            "layers.#.cross_attn_image_to_token",
+        )
+    ),
+    (f"{_TRACKER}.obj_ptr_proj", f"{_HF_TRACKER}.object_pointer_proj", _THREE_LAYERS),
+    *(
+        (f"{_CLICKS}.{head}", f"{_HF_CLICKS}.{head}", _THREE_LAYERS)
+        for head in ("iou_prediction_head", "pred_obj_score_head", "output_hypernetworks_mlps.#")
+    ),
+    (f"{_TRACKER}.transformer.encoder", f"{_HF_TRACKER}.memory_attention", {"norm": "layer_norm"}),
+    *(
+        (f"{_TRACKER}.transformer.encoder.layers.#{part}", f"{_HF_TRACKER}.memory_attention.layers.#{part}", names)
+        for part, names in (
+            ("", _same("linear1", "linear2") | _norms(3)),
+            (".self_attn", _PROJECTIONS),
+            (".cross_attn_image", _PROJECTIONS),
+        )
+    ),
+    *(
+        (_DOWNSAMPLER, _HF_DOWNSAMPLER, {f"{3 * n}": f"layers.{n}.conv", f"{3 * n + 1}": f"layers.{n}.layer_norm"})
+        for n in range(4)
+    ),
+    (_DOWNSAMPLER, _HF_DOWNSAMPLER, {"12": "final_conv"}),
+    (_BACKBONE, _MEMORIES, {"pix_feat_proj": "feature_projection", "out_proj": "projection"}),
+    (
+        f"{_BACKBONE}.fuser.layers.#",
+        f"{_MEMORIES}.memory_fuser.layers.#",
+        {"dwconv": "depthwise_conv", "norm": "layer_norm", "pwconv1": "pointwise_conv1", "pwconv2": "pointwise_conv2"},
+    ),
+)
+"""Prefixes of upstream's and Transformers' modules, and names after them; `#` is the number of a layer.
+
+Their parameters (weight, bias) have the same names.
+"""
+
 _ATTENTION: tuple[tuple[str, str, str, str], ...] = (
     (f"{_TRUNK}.blocks.#.attn", "proj", f"{_VIT}.layers.#.attention", "o_proj"),
     (f"{_TEXT}.transformer.resblocks.#.attn", "out_proj", f"{_CLIP}.encoder.layers.#.self_attn", "out_proj"),
@@ -138,39 +193,51 @@ _ATTENTION: tuple[tuple[str, str, str, str], ...] = (
     (f"{_DECODER}.layers.#.cross_attn", "out_proj", f"{_DETR_DECODER}.layers.#.vision_cross_attn", "o_proj"),
     (f"{_HEAD}.cross_attend_prompt", "out_proj", f"{_MASKS}.prompt_cross_attn", "o_proj"),
 )
+"""Upstream's fused attention and Transformers', each with the name of its output projection."""
 
+_POSITIONS, _TEXT_PROJECTION = f"{_TRUNK}.pos_embed", f"{_TEXT}.text_projection"
+_FREQUENCIES = f"{_PROMPTS}.pe_layer.positional_encoding_gaussian_matrix"
+_PARAMETERS = {
+    _POSITIONS: f"{_VIT}.embeddings.position_embeddings",
+    _TEXT_PROJECTION: "text_encoder.text_projection.weight",
+    f"{_TEXT}.positional_embedding": f"{_CLIP}.embeddings.position_embedding.weight",
+    f"{_TRACKER}.maskmem_tpos_enc": f"{_HF_TRACKER}.memory_temporal_positional_encoding",
+    f"{_TRACKER}.no_mem_embed": f"{_HF_TRACKER}.no_memory_embedding",
+    f"{_TRACKER}.no_mem_pos_enc": f"{_HF_TRACKER}.no_memory_positional_encoding",
+    f"{_TRACKER}.no_obj_ptr": f"{_HF_TRACKER}.no_object_pointer",
+    f"{_TRACKER}.no_obj_embed_spatial": f"{_HF_TRACKER}.occlusion_spatial_embedding_parameter",
+    f"{_BACKBONE}.fuser.layers.#.gamma": f"{_MEMORIES}.memory_fuser.layers.#.scale",
+    _FREQUENCIES: f"{_HF_PROMPTS}.shared_embedding.positional_embedding",
+}
+
+_SHARED_FREQUENCIES = f"{_HF_TRACKER}.shared_image_embedding.positional_embedding"
+"""The copy of the frequencies outside of the prompt encoder."""
+_POINT_TABLE = f"{_HF_PROMPTS}.point_embed.weight"
+_POINT_KINDS = 4
+_POINT = re.compile(rf"{re.escape(_PROMPTS)}\.point_embeddings\.(\d)\.weight")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-
-_POSITIONS = (f"{_TRUNK}.pos_embed", f"{_VIT}.embeddings.position_embeddings")
-_TEXT_PROJECTION = (f"{_TEXT}.text_projection", "text_encoder.text_projection.weight")
 
 
 def _hf_names() -> dict[str, str]:
-    names = {f"{o}.{leaf}": f"{t}.{leaf}" for o, t in _MODULES.items() for leaf in ("weight", "bias")}
-    for module, projection, transformers_module, hf_projection in _ATTENTION:
-        names |= {
-            f"{module}.{projection}.{leaf}": f"{transformers_module}.{hf_projection}.{leaf}"
-            for leaf in ("weight", "bias")
-        }
-    positional = {f"{_TEXT}.positional_embedding": f"{_CLIP}.embeddings.position_embedding.weight"}
-    return names | positional | dict((_POSITIONS, _TEXT_PROJECTION)) | hugging_face_tracker.hf_names()
+    pairs = {f"{module}.{name}": f"{hf}.{names[name]}" for module, hf, names in _MODULES for name in names}
+    pairs |= {f"{module}.{name}": f"{hf}.{hf_name}" for module, name, hf, hf_name in _ATTENTION}
+    leaves = {f"{name}.{leaf}": f"{hf}.{leaf}".lstrip(".") for name, hf in pairs.items() for leaf in ("weight", "bias")}
+    return leaves | _PARAMETERS
 
 
-def _hf_parts() -> dict[str, tuple[str, str, str]]:
-    names: dict[str, tuple[str, str, str]] = {}
-    for upstream, _, hf, _ in _ATTENTION:
-        for leaf in ("weight", "bias"):
-            fused = f"{upstream}.qkv.{leaf}" if upstream.startswith(_TRUNK) else f"{upstream}.in_proj_{leaf}"
-            names[fused] = (f"{hf}.q_proj.{leaf}", f"{hf}.k_proj.{leaf}", f"{hf}.v_proj.{leaf}")
-    return names
+def _hf_parts() -> dict[str, tuple[str, ...]]:
+    fused = ((f"{name}.qkv." if name.startswith(_TRUNK) else f"{name}.in_proj_", hf) for name, _, hf, _ in _ATTENTION)
+    return {
+        f"{name}{leaf}": tuple(f"{hf}.{part}_proj.{leaf}" for part in "qkv")
+        for name, hf in fused
+        for leaf in ("weight", "bias")
+    }
 
 
-_HF_NAMES: Mapping[str, str] = MappingProxyType(_hf_names())
-_UPSTREAM_NAMES: Mapping[str, str] = MappingProxyType({hf: upstream for upstream, hf in _HF_NAMES.items()})
-_HF_PARTS: Mapping[str, tuple[str, str, str]] = MappingProxyType(_hf_parts())
-_UPSTREAM_FUSED: Mapping[str, str] = MappingProxyType(
-    {part: upstream for upstream, parts in _HF_PARTS.items() for part in parts}
-)
+_HF_NAMES = _hf_names()
+_UPSTREAM_NAMES = {hf: upstream for upstream, hf in _HF_NAMES.items()}
+_HF_PARTS = _hf_parts()
+_UPSTREAM_FUSED = {part: upstream for upstream, parts in _HF_PARTS.items() for part in parts}
 
 
 def is_hugging_face(names: Collection[str]) -> bool:
@@ -184,20 +251,20 @@ def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
     Formulas are left out. A tensor that the layout lacks keeps its name, and so does a part of an incomplete projection
-    (queries without keys). Three parts of different shapes give the first part, whose shape no model accepts.
+    (queries without keys). Three parts of different shapes give the first part, and a table of points with a wrong
+    number of rows gives one embedding, whose shapes no model accepts.
     """
     converted: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, str]] = {}
     for key, tensor in content.items():
         name = key.removeprefix(VIDEO_PREFIX)
-        if _COMPUTED.fullmatch(name):
-            continue
-        parts = hugging_face_tracker.from_hugging_face_table(name, tensor)
-        if parts is not None:
-            converted |= parts
+        if _FORMULAS.fullmatch(name) or name == _SHARED_FREQUENCIES:
             continue
         template, number = _with_placeholder(name, _UPSTREAM_NAMES, _UPSTREAM_FUSED)
-        if template in _UPSTREAM_FUSED:
+        if name == _POINT_TABLE:
+            rows = tensor.split(1) if len(tensor) == _POINT_KINDS else (tensor,)
+            converted |= {f"{_PROMPTS}.point_embeddings.{kind}.weight": row for kind, row in enumerate(rows)}
+        elif template in _UPSTREAM_FUSED:
             fused.setdefault(_UPSTREAM_FUSED[template].replace("#", number), {})[name] = key
         elif template in _UPSTREAM_NAMES:
             upstream = _UPSTREAM_NAMES[template].replace("#", number)
@@ -229,18 +296,18 @@ def _with_placeholder(name: str, *tables: Collection[str]) -> tuple[str, str]:
 
 
 def _to_hf_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
-    if upstream == _POSITIONS[0]:
+    if upstream == _POSITIONS:
         return tensor[:, 1:]
-    return tensor.T if upstream == _TEXT_PROJECTION[0] else tensor
+    return tensor.T if upstream == _TEXT_PROJECTION else tensor
 
 
 def _to_upstream_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
-    if upstream == _POSITIONS[0] and tensor.ndim == 3:
+    if upstream == _POSITIONS and tensor.ndim == 3:
         # Upstream cuts the class token's row off before it reads the others.
         return torch.cat([tensor.new_zeros(tensor.shape[0], 1, tensor.shape[2]), tensor], dim=1)
-    return tensor.T if upstream == _TEXT_PROJECTION[0] and tensor.ndim == 2 else tensor
+    return tensor.T if upstream == _TEXT_PROJECTION and tensor.ndim == 2 else tensor
 
 
 def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -251,7 +318,10 @@ def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     Raises:
         KeyError: A name is not a name of SAM 3's image model.
     """
+    import torch
+
     converted: dict[str, torch.Tensor] = {}
+    points: dict[int, torch.Tensor] = {}
     for name, tensor in state.items():
         template, number = _with_placeholder(name, _HF_NAMES, _HF_PARTS)
         if template in _HF_PARTS:
@@ -260,6 +330,12 @@ def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         elif template in _HF_NAMES:
             if not POINTS.fullmatch(name):
                 converted[_HF_NAMES[template].replace("#", number)] = _to_hf_shape(name, tensor)
-        elif not hugging_face_tracker.is_point(name) and not name.endswith(("freqs_cis", "attn_mask")):
+        elif (point := _POINT.fullmatch(name)) is not None:
+            points[int(point[1])] = tensor
+        elif not name.endswith(("freqs_cis", "attn_mask")):
             raise KeyError(name)
-    return converted | hugging_face_tracker.to_hugging_face_tables(state)
+    if points:
+        converted[_POINT_TABLE] = torch.cat([points[kind] for kind in sorted(points)])
+    if _FREQUENCIES in state:
+        converted[_SHARED_FREQUENCIES] = state[_FREQUENCIES]
+    return converted

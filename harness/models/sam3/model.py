@@ -5,7 +5,8 @@ from __future__ import annotations
 from harness.core.settings import REPOSITORY, Settings
 from harness.models.model import Model
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
-from harness.models.sam3.subjects import NAME, SUBJECTS
+from harness.models.sam3.subjects import SUBJECTS
+from harness.runtime.sam3.description import NAME
 
 
 def _import_libraries() -> None:

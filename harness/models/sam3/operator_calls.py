@@ -70,7 +70,7 @@ def collect() -> set[Call]:
     from harness.core.settings import SEEDED
     from harness.models.sam3.build import build_model
     from harness.models.sam3.components import COMPONENTS
-    from harness.models.sam3.source import captured_activations
+    from harness.models.sam3.source import UpstreamModel
     from harness.models.sam3.upstream import upstream
 
     calls: set[Call] = set()
@@ -82,7 +82,7 @@ def collect() -> set[Call]:
                     continue
                 module = component.build(model)
                 case = Case(component.name, "real", "llvm")
-                activations = captured_activations(component.captured_by, case, SEEDED)
+                activations = UpstreamModel(case, SEEDED).captured(component.captured_by)
                 for arguments in component.samples(activations).values():
                     calls |= calls_of(module, tuple(arguments.values()))
                 print(component.name, len(calls), flush=True)

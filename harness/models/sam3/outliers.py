@@ -143,16 +143,19 @@ def outlier_weights(model: torch.nn.Module, seed: int, names: Collection[str] | 
         elif _is_product(part):
             _make_heavy_tailed(values, rng)
             _sharpen(part, values, heads, seed)
-            if stream := next(
-                (candidate for candidate in STREAMS if re.fullmatch(candidate.projections, part.name)), None
-            ):
+            if stream := _stream("projections", part):
                 width = values.shape[1]
                 values[width:, stream.massive(seed, width)] *= np.float32(stream.level / stream.size)
-        elif stream := next((candidate for candidate in STREAMS if re.fullmatch(candidate.source, part.name)), None):
+        elif stream := _stream("source", part):
             massive = stream.massive(seed, len(values))
             values[massive] = np.copysign(np.float32(stream.size), values[massive])
 
     draw_weights(model, seed, fill, names)
+
+
+def _stream(role: str, part: Part) -> Stream | None:
+    """Returns the stream whose pattern for a role matches the name of a tensor."""
+    return next((stream for stream in STREAMS if re.fullmatch(getattr(stream, role), part.name)), None)
 
 
 def _is_product(part: Part) -> bool:
@@ -176,8 +179,7 @@ def _draw_gains(part: Part, values: Array, seed: int, rng: np.random.Generator) 
     np.exp(np.float32(GAIN_SIGMA) * values, out=values)
     values *= np.float32(MEDIAN_GAIN)
     values[rng.choice(width, width // LARGE_GAINS, replace=False)] = LARGE_GAIN
-    stream = next((candidate for candidate in STREAMS if re.fullmatch(candidate.readers, part.name)), None)
-    if stream is not None:
+    if stream := _stream("readers", part):
         values[stream.massive(seed, width)] = MEDIAN_GAIN / stream.spread(width)
         values *= np.float32(stream.spread(width))
 

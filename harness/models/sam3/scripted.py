@@ -15,10 +15,10 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.models.sam3.deployed.entry_points.programs import programs
+from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployed_model
-from harness.models.sam3.questions import Question
+from harness.models.sam3.fixtures import Question
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.cache import load_outputs, save_outputs, saved_folder
 from harness.parity.references import Reference, select
@@ -127,9 +127,10 @@ class ScriptedWorkload:
             yield Answer(question, actual, self._upstream.answer(script.upstream, question, actual))
 
 
-def asked_questions(questions: Sequence[Any], case: Case) -> tuple[Any, ...]:
-    """Returns the questions of a case about photographs: in half precision those that are answered in float64."""
-    return tuple(question for question in questions if question.float64 or not PRECISIONS[case.precision].is_half)
+def photograph_questions(load: Callable[..., Sequence[Any]], case: Case, settings: Settings) -> tuple[Any, ...]:
+    """Loads the questions of a case about photographs: in half precision those that are answered in float64."""
+    half = PRECISIONS[case.precision].is_half
+    return tuple(question for question in load(image=settings.image) if question.float64 or not half)
 
 
 def judge_numbers(

@@ -14,9 +14,7 @@ from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.deployed.options import CLICKS_ALONE, GROUNDING_ALONE, WITH_VIDEO, Sam3Options
 from harness.models.subject import Subject, Workload
-
-NAME = "sam3"
-"""The name of the model."""
+from harness.runtime.sam3.description import NAME
 
 
 def component_subject(component: Component) -> Subject:

@@ -12,26 +12,35 @@ from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.tokenizer import Tokenizer
 
 
+def package_folder() -> Path | None:
+    """Returns the folder of the installed sam3 package; None if it is not installed."""
+    spec = find_spec("sam3")
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def shipped_vocabulary() -> Path | None:
+    """Returns the vocabulary file beside the sam3 package, which the published wheel lacks; None if there is none."""
+    folder = package_folder()
+    path = folder.parent / "assets" / VOCABULARY_FILE if folder else None
+    return path if path and path.is_file() else None
+
+
 def vocabulary_path() -> Path:
     """Returns the path of the vocabulary file.
 
     Raises:
         HarnessError: Neither sam3 nor open_clip_torch brings the file.
     """
-    spec = find_spec("sam3")
-    if spec is not None and spec.submodule_search_locations:
-        shipped = Path(spec.submodule_search_locations[0]).parent / "assets" / VOCABULARY_FILE
-        if shipped.is_file():
-            return shipped
+    if (shipped := shipped_vocabulary()) is not None:
+        return shipped
     try:
         files = metadata.files("open_clip_torch") or []
     except metadata.PackageNotFoundError:
         files = []
     for file in files:
-        if file.name == VOCABULARY_FILE:
-            path = Path(str(file.locate()))
-            if path.is_file():
-                return path
+        path = Path(str(file.locate()))
+        if file.name == VOCABULARY_FILE and path.is_file():
+            return path
     raise HarnessError(
         f"The BPE vocabulary {VOCABULARY_FILE} was not found in the installed packages sam3 and open_clip_torch; "
         "install open_clip_torch, which carries it."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.precision import PRECISIONS
 from harness.core.program import Symbolic
-from harness.models.sam3.captures import GROUNDING, Capture
+from harness.models.sam3.captures import GROUNDING, Activations, Capture
 
 if TYPE_CHECKING:
     import torch
@@ -19,13 +19,9 @@ Arguments = Mapping[str, "torch.Tensor"]
 """Inputs of one component by name, in the order of its forward."""
 
 
-def single_sample(sample: str, *inputs: str) -> Callable[[Any], dict[str, Arguments]]:
+def single_sample(sample: str, *inputs: str) -> Callable[[Activations], Mapping[str, Arguments]]:
     """Returns a function that takes the named inputs of one sample from the captured activations."""
-
-    def samples(activations: Any) -> dict[str, Arguments]:
-        return {sample: {name: getattr(activations, name) for name in inputs}}
-
-    return samples
+    return lambda activations: {sample: activations.take(*inputs)}
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,8 @@ class Component:
         symbolic: Axes of inputs whose extents differ between samples. One program answers all samples that differ in
             these axes alone, where the target, the frontend and the strategy take symbolic axes.
         build: Takes the SAM 3 image model and returns the module, which maps tensors to a tuple of tensors.
-        samples: Takes the captured activations (`Activations` of the run's module) and returns the inputs by sample
-            name. The component is compiled and judged for every sample; the first is the main one.
+        samples: Takes the captured activations, which `capture` of the run's module describes; returns the inputs by
+            sample name. The component is compiled and judged for every sample; the first is the main one.
     """
 
     name: str
@@ -54,7 +50,7 @@ class Component:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     build: Callable[[Any], torch.nn.Module]
-    samples: Callable[[Any], dict[str, Arguments]]
+    samples: Callable[[Activations], Mapping[str, Arguments]]
     uses_rope: bool = False
     captured_by: Capture = GROUNDING
     with_sam2_neck: bool = False

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from harness.core.precision import DEFAULT_PRECISION
+from harness.models.sam3.captures import Activations
 from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, single_sample
-
-if TYPE_CHECKING:
-    from harness.models.sam3.capture import Activations
 
 
 def _modules() -> ModuleType:
@@ -34,15 +31,8 @@ def _geometry(activations: Activations) -> dict[str, Arguments]:
     """Returns a point with a box, the CLS token alone, one box, and a padded batch of two prompts."""
     import torch
 
-    geometry = {
-        "points": activations.points,
-        "points_mask": activations.points_mask,
-        "point_labels": activations.point_labels,
-        "boxes": activations.boxes,
-        "boxes_mask": activations.boxes_mask,
-        "box_labels": activations.box_labels,
-    }
-    image = {"img_feats": activations.img_feats, "img_pos": activations.img_pos}
+    geometry = activations.take("points", "points_mask", "point_labels", "boxes", "boxes_mask", "box_labels")
+    image = activations.take("img_feats", "img_pos")
     empty = {
         "points": torch.zeros(0, 1, 2),
         "points_mask": torch.zeros(1, 0, dtype=torch.bool),
@@ -77,7 +67,7 @@ COMPONENTS = (
         summary="vision transformer trunk: image to features",
         inputs=("image",),
         outputs=("features",),
-        build=lambda model: _modules().Trunk(model.backbone.vision_backbone.trunk),
+        build=lambda model: _modules().Trunk(trunk=model.backbone.vision_backbone.trunk),
         samples=single_sample("photograph", "image"),
         uses_rope=True,
     ),
@@ -86,7 +76,7 @@ COMPONENTS = (
         summary="trunk and neck: four feature maps, four position encodings",
         inputs=("image",),
         outputs=_LEVELS,
-        build=lambda model: _modules().Neck(model.backbone.vision_backbone),
+        build=lambda model: _modules().Neck(neck=model.backbone.vision_backbone),
         samples=single_sample("photograph", "image"),
         uses_rope=True,
     ),
@@ -95,7 +85,7 @@ COMPONENTS = (
         summary="trunk and dual neck: SAM 3 and SAM 2 features, for interactive use",
         inputs=("image",),
         outputs=(*_LEVELS, *(f"sam2_{level}" for level in _LEVELS)),
-        build=lambda model: _modules().Neck(model.backbone.vision_backbone),
+        build=lambda model: _modules().Neck(neck=model.backbone.vision_backbone),
         samples=single_sample("photograph", "image"),
         uses_rope=True,
         with_sam2_neck=True,
@@ -105,7 +95,7 @@ COMPONENTS = (
         summary="token ids to prompt features and mask",
         inputs=("tokens",),
         outputs=("features", "mask"),
-        build=lambda model: _modules().TextEncoder(model.backbone.language_backbone),
+        build=lambda model: _modules().TextEncoder(encoder=model.backbone.language_backbone),
         samples=_texts,
         emulated=EVERY_PRECISION,
     ),
@@ -114,7 +104,7 @@ COMPONENTS = (
         summary="points, boxes and labels to prompt tokens, CLS included",
         inputs=("points", "points_mask", "point_labels", "boxes", "boxes_mask", "box_labels", "img_feats", "img_pos"),
         outputs=("features", "mask"),
-        build=lambda model: _modules().GeometryEncoder(model.geometry_encoder),
+        build=lambda model: _modules().GeometryEncoder(encoder=model.geometry_encoder),
         samples=_geometry,
         emulated=EVERY_PRECISION,
     ),
@@ -123,7 +113,7 @@ COMPONENTS = (
         summary="fusion encoder: image features attend to the prompt",
         inputs=("img_feats", "img_pos", "prompt", "prompt_mask"),
         outputs=("memory",),
-        build=lambda model: _modules().TransformerEncoder(model.transformer.encoder),
+        build=lambda model: _modules().TransformerEncoder(encoder=model.transformer.encoder),
         samples=single_sample("text_point_box", "img_feats", "img_pos", "prompt", "prompt_mask"),
         emulated=(DEFAULT_PRECISION,),  # in half precision, tensor cores emulated, 215 s were measured
     ),
@@ -132,7 +122,7 @@ COMPONENTS = (
         summary="hidden states, refined boxes, presence logits",
         inputs=("memory", "img_pos", "prompt", "prompt_mask"),
         outputs=("hs", "reference_boxes", "presence_logits", "presence_feats"),
-        build=lambda model: _modules().TransformerDecoder(model.transformer.decoder),
+        build=lambda model: _modules().TransformerDecoder(decoder=model.transformer.decoder),
         samples=single_sample("text_point_box", "memory", "img_pos", "prompt", "prompt_mask"),
         emulated=EVERY_PRECISION,
     ),
@@ -141,7 +131,7 @@ COMPONENTS = (
         summary="dot product of each query with the pooled prompt",
         inputs=("hs", "prompt", "prompt_mask"),
         outputs=("logits",),
-        build=lambda model: _modules().ScoringHead(model.dot_prod_scoring),
+        build=lambda model: _modules().ScoringHead(scoring=model.dot_prod_scoring),
         samples=single_sample("text_point_box", "hs", "prompt", "prompt_mask"),
         emulated=EVERY_PRECISION,
     ),
@@ -150,7 +140,7 @@ COMPONENTS = (
         summary="hidden states and reference boxes to boxes",
         inputs=("hs", "reference_boxes"),
         outputs=("boxes", "boxes_xyxy"),
-        build=lambda model: _modules().BoxHead(model.transformer.decoder.bbox_embed),
+        build=lambda model: _modules().BoxHead(bbox_embed=model.transformer.decoder.bbox_embed),
         samples=single_sample("text_point_box", "hs", "reference_boxes"),
         emulated=EVERY_PRECISION,
     ),
@@ -159,7 +149,7 @@ COMPONENTS = (
         summary="instance masks and semantic map",
         inputs=("fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask"),
         outputs=("pred_masks", "semantic_seg"),
-        build=lambda model: _modules().SegmentationHead(model.segmentation_head),
+        build=lambda model: _modules().SegmentationHead(head=model.segmentation_head),
         samples=single_sample("text_point_box", "fpn_0", "fpn_1", "memory", "hs", "prompt", "prompt_mask"),
         emulated=EVERY_PRECISION,
     ),

@@ -11,36 +11,39 @@ GRID = (72, 72)
 """Tokens of the coarsest kept feature map: 1008 / 14 on each side."""
 
 
-class Trunk(nn.Module):
+class Wrapper(nn.Module):
+    """A wrapper of upstream's modules, which are given by name."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+class Trunk(Wrapper):
     """The vision transformer; upstream returns a list with one feature map."""
 
-    def __init__(self, trunk: nn.Module) -> None:
-        super().__init__()
-        self.trunk = trunk
+    trunk: Any
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Maps images [B, 3, 1008, 1008] to features [B, 1024, 72, 72]."""
         return (self.trunk(image)[-1],)
 
 
-class Neck(nn.Module):
+class Neck(Wrapper):
     """The trunk and the neck, with SAM 2's second neck where the model has one."""
 
-    def __init__(self, neck: Any) -> None:
-        super().__init__()
-        self.neck = neck
+    neck: Any
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Maps images [B, 3, 1008, 1008] to four feature maps and four position encodings, twice with a SAM 2 neck."""
         return tuple(tensor for group in self.neck(image) if group is not None for tensor in group)
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(Wrapper):
     """The text encoder from token ids on: upstream's forward with its tokenizer bypassed."""
 
-    def __init__(self, encoder: Any) -> None:
-        super().__init__()
-        self.encoder = encoder
+    encoder: Any
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Maps tokens [B, 32] int64 to features [32, B, 256] and mask [B, 32] bool, True where padded."""
@@ -63,12 +66,10 @@ def flatten_grid(features: Tensor) -> Tensor:
     return features.flatten(2).permute(2, 0, 1)
 
 
-class GeometryEncoder(nn.Module):
+class GeometryEncoder(Wrapper):
     """The encoder of points and boxes to prompt tokens, the CLS token last."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
+    encoder: Any
 
     def forward(
         self,
@@ -95,12 +96,10 @@ class GeometryEncoder(nn.Module):
         return tuple(self.encoder(geo_prompt=prompt, img_feats=[img_feats], img_sizes=[GRID], img_pos_embeds=[img_pos]))
 
 
-class TransformerEncoder(nn.Module):
+class TransformerEncoder(Wrapper):
     """The fusion encoder, in which image features attend to the prompt."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
+    encoder: Any
 
     def forward(self, img_feats: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
         """Maps two [5184, B, 256], a prompt [P, B, 256] and its mask [B, P] bool to memory [5184, B, 256]."""
@@ -116,12 +115,10 @@ class TransformerEncoder(nn.Module):
         return (memory["memory"],)
 
 
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(Wrapper):
     """The decoder: object queries attend to each other, the prompt and the image, and refine boxes layer by layer."""
 
-    def __init__(self, decoder: Any) -> None:
-        super().__init__()
-        self.decoder = decoder
+    decoder: Any
 
     def forward(self, memory: Tensor, img_pos: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
         """Returns hidden states [L, B, 200, 256], boxes [L, B, 200, 4], presence [L, B, 1], features [1, B, 256]."""
@@ -143,24 +140,20 @@ class TransformerDecoder(nn.Module):
         return hs.transpose(1, 2), reference_boxes.transpose(1, 2), presence_logits.transpose(1, 2), presence_feats
 
 
-class ScoringHead(nn.Module):
+class ScoringHead(Wrapper):
     """The head that multiplies each query with the pooled prompt."""
 
-    def __init__(self, scoring: nn.Module) -> None:
-        super().__init__()
-        self.scoring = scoring
+    scoring: Any
 
     def forward(self, hs: Tensor, prompt: Tensor, prompt_mask: Tensor) -> tuple[Tensor, ...]:
         """Maps [L, B, 200, 256], [P, B, 256] and [B, P] to logits [L, B, 200, 1]."""
         return (self.scoring(hs, prompt, prompt_mask),)
 
 
-class BoxHead(nn.Module):
+class BoxHead(Wrapper):
     """The head that refines reference boxes by hidden states, as upstream's `_update_scores_and_boxes`."""
 
-    def __init__(self, bbox_embed: nn.Module) -> None:
-        super().__init__()
-        self.bbox_embed = bbox_embed
+    bbox_embed: Any
 
     def forward(self, hs: Tensor, reference_boxes: Tensor) -> tuple[Tensor, ...]:
         """Maps [L, B, 200, 256] and [L, B, 200, 4] to boxes [L, B, 200, 4] as (cx, cy, w, h) and (x0, y0, x1, y1)."""
@@ -171,12 +164,10 @@ class BoxHead(nn.Module):
         return boxes, box_cxcywh_to_xyxy(boxes)
 
 
-class SegmentationHead(nn.Module):
+class SegmentationHead(Wrapper):
     """The pixel decoder with instance masks and the semantic map."""
 
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
+    head: Any
 
     def forward(
         self, fpn_0: Tensor, fpn_1: Tensor, memory: Tensor, hs: Tensor, prompt: Tensor, prompt_mask: Tensor

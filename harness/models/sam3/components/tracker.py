@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from harness.core.program import Axis
-from harness.models.sam3.captures import CLICKS, PROPAGATION
+from harness.models.sam3.captures import CLICKS, PROPAGATION, Activations
 from harness.models.sam3.components.component import EVERY_PRECISION, Arguments, Component, single_sample
-
-if TYPE_CHECKING:
-    from harness.models.sam3.tracker.clicks import Activations as Clicks
-    from harness.models.sam3.tracker.propagation import Activations as Propagation
 
 OBJECTS = Axis("objects", 1, 1024)
 """Objects of one frame, which upstream does not limit."""
@@ -28,15 +23,12 @@ def _modules() -> ModuleType:
     return tracker_modules
 
 
-def _prompts(clicks: Clicks) -> dict[str, Arguments]:
+def _prompts(clicks: Activations) -> dict[str, Arguments]:
     """Returns a box with clicks and a mask, a click, a box, three padded objects, and four objects, two with a mask."""
     import torch
 
     rounds = {"refined": clicks.refined, "click": clicks.click, "box": clicks.box, "objects": clicks.objects}
-    samples: dict[str, Arguments] = {
-        name: {"points": prompt.points, "labels": prompt.labels, "masks": prompt.masks, "has_mask": prompt.has_mask}
-        for name, prompt in rounds.items()
-    }
+    samples = {name: prompt.take("points", "labels", "masks", "has_mask") for name, prompt in rounds.items()}
     # Two of four objects have a mask; the last object has only padding, as upstream gives it when it tracks.
     mixed = {
         "points": torch.cat([clicks.objects.points, torch.zeros(1, 2, 2)]),
@@ -47,27 +39,23 @@ def _prompts(clicks: Clicks) -> dict[str, Arguments]:
     return samples | {"mixed": mixed}
 
 
-def _rounds(clicks: Clicks) -> dict[str, Arguments]:
+def _rounds(clicks: Activations) -> dict[str, Arguments]:
     """Returns one click, a box with two clicks and a mask, and three objects on one image."""
-    image = {
-        "image_embed": clicks.image_embed,
-        "high_res_0": clicks.high_res_0,
-        "high_res_1": clicks.high_res_1,
-    }
+    image = clicks.take("image_embed", "high_res_0", "high_res_1")
     rounds = {"click": clicks.click, "refined": clicks.refined, "objects": clicks.objects}
-    return {name: {**image, "sparse": prompt.sparse, "dense": prompt.dense} for name, prompt in rounds.items()}
+    return {name: image | prompt.take("sparse", "dense") for name, prompt in rounds.items()}
 
 
-def _mask_prompts(propagation: Propagation) -> dict[str, Arguments]:
+def _mask_prompts(propagation: Activations) -> dict[str, Arguments]:
     """Returns the moving object of the clip and an absent object."""
     import torch
 
     prompt = propagation.mask_prompt
-    frame = {"features": prompt.features, "high_res_0": prompt.high_res_0, "high_res_1": prompt.high_res_1}
-    return {"present_absent": {**frame, "masks": torch.cat([prompt.masks, torch.zeros_like(prompt.masks)])}}
+    masks = torch.cat([prompt.masks, torch.zeros_like(prompt.masks)])
+    return {"present_absent": prompt.take("features", "high_res_0", "high_res_1") | {"masks": masks}}
 
 
-def _frame_masks(propagation: Propagation) -> dict[str, Arguments]:
+def _frame_masks(propagation: Activations) -> dict[str, Arguments]:
     """Returns three tracked objects, the second absent; the objects after clicks; and masks of 1152x1152."""
     import torch
 
@@ -75,19 +63,14 @@ def _frame_masks(propagation: Propagation) -> dict[str, Arguments]:
     presence = torch.tensor([1.0, -1.0, 1.0]).view(-1, 1)
     # The detector's masks already have the encoder's size, with an object logit of 10 or -10.
     large = torch.nn.functional.interpolate(tracked.masks[:2], size=(1152, 1152), mode="bilinear")
+    names = ("features", "masks", "object_logits", "from_points")
     return {
         "tracked": {
-            "features": tracked.features,
+            **tracked.take(*names),
             "masks": torch.where(presence[:, :, None, None] > 0, tracked.masks, -1024.0),
             "object_logits": tracked.object_logits.abs() * presence,
-            "from_points": tracked.from_points,
         },
-        "clicked": {
-            "features": clicked.features,
-            "masks": clicked.masks,
-            "object_logits": clicked.object_logits,
-            "from_points": clicked.from_points,
-        },
+        "clicked": clicked.take(*names),
         "large": {
             "features": tracked.features,
             "masks": large,
@@ -97,20 +80,18 @@ def _frame_masks(propagation: Propagation) -> dict[str, Arguments]:
     }
 
 
-def _pointers(propagation: Propagation) -> dict[str, Arguments]:
+def _pointers(propagation: Activations) -> dict[str, Arguments]:
     """Returns sixteen pointers, nineteen pointers, and one pointer of each of three objects."""
     frames = {"full": propagation.full, "most": propagation.most_memories, "second": propagation.second}
-    return {name: {"pointers": frame.pointers, "times": frame.times} for name, frame in frames.items()}
+    return {name: frame.take("pointers", "times") for name, frame in frames.items()}
 
 
-def _memories(propagation: Propagation) -> dict[str, Arguments]:
+def _memories(propagation: Activations) -> dict[str, Arguments]:
     """Returns seven memories with sixteen pointers, ten with nineteen, one of each of three objects, and one alone."""
     frames = {"full": propagation.full, "most": propagation.most_memories, "second": propagation.second}
     samples = {
         name: {
-            "features": frame.features,
-            "memories": frame.memories,
-            "ranks": frame.ranks,
+            **frame.take("features", "memories", "ranks"),
             "pointers": frame.prompt[-4 * len(frame.pointers) :],
             "pointer_pos": frame.prompt_pos[-4 * len(frame.pointers) :],
         }

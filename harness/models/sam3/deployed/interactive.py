@@ -1,4 +1,4 @@
-"""Defines the torch modules of interactive segmentation, which answer prompts like upstream's `predict_inst`."""
+"""Defines the torch modules of clicks and videos, which answer prompts like upstream's `predict_inst`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.models.sam3.components.tracker_modules import TrackingFeatures, tracker_of
+from harness.models.sam3.components.tracker_modules import MemoryEncoder, TrackingFeatures, tracker_of
 from harness.models.sam3.patches.patch import replaced
 from harness.runtime.sam3.interactive import ABSENT
 
@@ -60,7 +60,7 @@ class MaskPrediction(nn.Module):
         mask: Tensor,
         has_mask: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Predicts masks; `PREDICT_MASKS` and `POINTED_MASKS` of the entry points have the shapes."""
+        """Predicts masks; `predict_masks` of the entry points has the shapes."""
         encoder, decoder = self.prompt_encoder, self.decoder
         sparse = encoder._embed_points(coordinates, labels, pad=False)
         no_mask = encoder.no_mask_embed.weight.reshape(1, -1, 1, 1)
@@ -82,6 +82,22 @@ class MaskPrediction(nn.Module):
         # The end of Sam3TrackerBase._forward_sam_heads, for every token.
         present = (object_score > 0).float()[:, None]
         return masks, iou, object_score, present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
+
+
+class FrameMemory(nn.Module):
+    """The encoder of a frame and the mask of an object in it to a memory."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = MemoryEncoder(model)
+
+    def forward(self, features: Tensor, masks: Tensor, object_logits: Tensor) -> tuple[Tensor, ...]:
+        """Maps [1, 256, 72, 72], logits [1, 1, S, S] and [1, 1] to [1, 64, 72, 72].
+
+        The masks of prompts, which upstream binarizes, arrive binarized: the sigmoids of -1024 and 1024 are 0 and 1.
+        """
+        memory: tuple[Tensor, ...] = self.encoder(features, masks, object_logits, torch.tensor([False]))
+        return memory
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
 from harness.compiler.schedules.common.variables import array, constant
-from harness.models.sam3.deployed.preprocessing import Fma
+from harness.models.sam3.deployed.preprocessing import Fma, emit_call
 
 SIZE = 288
 """Height and width of the model's masks."""
@@ -48,27 +48,17 @@ def resize_masks_module() -> tvm.IRModule:
     with builder.function(NAME, [masks, kept_queries, shape_image]):
         rows = _positions(builder, shape_image, 0, height)
         columns = _positions(builder, shape_image, 1, width)
-        result = builder.emit(
-            relax.call_tir(
-                builder.add_func(_kernel(), "resize_kept_masks"),
-                [masks, kept_queries, *rows, *columns],
-                relax.TensorType([count, height, width], "bool"),
-            )
-        )
-        builder.emit_func_output(result)
+        arguments = [masks, kept_queries, *rows, *columns]
+        types = [count, height, width], "bool"
+        builder.emit_func_output(emit_call(builder, "resize_kept_masks", _kernel(), arguments, types))
     return builder.get()
 
 
 def _positions(builder: relax.BlockBuilder, shape_image: relax.Var, axis: int, size: tirx.Var) -> list[relax.Expr]:
     """Emits neighbours and weights of one axis."""
-    pair = builder.emit(
-        relax.call_tir(
-            builder.add_func(_table(axis), f"interpolation_weights_{'yx'[axis]}"),
-            [shape_image],
-            [relax.TensorType([2, size], "int32"), relax.TensorType([2, size], "float32")],
-        )
-    )
-    return [builder.emit(relax.TupleGetItem(pair, 0)), builder.emit(relax.TupleGetItem(pair, 1))]
+    types = ([2, size], "int32"), ([2, size], "float32")
+    pair = emit_call(builder, f"interpolation_weights_{'yx'[axis]}", _table(axis), [shape_image], *types)
+    return [builder.emit(relax.TupleGetItem(pair, index)) for index in range(2)]
 
 
 def _table(axis: int) -> T.PrimFunc:

@@ -39,7 +39,7 @@ class ImageEncoding(nn.Module):
         self.with_trunk = with_trunk
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Maps [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `ENCODE_IMAGE`."""
+        """Maps [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `encode_image`."""
         features = self.trunk(pixels)[-1]
         *finer, coarsest = [conv(features) for conv in self.convs]
         encoded = (*self.filtered(*finer), coarsest, self.attend_to_image(flatten_grid(coarsest)))
@@ -84,9 +84,9 @@ class Grounding(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.heads = model
-        self.geometry = modules.GeometryEncoder(model.geometry_encoder)
+        self.geometry = modules.GeometryEncoder(encoder=model.geometry_encoder)
         self.layers: Any = model.transformer.encoder.layers
-        self.decoder = modules.TransformerDecoder(model.transformer.decoder)
+        self.decoder = modules.TransformerDecoder(decoder=model.transformer.decoder)
         self.register_buffer("img_pos", _img_pos(model))
 
     def forward(
@@ -102,7 +102,7 @@ class Grounding(nn.Module):
         boxes_mask: Tensor,
         box_labels: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Grounds a prompt; `harness.models.sam3.deployed.entry_points.grounding.GROUND` has the shapes."""
+        """Grounds a prompt; `harness.models.sam3.deployed.entry_points.ground` has the shapes."""
         encoder: Any = self.geometry.encoder
         img_feats, labels = flatten_grid(fpn_2), encoder.label_embed.weight
         geometry, geometry_mask = self.geometry(

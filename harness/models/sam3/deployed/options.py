@@ -15,6 +15,7 @@ from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
+from harness.models.sam3.checkpoints import has_point_prompts, has_tracker
 from harness.runtime.manifest import Manifest
 from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Description, read_sam3_description
@@ -54,7 +55,7 @@ class Sam3Options(ModelOptions):
             HarnessError: Nothing is left to compile, or what the tracker needs is missing.
         """
         clicks = self.clicks
-        if clicks and settings.checkpoint is not None and not _has_tracker(settings.checkpoint):
+        if clicks and settings.checkpoint is not None and not has_tracker(settings.checkpoint):
             print_note(f"{settings.checkpoint} has no weights for clicks; they are left out.")
             clicks = 0
         if self.no_grounding and not clicks:
@@ -74,7 +75,7 @@ class Sam3Options(ModelOptions):
 
     def manifest_part(self, settings: Settings) -> Mapping[str, Any]:
         """Returns capacity, vocabulary, and whether the weights know points as prompts."""
-        point_prompts = settings.checkpoint is None or _has_point_prompts(settings.checkpoint)
+        point_prompts = settings.checkpoint is None or has_point_prompts(settings.checkpoint)
         description: dict[str, Any] = to_builtins(Sam3Description(self.capacity, VOCABULARY_FILE, point_prompts))
         return description
 
@@ -90,15 +91,3 @@ CLICKS_ALONE = Sam3Options(no_grounding=True)
 """The options of a model that answers prompts for one object and no others."""
 WITH_VIDEO = Sam3Options(video=True)
 """The options of a model that tracks objects, too."""
-
-
-def _has_point_prompts(checkpoint: Path) -> bool:
-    from harness.models.sam3.checkpoints import has_point_prompts
-
-    return has_point_prompts(checkpoint)
-
-
-def _has_tracker(checkpoint: Path) -> bool:
-    from harness.models.sam3.checkpoints import has_tracker
-
-    return has_tracker(checkpoint)

@@ -13,7 +13,7 @@ which no size below 9000 has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -54,20 +54,10 @@ def preprocess_module() -> tvm.IRModule:
     with builder.function(NAME, [image]):
         rows = _weights(builder, image, 0, height)
         columns = _weights(builder, image, 1, width)
-        narrow = builder.emit(
-            relax.call_tir(
-                builder.add_func(_horizontal(), "resample_rows"),
-                [image, *columns],
-                relax.TensorType([height, RESOLUTION, _CHANNELS], "uint8"),
-            )
-        )
-        pixels = builder.emit(
-            relax.call_tir(
-                builder.add_func(_vertical(), "resample_columns"),
-                [narrow, *rows],
-                relax.TensorType([1, 3, RESOLUTION, RESOLUTION], "float32"),
-            )
-        )
+        shape = [height, RESOLUTION, _CHANNELS]
+        narrow = emit_call(builder, "resample_rows", _horizontal(), [image, *columns], (shape, "uint8"))
+        shape = [1, 3, RESOLUTION, RESOLUTION]
+        pixels = emit_call(builder, "resample_columns", _vertical(), [narrow, *rows], (shape, "float32"))
         builder.emit_func_output(pixels)
     return builder.get()
 
@@ -76,17 +66,22 @@ def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tir
     """Emits the windows and weights of one axis."""
     # The triangle's base has this many pixels, without its ends.
     taps = tirx.ceildiv(tirx.max(size, RESOLUTION) * 2, RESOLUTION)
-    pair = builder.emit(
-        relax.call_tir(
-            builder.add_func(_table(axis), f"resampling_weights_{'yx'[axis]}"),
-            [image],
-            [
-                relax.TensorType([_WINDOW, RESOLUTION], "int64"),
-                relax.TensorType([RESOLUTION, taps], "int16"),
-            ],
-        )
-    )
-    return [builder.emit(relax.TupleGetItem(pair, 0)), builder.emit(relax.TupleGetItem(pair, 1))]
+    types = ([_WINDOW, RESOLUTION], "int64"), ([RESOLUTION, taps], "int16")
+    pair = emit_call(builder, f"resampling_weights_{'yx'[axis]}", _table(axis), [image], *types)
+    return [builder.emit(relax.TupleGetItem(pair, index)) for index in range(2)]
+
+
+def emit_call(
+    builder: relax.BlockBuilder,
+    name: str,
+    kernel: tirx.PrimFunc,
+    arguments: Sequence[relax.Expr],
+    *types: tuple[Sequence[Any], str],
+) -> relax.Var:
+    """Adds a kernel under a name and emits its call, whose results have the given shapes and dtypes."""
+    results = [relax.TensorType(*result) for result in types]
+    call = relax.call_tir(builder.add_func(kernel, name), arguments, results if len(results) > 1 else results[0])
+    return builder.emit(call)
 
 
 def _table(axis: int) -> T.PrimFunc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,46 +39,38 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
 
     progress, executor = run.progress, run.executor
     options = subjects()[run.case.component].options
-    if run.settings.model is not None:
-        folder = run.settings.model
-        manifest = read_any_manifest(folder)
-        check_matches(manifest, run.case, run.settings, Sam3Options.read(folder, manifest), options)
-        with _loaded(run, folder) as model:
+    with ExitStack() as stack:
+        if run.settings.model is not None:
+            folder = run.settings.model
+            manifest = read_any_manifest(folder)
+            check_matches(manifest, run.case, run.settings, Sam3Options.read(folder, manifest), options)
+        else:
+            folder = stack.enter_context(scratch_folder(parent))
+            with progress.time_steps(_stage_of) as on_stage:
+                compiled = compile_into(
+                    DEPLOYABLE,
+                    run.case,
+                    folder,
+                    run.settings,
+                    options,
+                    run.schedules,
+                    on_stage=on_stage,
+                    for_emulation=executor.emulates,
+                    float32=run.float32,
+                )
+            progress.kernels += compiled.kernels
+            progress.lost_schedules += compiled.lost_schedules
+            sizes = {name: file.bytes for name, file in compiled.manifest.files.items()}
+            progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
+            progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
+        if executor.run_problem(run.case.target) is not None:
+            yield None
+            return
+        with progress.time_stage(Stage.LOAD):
+            model = Sam3(executor.load_model(folder))
+        with progress.time_stage(Stage.RUN):
             yield model
-        return
-    with scratch_folder(parent) as folder:
-        with progress.time_steps(_stage_of) as on_stage:
-            compiled = compile_into(
-                DEPLOYABLE,
-                run.case,
-                folder,
-                run.settings,
-                options,
-                run.schedules,
-                on_stage=on_stage,
-                for_emulation=executor.emulates,
-                float32=run.float32,
-            )
-        progress.kernels += compiled.kernels
-        progress.lost_schedules += compiled.lost_schedules
-        sizes = {name: file.bytes for name, file in compiled.manifest.files.items()}
-        progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
-        progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
-        with _loaded(run, folder) as model:
-            yield model
-
-
-@contextmanager
-def _loaded(run: Run, folder: Path) -> Iterator[Sam3 | None]:
-    """Loads a folder and yields the model within the stage `run`; yields None if its code cannot be run here."""
-    if run.executor.run_problem(run.case.target) is not None:
-        yield None
-        return
-    with run.progress.time_stage(Stage.LOAD):
-        model = Sam3(run.executor.load_model(folder))
-    with run.progress.time_stage(Stage.RUN):
-        yield model
-    run.executor.close()  # other processes may be waiting for the device
+        executor.close()  # other processes may be waiting for the device
 
 
 def _stage_of(step: str) -> Stage:

@@ -117,7 +117,7 @@ class PixelEmbedding(nn.Module):
     def forward(
         self, filtered_0: Tensor, filtered_1: Tensor, memory: Tensor, prompt: Tensor, prompt_mask: Tensor
     ) -> tuple[Tensor, ...]:
-        """Returns embedded pixels [B, 256, 288, 288] and semantic logits [B, 1, 288, 288]; see `EMBED_PIXELS`."""
+        """Returns embedded pixels [B, 256, 288, 288] and semantic logits [B, 1, 288, 288]; see `embed_pixels`."""
         queries = self.norm(memory)
         memory = memory + self.cross_attend_prompt(queries, prompt, prompt, key_padding_mask=prompt_mask)[0]
         pixels = memory.permute(1, 2, 0).unflatten(2, GRID)

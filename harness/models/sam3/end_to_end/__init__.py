@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 RAW = ("logits", "boxes", "masks", "presence", "semantic")
-"""Outputs under the strict gate, which `harness.models.sam3.deployed.entry_points.grounding` describes."""
+"""Outputs under the strict gate, which `harness.models.sam3.deployed.entry_points.ground` describes."""
 FINAL = ("found/queries", "found/masks", "found/boxes", "found/scores")
 """The detections in the photograph, under the criteria of `harness.models.sam3.detections`."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import PhotographQuestion, read_questions
+from harness.models.sam3.fixtures import FIXTURES, AnyQuestion, read_questions
 
-QUESTIONS = REPOSITORY / "fixtures" / "end_to_end.toml"
+QUESTIONS = FIXTURES / "end_to_end.toml"
 
 
-@dataclass(frozen=True)
-class Question(PhotographQuestion):
+class Question(AnyQuestion, frozen=True):
     """A photograph and a prompt; coordinates are normalized to [0, 1].
 
     Attributes:
@@ -48,11 +45,9 @@ class Question(PhotographQuestion):
     @property
     def answers(self) -> tuple[str, ...]:
         """Returns the names of the answers: the question's own, or one for each text of a batch."""
-        if len(self.texts) < 2:
-            return (self.name,)
-        return tuple(f"{self.name}/{number}" for number in range(1, len(self.texts) + 1))
+        return self.numbered(len(self.texts))
 
 
 def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; arguments and errors are those of `harness.models.sam3.questions.read_questions`."""
+    """Reads the questions; arguments and errors are those of `harness.models.sam3.fixtures.read_questions`."""
     return read_questions(path, Question, image)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.program import Arrays
-from harness.core.settings import Settings
-from harness.models.sam3.detections import Detections, ReferenceDetections, judge_detections
+from harness.models.sam3.detections import judge_detections
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question, load_questions
-from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
+from harness.models.sam3.scripted import Answer, Script, judge_numbers, photograph_questions, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
-from harness.parity.references import Reference, add_prefix
+from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
@@ -27,11 +27,6 @@ from harness.runtime.sam3.segmentation import Found as Segmented
 
 UPSTREAM = "harness.models.sam3.end_to_end.upstream"
 """The module that asks upstream."""
-
-
-def load(case: Case, settings: Settings) -> Sequence[Question]:
-    """Returns the questions of a case."""
-    return asked_questions(load_questions(image=settings.image), case)
 
 
 def ask_compiled(model: Sam3, questions: Sequence[Question], _upstream: UpstreamModel) -> Iterator[Arrays]:
@@ -47,8 +42,7 @@ def ask_compiled(model: Sam3, questions: Sequence[Question], _upstream: Upstream
 
 def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
     """Converts a question to the runtime's prompts, in pixels of a photograph of the given width and height."""
-    centers = np.array(question.boxes, np.float64).reshape(-1, 2, 2) * size
-    boxes = np.concatenate([centers[:, 0] - centers[:, 1] / 2, centers[:, 0] + centers[:, 1] / 2], axis=1)
+    boxes = _corners(question.boxes, size)
     points = np.array(question.points, np.float64).reshape(-1, 2) * size
     return [
         Prompt(text, boxes, question.box_labels, points, question.point_labels) for text in question.texts or (None,)
@@ -103,40 +97,40 @@ def judge_answer(
     compiled, expected = raw_outputs(actual), reference.map(raw_outputs)
     raw = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)
     truth = _decided(actual if comparable else first, size) if by_oracle else _truth(reference, size)
-    detections = _detections(actual)
+    detections = select(actual, "found")
     verdicts = (*raw, *judge_detections(f"{name}/found/", detections, truth))
     masks = f"{name}/found/masks"
     return add_distributions(
-        verdicts, compiled | {masks: detections.masks}, expected.first | {masks: truth.first.masks}
+        verdicts, compiled | {masks: detections["masks"]}, expected.first | {masks: truth.first["masks"]}
     )
 
 
-def _detections(arrays: Arrays) -> Detections:
-    return Detections(*(arrays[name] for name in FINAL))
+def _found(arrays: Arrays) -> Arrays:
+    """Returns the detections among upstream's arrays, and their undecided pixels."""
+    return select(arrays, "found") | {"undecided": arrays["undecided"]}
 
 
-def _decided(raw: Arrays, size: tuple[int, int]) -> ReferenceDetections:
+def _decided(raw: Arrays, size: tuple[int, int]) -> Reference:
     """Returns upstream's detections for raw outputs."""
     from harness.models.sam3.end_to_end.upstream import decide_detections
 
-    arrays = decide_detections(raw, size)
-    return ReferenceDetections(_detections(arrays), _detections(arrays), arrays["undecided"])
+    found = _found(decide_detections(raw, size))
+    return Reference(found, found)
 
 
-def _truth(reference: Reference, size: tuple[int, int]) -> ReferenceDetections:
+def _truth(reference: Reference, size: tuple[int, int]) -> Reference:
     """Returns upstream's detections; boxes and scores of the float64 outputs are those of the same queries."""
-    first, exact = _detections(reference.first), reference.exact
-    boxes = scores = None
+    first, exact = _found(reference.first), reference.exact
     if exact:
-        boxes = _pixels(exact["boxes"], size)[first.queries]
-        scores = (_sigmoid(exact["logits"])[0, :, 0] * _sigmoid(exact["presence"])[0])[first.queries]
-    return ReferenceDetections(first, _detections(reference.again), reference.first["undecided"], boxes, scores)
+        scores = _sigmoid(exact["logits"])[0, :, 0] * _sigmoid(exact["presence"])[0]
+        exact = {"boxes": _corners(exact["boxes"][0], size)[first["queries"]], "scores": scores[first["queries"]]}
+    return Reference(first, _found(reference.again), exact)
 
 
-def _pixels(boxes: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Converts normalized (cx, cy, w, h) [1, 200, 4] to (x0, y0, x1, y1) in pixels [200, 4]."""
-    center, extent = boxes[0, :, :2], boxes[0, :, 2:]
-    return np.concatenate([center - extent / 2, center + extent / 2], axis=1) * (*size, *size)
+def _corners(boxes: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Converts normalized (cx, cy, w, h) of N boxes to (x0, y0, x1, y1) in pixels [N, 4]."""
+    centers, extents = (np.array(boxes, np.float64).reshape(-1, 2, 2) * size).swapaxes(0, 1)
+    return np.concatenate([centers - extents / 2, centers + extents / 2], axis=1)
 
 
 def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -144,4 +138,4 @@ def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return result
 
 
-SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge),)
+SCRIPTS = (Script(partial(photograph_questions, load_questions), UPSTREAM, ask_compiled, judge),)

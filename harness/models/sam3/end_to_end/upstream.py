@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sam3.model.data_misc import FindStage
 from sam3.model.geometry_encoders import Prompt
 from sam3.model.sam3_image_processor import Sam3Processor
 from torch import Tensor, nn
 
 from harness.core.program import Arrays
+from harness.models.sam3.capture import find_stage
 from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import Question
+from harness.models.sam3.patches.patch import recorded_methods
 from harness.parity.oracle import reference
 from harness.parity.references import Reference, RunModule
 from harness.runtime.sam3.images import load_image
@@ -110,19 +111,16 @@ class Grounding(nn.Module):
             [K, h, w], boxes [K, 4] (x0, y0, x1, y1 in pixels), scores [K], and pixels whose logit is within `UNDECIDED`
             of zero, bool [K, h, w].
         """
-        recorder = _RecordingModel(self.model)
-        processor = _Processor(recorder, device="cpu", confidence_threshold=self._threshold)
+        processor = _Processor(self.model, device="cpu", confidence_threshold=self._threshold)
         width, height = self._size
         state: dict[str, Any] = {
             "original_width": width,
             "original_height": height,
-            "backbone_out": {
-                "backbone_fpn": list(encoded[:LEVELS]),
-                "vision_pos_enc": list(encoded[LEVELS:]),
-            },
+            "backbone_out": {"backbone_fpn": list(encoded[:LEVELS]), "vision_pos_enc": list(encoded[LEVELS:])},
         }
-        _ask(processor, state, self._question)
-        raw = recorder.outputs
+        with recorded_methods(self.model, "forward_grounding") as calls:
+            _ask(processor, state, self._question)
+        raw = calls["forward_grounding"][-1].result
         logits, presence = raw["pred_logits"], raw["presence_logit_dec"]
         kept_queries = (logits.sigmoid() * presence.sigmoid().unsqueeze(1)).squeeze(-1) > self._threshold
         # Sam3Processor's `masks_logits` are probabilities. Detections come one text after another.
@@ -137,21 +135,6 @@ class Grounding(nn.Module):
             strict=True,
         )
         return tuple(tensor for tensors in texts for tensor in tensors)
-
-
-class _RecordingModel:
-    """Upstream's model, which records the outputs of its last `forward_grounding`."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.outputs: dict[str, Tensor] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def forward_grounding(self, **arguments: Any) -> dict[str, Tensor]:
-        self.outputs = self._model.forward_grounding(**arguments)
-        return self.outputs
 
 
 class _FixedAnswer:
@@ -211,15 +194,7 @@ def _ask_batch(processor: Any, state: dict[str, Any], texts: tuple[str, ...]) ->
     model = processor.model
     state["backbone_out"].update(model.backbone.forward_text(list(texts), device="cpu"))
     state["geometric_prompt"] = model._get_dummy_prompt(len(texts))
-    processor.find_stage = FindStage(
-        img_ids=torch.zeros(len(texts), dtype=torch.long),
-        text_ids=torch.arange(len(texts)),
-        input_boxes=None,
-        input_boxes_mask=None,
-        input_boxes_label=None,
-        input_points=None,
-        input_points_mask=None,
-    )
+    processor.find_stage = find_stage(len(texts))
     processor._forward_grounding(state)
 
 

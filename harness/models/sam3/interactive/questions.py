@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import PhotographQuestion, read_questions
+from harness.models.sam3.fixtures import FIXTURES, AnyQuestion, Fixture, read_questions
 
-QUESTIONS = REPOSITORY / "fixtures" / "interactive.toml"
+QUESTIONS = FIXTURES / "interactive.toml"
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(Fixture, frozen=True):
     """One prompt; every later round adds the best mask of the previous round.
 
     Attributes:
@@ -26,8 +23,7 @@ class Round:
     box: tuple[float, float, float, float] | None = None
 
 
-@dataclass(frozen=True)
-class Question(PhotographQuestion):
+class Question(AnyQuestion, frozen=True):
     """A photograph and an object in it.
 
     Attributes:
@@ -54,11 +50,9 @@ class Question(PhotographQuestion):
     @property
     def answers(self) -> tuple[str, ...]:
         """Returns the names of the answers, one for each round."""
-        if len(self.rounds) == 1:
-            return (self.name,)
-        return tuple(f"{self.name}/round_{number}" for number in range(1, len(self.rounds) + 1))
+        return self.numbered(len(self.rounds), "round_")
 
 
 def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; arguments and errors are those of `harness.models.sam3.questions.read_questions`."""
+    """Reads the questions; arguments and errors are those of `harness.models.sam3.fixtures.read_questions`."""
     return read_questions(path, Question, image)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.program import Arrays
-from harness.core.settings import Settings
 from harness.models.sam3.detections import judge_masks
 from harness.models.sam3.interactive.questions import Question, load_questions
-from harness.models.sam3.scripted import Answer, Script, asked_questions, judge_numbers, pool
+from harness.models.sam3.scripted import Answer, Script, judge_numbers, photograph_questions, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix
@@ -25,11 +24,6 @@ from harness.runtime.sam3.model import Sam3
 
 UPSTREAM = "harness.models.sam3.interactive.upstream"
 """The module that asks upstream."""
-
-
-def load(case: Case, settings: Settings) -> Sequence[Question]:
-    """Returns the questions of a case."""
-    return asked_questions(load_questions(image=settings.image), case)
 
 
 def ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
@@ -131,4 +125,6 @@ def judge_ious(rounds: Sequence[tuple[Arrays, Reference]]) -> tuple[Verdict, ...
     return add_distributions(verdicts, compiled, first)
 
 
-SCRIPTS = (Script(load, UPSTREAM, ask_compiled, judge, asks_upstream_first=True),)
+SCRIPTS = (
+    Script(partial(photograph_questions, load_questions), UPSTREAM, ask_compiled, judge, asks_upstream_first=True),
+)

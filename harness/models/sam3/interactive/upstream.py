@@ -27,6 +27,7 @@ from harness.core.program import Arrays
 from harness.models.sam3.detections import UNDECIDED
 from harness.models.sam3.images import RESOLUTION
 from harness.models.sam3.interactive.questions import Question, Round
+from harness.models.sam3.patches.patch import recorded_methods
 from harness.parity.references import Reference, RunModule
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.interactive import LARGEST_LOGIT
@@ -136,22 +137,14 @@ class InteractivePrediction(nn.Module):
         """Returns logits at 288 x 288, IoU and logits at the photograph's size."""
         width, height = self._size
         predictor = self.model.inst_interactive_predictor
-        outputs: list[tuple[Tensor, Tensor, Tensor]] = []
-        predict = predictor._predict
-
-        def recorded_predict(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-            # `predict_inst` converts the tensors to fp32 arrays, which would round the oracle's.
-            outputs.append(predict(*args, **kwargs))
-            return outputs[-1]
-
         state = {
             "original_height": height,
             "original_width": width,
             "backbone_out": {"sam2_backbone_out": {"backbone_fpn": list(features), "vision_pos_enc": list(features)}},
         }
         scale = np.array([width, height], np.float64)
-        predictor._predict = recorded_predict
-        try:
+        # `predict_inst` converts the tensors to fp32 arrays, which would round the oracle's.
+        with recorded_methods(predictor, "_predict") as calls:
             self.model.predict_inst(
                 state,
                 point_coords=np.array(prompt.points) * scale if prompt.points else None,
@@ -161,9 +154,7 @@ class InteractivePrediction(nn.Module):
                 multimask_output=self._multimask,
                 return_logits=True,
             )
-        finally:
-            del predictor._predict
-        masks, iou, logits = outputs[0]
+        masks, iou, logits = calls["_predict"][0].result
         return logits[0], iou[0], masks[0]
 
 

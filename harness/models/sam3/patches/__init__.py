@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from harness.models.sam3.patches.absent_modules import ABSENT_PSUTIL, ABSENT_TRITON, KEEP_TF32
-from harness.models.sam3.patches.devices import (
-    CUDA_STAYS_ON_CPU,
-    DECODER_COORDINATES_ON_CPU,
-    DECODER_WITHOUT_AUTOCAST,
-    PIN_MEMORY_DOES_NOTHING,
-    POSITION_ENCODING_NOT_PRECOMPUTED,
-    ROTARY_TABLES_ON_CPU,
-    TRACKER_STATE_ON_CPU,
-    TRACKER_WITHOUT_AUTOCAST,
-)
-from harness.models.sam3.patches.exporting import BOXES_IN_FEATURE_DTYPE, CONSTANT_SPATIAL_SHAPES, NO_ASSERTS_IN_GRAPH
+from harness.models.sam3.patches import absent_modules, devices, exporting, tracking
 from harness.models.sam3.patches.patch import Patch
-from harness.models.sam3.patches.tracking import FEATURES_STAY_FLOAT32, HOLES_ARE_FILLED, NO_MASKS_HAVE_NO_COMPONENTS
-from harness.models.sam3.patches.vocabulary import VOCABULARY
 
-IMPORT_PATCHES: tuple[Patch, ...] = (ABSENT_TRITON, ABSENT_PSUTIL, KEEP_TF32)
+IMPORT_PATCHES: tuple[Patch, ...] = (
+    absent_modules.absent_triton,
+    absent_modules.absent_psutil,
+    absent_modules.keep_tf32,
+)
 """Applied while sam3 is imported, once per process."""
 
 RUN_PATCHES: tuple[Patch, ...] = (
-    VOCABULARY,
-    POSITION_ENCODING_NOT_PRECOMPUTED,
-    DECODER_COORDINATES_ON_CPU,
-    DECODER_WITHOUT_AUTOCAST,
-    TRACKER_WITHOUT_AUTOCAST,
-    ROTARY_TABLES_ON_CPU,
-    TRACKER_STATE_ON_CPU,
-    FEATURES_STAY_FLOAT32,
-    HOLES_ARE_FILLED,
-    NO_MASKS_HAVE_NO_COMPONENTS,
-    PIN_MEMORY_DOES_NOTHING,
-    CUDA_STAYS_ON_CPU,
-    CONSTANT_SPATIAL_SHAPES,
-    NO_ASSERTS_IN_GRAPH,
-    BOXES_IN_FEATURE_DTYPE,
+    absent_modules.installed_vocabulary,
+    devices.position_encoding_not_precomputed,
+    devices.decoder_coordinates_on_cpu,
+    devices.decoder_without_autocast,
+    devices.tracker_without_autocast,
+    devices.rotary_tables_on_cpu,
+    devices.tracker_state_on_cpu,
+    devices.features_stay_float32,
+    tracking.holes_are_filled,
+    tracking.no_masks_have_no_components,
+    devices.pin_memory_does_nothing,
+    devices.cuda_stays_on_cpu,
+    exporting.constant_spatial_shapes,
+    exporting.no_asserts_in_graph,
+    exporting.boxes_in_feature_dtype,
 )
 """Applied while the model is built, run or exported."""
 

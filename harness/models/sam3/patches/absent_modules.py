@@ -1,16 +1,18 @@
-"""Replaces Triton and psutil, which sam3 imports at the top of a file although the image model never runs them."""
+"""Replaces what is not installed: Triton and psutil, which sam3 imports and never runs here, and the BPE vocabulary."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.models.sam3.patches.patch import Patch, replaced
+from harness.models.sam3.patches.patch import Patch, patch, wrapped
+from harness.models.sam3.vocabulary import shipped_vocabulary, vocabulary_path
 
 
 class _Unusable:
@@ -50,36 +52,28 @@ class _StandIn(ModuleType):
         return _Unusable(f"{self.__name__}.{attribute}")
 
 
-def _absent_module_patch(module: str, decorators: frozenset[str] = frozenset()) -> Patch:
+def _absent_module(module: str, importing_file: str, decorators: frozenset[str] = frozenset()) -> Patch:
     stand_in = _StandIn(module, decorators)
 
-    @contextmanager
-    def apply() -> Iterator[None]:
-        real = builtins.__import__
+    # Through __import__ and not sys.modules, because torch's own optional `import triton` must keep failing.
+    def hook(real: Any, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        importer = str((globals or {}).get("__name__", ""))
+        if level == 0 and name.split(".")[0] == module and importer.split(".")[0] == "sam3":
+            return stand_in
+        return real(name, globals, locals, fromlist, level)
 
-        # Through __import__ and not sys.modules, because torch's own optional `import triton` must keep failing.
-        def hook(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-            importer = str((globals or {}).get("__name__", ""))
-            if level == 0 and name.split(".")[0] == module and importer.split(".")[0] == "sam3":
-                return stand_in
-            return real(name, globals, locals, fromlist, level)
-
-        with replaced(builtins, "__import__", hook):
-            yield
-
-    importing_file = {"triton": "sam3/model/edt.py", "psutil": "sam3/model/sam3_video_predictor.py"}[module]
     return Patch(
         name=f"absent_{module}",
         assumption=f"{module} is installed",
         location=f"{importing_file}, import",
         reason=f"the whole package fails to import without {module}, which the image model never runs",
         needed=lambda: find_spec(module) is None,
-        apply=apply,
+        apply=lambda: wrapped(builtins, "__import__", hook),
     )
 
 
-ABSENT_TRITON = _absent_module_patch("triton", frozenset({"jit"}))
-ABSENT_PSUTIL = _absent_module_patch("psutil")
+absent_triton = _absent_module("triton", "sam3/model/edt.py", frozenset({"jit"}))
+absent_psutil = _absent_module("psutil", "sam3/model/sam3_video_predictor.py")
 
 
 def _import_sets_tf32() -> bool:
@@ -88,8 +82,15 @@ def _import_sets_tf32() -> bool:
     return torch.cuda.is_available()
 
 
+@patch(
+    assumption="importing the package may switch TensorFloat-32 on for the whole process",
+    location="sam3/model_builder.py, _setup_tf32",
+    reason="a reference computed on the GPU afterwards would have 10 bits of mantissa",
+    needed=_import_sets_tf32,
+)
 @contextmanager
-def _keep_tf32() -> Iterator[None]:
+def keep_tf32() -> Iterator[None]:
+    """Restores the process's setting."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -99,11 +100,17 @@ def _keep_tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
 
 
-KEEP_TF32 = Patch(
-    name="keep_tf32",
-    assumption="importing the package may switch TensorFloat-32 on for the whole process",
-    location="sam3/model_builder.py, _setup_tf32",
-    reason="a reference computed on the GPU afterwards would have 10 bits of mantissa",
-    needed=_import_sets_tf32,
-    apply=_keep_tf32,
+@patch(
+    assumption="the BPE vocabulary lies in an `assets` folder beside the package",
+    location="sam3/model_builder.py, build_sam3_image_model",
+    reason="the published wheel does not contain it; open_clip_torch carries the same file",
+    needed=lambda: shipped_vocabulary() is None,
 )
+def installed_vocabulary() -> AbstractContextManager[None]:
+    """Opens the vocabulary of an installed package."""
+    import sam3.model_builder
+
+    def tokenizer(original: Any, bpe_path: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(bpe_path if Path(bpe_path).is_file() else str(vocabulary_path()), *args, **kwargs)
+
+    return wrapped(sam3.model_builder, "SimpleTokenizer", tokenizer)

@@ -2,198 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import wraps
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from harness.models.sam3.patches.patch import Patch, replaced, source
+from harness.models.sam3.patches.patch import patch, replaced, source, wrapped
 
 
-def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that it reads `device="cuda"` as `device="cpu"`."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if str(kwargs.get("device")) == "cuda":
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def _position_encoding_not_precomputed() -> Iterator[None]:
+@patch(
+    assumption='position encodings are precomputed on "cuda", for sizes that SAM 3 never has',
+    location="sam3/model/position_encoding.py, PositionEmbeddingSine.__init__",
+    reason="building fails without CUDA, and mixes devices with it",
+    needed=lambda: 'device="cuda"' in source("model/position_encoding.py"),
+)
+def position_encoding_not_precomputed() -> AbstractContextManager[None]:
+    """Skips what is precomputed."""
     from sam3.model.position_encoding import PositionEmbeddingSine
 
-    original = PositionEmbeddingSine.__init__
-
-    @wraps(original)
-    def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "precompute_resolution": None})
-
-    with replaced(PositionEmbeddingSine, "__init__", build):
-        yield
+    return _with_arguments(PositionEmbeddingSine, "__init__", precompute_resolution=None)
 
 
-@contextmanager
-def _decoder_coordinates_on_cpu() -> Iterator[None]:
+@patch(
+    assumption='the coordinates of the box position bias are made on "cuda"',
+    location="sam3/model/decoder.py, TransformerDecoder.__init__",
+    reason="building fails without CUDA, and mixes devices with it",
+    needed=lambda: 'device="cuda"' in source("model/decoder.py"),
+)
+def decoder_coordinates_on_cpu() -> AbstractContextManager[None]:
+    """Reads `device="cuda"` as `device="cpu"`."""
     from sam3.model.decoder import TransformerDecoder
 
-    with replaced(TransformerDecoder, "_get_coords", staticmethod(_on_cpu(TransformerDecoder._get_coords))):
-        yield
+    coordinates = TransformerDecoder._get_coords
+
+    def get_coords(height: int, width: int, device: Any) -> Any:
+        return coordinates(height, width, device="cpu" if str(device) == "cuda" else device)
+
+    return replaced(TransformerDecoder, "_get_coords", staticmethod(get_coords))
 
 
-@contextmanager
-def _decoder_without_autocast() -> Iterator[None]:
+@patch(
+    assumption='the feed-forward layer runs inside a disabled autocast("cuda")',
+    location="sam3/model/decoder.py, TransformerDecoderLayer.forward_ffn",
+    reason="warns without CUDA, and puts an autocast region into the exported program; fp32 on the CPU needs neither",
+    needed=lambda: "torch.amp.autocast" in source("model/decoder.py"),
+)
+def decoder_without_autocast() -> AbstractContextManager[None]:
+    """Computes the layer outside of autocast."""
     from sam3.model.decoder import TransformerDecoderLayer
 
     def forward_ffn(self: Any, tgt: Any) -> Any:
         hidden = self.linear2(self.dropout3(self.activation(self.linear1(tgt))))
         return self.norm3(tgt + self.dropout4(hidden))
 
-    with replaced(TransformerDecoderLayer, "forward_ffn", forward_ffn):
-        yield
+    return replaced(TransformerDecoderLayer, "forward_ffn", forward_ffn)
 
 
-@contextmanager
-def _tracker_without_autocast() -> Iterator[None]:
-    import torch
-    from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
-
-    original = Sam3TrackerPredictor.__init__
-
-    @wraps(original)
-    def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        with replaced(torch, "autocast", lambda *_, **__: nullcontext()):
-            original(self, *args, **kwargs)
-
-    with replaced(Sam3TrackerPredictor, "__init__", build):
-        yield
-
-
-@contextmanager
-def _pin_memory_does_nothing() -> Iterator[None]:
-    import torch
-
-    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        return self
-
-    with replaced(torch.Tensor, "pin_memory", pin_memory):
-        yield
-
-
-@contextmanager
-def _cuda_stays_on_cpu() -> Iterator[None]:
-    import torch
-
-    def cuda(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return self
-
-    with replaced(torch.Tensor, "cuda", cuda):
-        yield
-
-
-@contextmanager
-def _rotary_tables_on_cpu() -> Iterator[None]:
-    import torch
-    from sam3.sam.transformer import RoPEAttention
-
-    original = RoPEAttention.__init__
-
-    @wraps(original)
-    def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        with replaced(torch.cuda, "is_available", lambda: False):
-            original(self, *args, **kwargs)
-
-    with replaced(RoPEAttention, "__init__", build):
-        yield
-
-
-@contextmanager
-def _tracker_state_on_cpu() -> Iterator[None]:
-    from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
-
-    original = Sam3TrackerPredictor.init_state
-
-    @wraps(original)
-    def init_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, *args, **{**kwargs, "offload_state_to_cpu": True})
-
-    with replaced(Sam3TrackerPredictor, "init_state", init_state):
-        yield
-
-
-POSITION_ENCODING_NOT_PRECOMPUTED = Patch(
-    name="position_encoding_not_precomputed",
-    assumption='position encodings are precomputed on "cuda", for sizes that SAM 3 never has',
-    location="sam3/model/position_encoding.py, PositionEmbeddingSine.__init__",
-    reason="building fails without CUDA, and mixes devices with it",
-    needed=lambda: 'device="cuda"' in source("model/position_encoding.py"),
-    apply=_position_encoding_not_precomputed,
-)
-
-DECODER_COORDINATES_ON_CPU = Patch(
-    name="decoder_coordinates_on_cpu",
-    assumption='the coordinates of the box position bias are made on "cuda"',
-    location="sam3/model/decoder.py, TransformerDecoder.__init__",
-    reason="building fails without CUDA, and mixes devices with it",
-    needed=lambda: 'device="cuda"' in source("model/decoder.py"),
-    apply=_decoder_coordinates_on_cpu,
-)
-
-DECODER_WITHOUT_AUTOCAST = Patch(
-    name="decoder_without_autocast",
-    assumption='the feed-forward layer runs inside a disabled autocast("cuda")',
-    location="sam3/model/decoder.py, TransformerDecoderLayer.forward_ffn",
-    reason="warns without CUDA, and puts an autocast region into the exported program; fp32 on the CPU needs neither",
-    needed=lambda: "torch.amp.autocast" in source("model/decoder.py"),
-    apply=_decoder_without_autocast,
-)
-
-TRACKER_WITHOUT_AUTOCAST = Patch(
-    name="tracker_without_autocast",
+@patch(
     assumption='the tracker enters autocast("cuda", bfloat16) when it is built and never leaves it',
     location="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.__init__",
     reason="warns without CUDA, and lets everything that runs on CUDA afterwards compute in bfloat16",
     needed=lambda: "bf16_context.__enter__" in source("model/sam3_tracking_predictor.py"),
-    apply=_tracker_without_autocast,
 )
+def tracker_without_autocast() -> AbstractContextManager[None]:
+    """Builds the tracker while autocast does nothing."""
+    import torch
+    from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
 
-PIN_MEMORY_DOES_NOTHING = Patch(
-    name="pin_memory_does_nothing",
+    def build(original: Any, *args: Any, **kwargs: Any) -> None:
+        with replaced(torch, "autocast", lambda *_, **__: nullcontext()):
+            original(*args, **kwargs)
+
+    return wrapped(Sam3TrackerPredictor, "__init__", build)
+
+
+@patch(
     assumption="the image size is copied through pinned memory",
     location="sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes",
     reason="fails without CUDA, and is an operator of its own in the exported program",
     needed=lambda: "pin_memory()" in source("model/geometry_encoders.py"),
-    apply=_pin_memory_does_nothing,
 )
+def pin_memory_does_nothing() -> AbstractContextManager[None]:
+    """Leaves a tensor where it is."""
+    import torch
 
-CUDA_STAYS_ON_CPU = Patch(
-    name="cuda_stays_on_cpu",
+    return replaced(torch.Tensor, "pin_memory", lambda self, device=None: self)
+
+
+@patch(
     assumption="memories and masks are moved with Tensor.cuda()",
     location="sam3/model/sam3_tracker_base.py and sam3_tracking_predictor.py",
     reason="fails without CUDA, and mixes devices with it",
     needed=lambda: ".cuda(" in source("model/sam3_tracker_base.py"),
-    apply=_cuda_stays_on_cpu,
 )
+def cuda_stays_on_cpu() -> AbstractContextManager[None]:
+    """Leaves a tensor where it is."""
+    import torch
 
-ROTARY_TABLES_ON_CPU = Patch(
-    name="rotary_tables_on_cpu",
+    return replaced(torch.Tensor, "cuda", lambda self, *_, **__: self)
+
+
+@patch(
     assumption="the tracker's tables of rotary encoding are made on CUDA wherever there is one",
     location="sam3/sam/transformer.py, RoPEAttention.__init__",
     reason="mixes devices, because no attribute but parameters and buffers moves with a module",
     needed=lambda: 'torch.device("cuda") if torch.cuda.is_available()' in source("sam/transformer.py"),
-    apply=_rotary_tables_on_cpu,
 )
+def rotary_tables_on_cpu() -> AbstractContextManager[None]:
+    """Builds the attention as if there were no CUDA."""
+    import torch
+    from sam3.sam.transformer import RoPEAttention
 
-TRACKER_STATE_ON_CPU = Patch(
-    name="tracker_state_on_cpu",
+    def build(original: Any, *args: Any, **kwargs: Any) -> None:
+        with replaced(torch.cuda, "is_available", lambda: False):
+            original(*args, **kwargs)
+
+    return wrapped(RoPEAttention, "__init__", build)
+
+
+@patch(
     assumption='masks and memories are stored on "cuda" unless their user asks for the CPU',
     location="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.init_state",
     reason="fails without CUDA, and mixes devices with it",
     needed=lambda: (
         'inference_state["storage_device"] = torch.device("cuda")' in source("model/sam3_tracking_predictor.py")
     ),
-    apply=_tracker_state_on_cpu,
 )
+def tracker_state_on_cpu() -> AbstractContextManager[None]:
+    """Asks for the CPU."""
+    from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
+
+    return _with_arguments(Sam3TrackerPredictor, "init_state", offload_state_to_cpu=True)
+
+
+@patch(
+    assumption="SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any",
+    location="sam3/model/sam3_image.py, Sam3ImageOnVideoMultiGPU._build_multigpu_buffer_next_chunk",
+    reason="the convolutions that read them are in float32, and refuse",
+    needed=lambda: "x.to(torch.bfloat16)" in source("model/sam3_image.py"),
+)
+def features_stay_float32() -> AbstractContextManager[None]:
+    """Gives the file a module torch whose dtype bfloat16 is float32."""
+    import sam3.model.sam3_image
+
+    class WithoutBfloat16:
+        def __getattr__(self, name: str) -> Any:
+            import torch
+
+            return getattr(torch, "float32" if name == "bfloat16" else name)
+
+    return replaced(sam3.model.sam3_image, "torch", WithoutBfloat16())
+
+
+def _with_arguments(owner: Any, name: str, **changed: Any) -> AbstractContextManager[None]:
+    """Replaces keyword arguments of a method, whatever its callers give."""
+    return wrapped(owner, name, lambda original, *args, **kwargs: original(*args, **{**kwargs, **changed}))

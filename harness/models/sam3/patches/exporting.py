@@ -2,99 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.patches.patch import Patch, replaced, source
+from harness.models.sam3.patches.patch import patch, source, wrapped
 
-
-@contextmanager
-def _constant_spatial_shapes() -> Iterator[None]:
+if TYPE_CHECKING:
     import torch
-    from sam3.model.decoder import TransformerDecoder
-
-    original = TransformerDecoder._get_rpb_matrix
-
-    @wraps(original)
-    def get_rpb_matrix(self: Any, reference_boxes: torch.Tensor, feat_size: tuple[Any, Any]) -> torch.Tensor:
-        if torch.compiler.is_compiling() and any(isinstance(size, torch.Tensor) for size in feat_size):
-            # A traced tensor has no value; the decoder is built for one size, and attention fails with any other size.
-            feat_size = self.compilable_stored_size
-        bias: torch.Tensor = original(self, reference_boxes, (int(feat_size[0]), int(feat_size[1])))
-        return bias
-
-    with replaced(TransformerDecoder, "_get_rpb_matrix", get_rpb_matrix):
-        yield
 
 
-@contextmanager
-def _no_asserts_in_graph() -> Iterator[None]:
-    import torch
-    from sam3.model import geometry_encoders
-
-    is_right_padded, assert_async = geometry_encoders.is_right_padded, torch._assert_async
-
-    @wraps(is_right_padded)
-    def is_right_padded_unless_tracing(mask: torch.Tensor) -> torch.Tensor | None:
-        return None if torch.compiler.is_compiling() else is_right_padded(mask)
-
-    @wraps(assert_async)
-    def assert_async_unless_none(condition: torch.Tensor | None, *message: str) -> None:
-        if condition is not None:
-            assert_async(condition, *message)
-
-    with (
-        replaced(geometry_encoders, "is_right_padded", is_right_padded_unless_tracing),
-        replaced(torch, "_assert_async", assert_async_unless_none),
-    ):
-        yield
-
-
-@contextmanager
-def _boxes_in_feature_dtype() -> Iterator[None]:
-    import torch
-    import torchvision
-
-    original = torchvision.ops.roi_align
-
-    @wraps(original)
-    def roi_align(features: torch.Tensor, boxes: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(boxes, torch.Tensor):
-            boxes = boxes.to(features.dtype)
-        else:
-            boxes = [box.to(features.dtype) for box in boxes]
-        regions: torch.Tensor = original(features, boxes, *args, **kwargs)
-        return regions
-
-    with replaced(torchvision.ops, "roi_align", roi_align):
-        yield
-
-
-CONSTANT_SPATIAL_SHAPES = Patch(
-    name="constant_spatial_shapes",
+@patch(
     assumption="the feature map's height and width are read from a tensor and compared",
     location="sam3/model/decoder.py, TransformerDecoder.forward and _get_rpb_matrix",
     reason="torch.export cannot branch on values of a tensor",
     needed=lambda: "spatial_shapes[0, 0], spatial_shapes[0, 1]" in source("model/decoder.py"),
-    apply=_constant_spatial_shapes,
 )
+def constant_spatial_shapes() -> AbstractContextManager[None]:
+    """Reads the size for which the decoder was built."""
+    import torch
+    from sam3.model.decoder import TransformerDecoder
 
-NO_ASSERTS_IN_GRAPH = Patch(
-    name="no_asserts_in_graph",
+    def get_rpb_matrix(original: Any, decoder: Any, reference_boxes: Any, feat_size: tuple[Any, Any]) -> Any:
+        if torch.compiler.is_compiling() and any(isinstance(size, torch.Tensor) for size in feat_size):
+            # A traced tensor has no value; the decoder is built for one size, and attention fails with any other size.
+            feat_size = decoder.compilable_stored_size
+        return original(decoder, reference_boxes, (int(feat_size[0]), int(feat_size[1])))
+
+    return wrapped(TransformerDecoder, "_get_rpb_matrix", get_rpb_matrix)
+
+
+@patch(
     assumption="padding on the right is asserted on the device",
     location="sam3/model/geometry_encoders.py, concat_padded_sequences and is_right_padded",
     reason="the assert, with the sort that it needs, becomes part of the exported program; eager runs keep it",
     needed=lambda: "torch._assert_async" in source("model/geometry_encoders.py"),
-    apply=_no_asserts_in_graph,
 )
+@contextmanager
+def no_asserts_in_graph() -> Iterator[None]:
+    """Asserts nothing while a program is traced."""
+    import torch
+    from sam3.model import geometry_encoders
 
-BOXES_IN_FEATURE_DTYPE = Patch(
-    name="boxes_in_feature_dtype",
+    def is_right_padded(original: Callable[..., Any], mask: torch.Tensor) -> Any:
+        return None if torch.compiler.is_compiling() else original(mask)
+
+    def assert_async(original: Callable[..., Any], condition: torch.Tensor | None, *message: str) -> None:
+        if condition is not None:
+            original(condition, *message)
+
+    with (
+        wrapped(geometry_encoders, "is_right_padded", is_right_padded),
+        wrapped(torch, "_assert_async", assert_async),
+    ):
+        yield
+
+
+@patch(
     assumption="boxes are cast to fp32 before roi_align, which wants them in the dtype of the features",
     location="sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes",
     reason="the float64 oracle cannot run",
     needed=lambda: "boxes_xyxy.float()" in source("model/geometry_encoders.py"),
-    apply=_boxes_in_feature_dtype,
 )
+def boxes_in_feature_dtype() -> AbstractContextManager[None]:
+    """Casts boxes to the dtype of the features."""
+    import torch
+    import torchvision
+
+    def roi_align(original: Callable[..., Any], features: torch.Tensor, boxes: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(boxes, torch.Tensor):
+            boxes = boxes.to(features.dtype)
+        else:
+            boxes = [box.to(features.dtype) for box in boxes]
+        return original(features, boxes, *args, **kwargs)
+
+    return wrapped(torchvision.ops, "roi_align", roi_align)

@@ -1,34 +1,26 @@
-"""Lifts silent dependencies of upstream's answers: a cast to bfloat16, and whether scikit-image is installed."""
+"""Lifts assumptions about connected components of masks: scikit-image is installed, and there is a mask."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.models.sam3.patches.patch import Patch, replaced, source
+from harness.models.sam3.patches.patch import patch, replaced, source, wrapped
 
-
-class _WithoutBfloat16:
-    """The module torch, whose dtype bfloat16 is float32."""
-
-    def __getattr__(self, name: str) -> Any:
-        import torch
-
-        return getattr(torch, "float32" if name == "bfloat16" else name)
+if TYPE_CHECKING:
+    import torch
 
 
-@contextmanager
-def _features_stay_float32() -> Iterator[None]:
-    import sam3.model.sam3_image
-
-    with replaced(sam3.model.sam3_image, "torch", _WithoutBfloat16()):
-        yield
-
-
-@contextmanager
-def _components_without_scikit_image() -> Iterator[None]:
+@patch(
+    assumption="scikit-image is installed, which finds connected components on the CPU",
+    location="sam3/perflib/connected_components.py, connected_components_cpu_single",
+    reason="without it masks of clicks silently keep their holes, and the tracking of a video fails",
+    needed=lambda: find_spec("skimage") is None and "skimage" in source("perflib/connected_components.py"),
+)
+def holes_are_filled() -> AbstractContextManager[None]:
+    """Finds components with PyTorch."""
     import sam3.perflib.connected_components
     import torch
 
@@ -51,50 +43,21 @@ def _components_without_scikit_image() -> Iterator[None]:
         areas = torch.bincount(roots, minlength=len(roots))[roots] * inside
         return roots[1:].view(values.shape), areas[1:].view(values.shape)
 
-    with replaced(sam3.perflib.connected_components, "connected_components_cpu_single", components):
-        yield
+    return replaced(sam3.perflib.connected_components, "connected_components_cpu_single", components)
 
 
-@contextmanager
-def _no_masks_have_no_components() -> Iterator[None]:
-    import sam3.perflib.connected_components
-    import torch
-
-    original = sam3.perflib.connected_components.connected_components_cpu
-
-    def components(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(masks):
-            labels_and_areas: tuple[torch.Tensor, torch.Tensor] = original(masks)
-            return labels_and_areas
-        return torch.zeros_like(masks, dtype=torch.int64), torch.zeros_like(masks, dtype=torch.int64)
-
-    with replaced(sam3.perflib.connected_components, "connected_components_cpu", components):
-        yield
-
-
-FEATURES_STAY_FLOAT32 = Patch(
-    name="features_stay_float32",
-    assumption="SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any",
-    location="sam3/model/sam3_image.py, Sam3ImageOnVideoMultiGPU._build_multigpu_buffer_next_chunk",
-    reason="the convolutions that read them are in float32, and refuse",
-    needed=lambda: "x.to(torch.bfloat16)" in source("model/sam3_image.py"),
-    apply=_features_stay_float32,
-)
-
-HOLES_ARE_FILLED = Patch(
-    name="holes_are_filled",
-    assumption="scikit-image is installed, which finds connected components on the CPU",
-    location="sam3/perflib/connected_components.py, connected_components_cpu_single",
-    reason="without it masks of clicks silently keep their holes, and the tracking of a video fails",
-    needed=lambda: find_spec("skimage") is None and "skimage" in source("perflib/connected_components.py"),
-    apply=_components_without_scikit_image,
-)
-
-NO_MASKS_HAVE_NO_COMPONENTS = Patch(
-    name="no_masks_have_no_components",
+@patch(
     assumption="there is at least one mask whose connected components are wanted on the CPU",
     location="sam3/perflib/connected_components.py, connected_components_cpu",
     reason="torch.stack of nothing fails on every frame of a video on which no object is found",
     needed=lambda: "torch.stack(labels_list" in source("perflib/connected_components.py"),
-    apply=_no_masks_have_no_components,
 )
+def no_masks_have_no_components() -> AbstractContextManager[None]:
+    """Returns no labels and no areas of no masks."""
+    import sam3.perflib.connected_components
+    import torch
+
+    def components(original: Callable[..., Any], masks: torch.Tensor) -> Any:
+        return original(masks) if len(masks) else (torch.zeros_like(masks, dtype=torch.int64),) * 2
+
+    return wrapped(sam3.perflib.connected_components, "connected_components_cpu", components)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,63 +9,14 @@ import torch
 from torch import Tensor
 
 from harness.models.sam3.capture import Prompts, load_inputs
-from harness.models.sam3.tracker.recording import Call, recorded_methods
+from harness.models.sam3.captures import Activations, named
+from harness.models.sam3.patches.patch import Call, recorded_methods
 from harness.runtime.sam3.images import load_image
 
-__all__ = ["Activations", "Round", "capture", "load_inputs"]
+__all__ = ["capture", "load_inputs"]
 
 MASK_SIZE = 288
 """Height and width of mask prompts and of the decoder's masks."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """One question; B objects, P points including the corners of boxes, M = 3 masks of one object or 1 of each object.
-
-    Attributes:
-        points: [B, P, 2] fp32, in pixels of the model's square input.
-        labels: [B, P] int32: 0 and 1 are clicks, 2 and 3 corners of a box, -1 is padding.
-        masks: [B, 1, 288, 288] fp32, the logits of a mask prompt; zeros if there is none.
-        has_mask: [1] bool, whether there is a mask prompt.
-        sparse, dense: [B, P + 1, 256] and [B, 256, 72, 72] fp32: the encoded prompt.
-        logits: [B, M, 288, 288] fp32, the decoder's masks.
-        ious: [B, M] fp32, predicted IoU.
-        object_logits: [B, 1] fp32, above zero for an object.
-    """
-
-    points: Tensor
-    labels: Tensor
-    masks: Tensor
-    has_mask: Tensor
-    sparse: Tensor
-    dense: Tensor
-    logits: Tensor
-    ious: Tensor
-    object_logits: Tensor
-
-
-@dataclass(frozen=True)
-class Activations:
-    """An image encoded for clicks, and the questions about it.
-
-    Attributes:
-        trunk: [1, 1024, 72, 72] fp32, the vision transformer's feature map.
-        high_res_0, high_res_1: [1, 32, 288, 288] and [1, 64, 144, 144] fp32.
-        image_embed: [1, 256, 72, 72] fp32, the mask decoder's image.
-        click: One click on the object, answered with three masks.
-        box: One box.
-        refined: Box, click, a click outside the object, and the best mask of `click`.
-        objects: Three objects in one batch, with different numbers of points.
-    """
-
-    trunk: Tensor
-    high_res_0: Tensor
-    high_res_1: Tensor
-    image_embed: Tensor
-    click: Round
-    box: Round
-    refined: Round
-    objects: Round
 
 
 @torch.no_grad()
@@ -76,6 +26,20 @@ def capture(model: Any, prompts: Prompts) -> Activations:
     Args:
         model: Upstream's interactive `Sam3Image`, fp32 on the CPU, inside `upstream()`.
         prompts: The photograph; its first box and its first point lie on one object.
+
+    Returns:
+        The image encoded for clicks:
+
+        - trunk: [1, 1024, 72, 72] fp32, the vision transformer's feature map.
+        - high_res_0, high_res_1: [1, 32, 288, 288] and [1, 64, 144, 144] fp32.
+        - image_embed: [1, 256, 72, 72] fp32, the mask decoder's image.
+
+        And the tensors of `_round` of each question about it:
+
+        - click: One click on the object, answered with three masks.
+        - box: One box.
+        - refined: Box, click, a click outside the object, and the best mask of `click`.
+        - objects: Three objects in one batch, with different numbers of points.
     """
     from sam3.model.sam3_image_processor import Sam3Processor
 
@@ -89,7 +53,7 @@ def capture(model: Any, prompts: Prompts) -> Activations:
         state = Sam3Processor(model, device="cpu").set_image(photograph)
     predictor = model.inst_interactive_predictor
 
-    def ask(**question: Any) -> tuple[Round, Any]:
+    def ask(**question: Any) -> tuple[dict[str, Tensor], Any]:
         with (
             recorded_methods(predictor.model.sam_prompt_encoder, "forward") as encoded,
             recorded_methods(predictor.model.sam_mask_decoder, "forward") as decoded,
@@ -117,26 +81,36 @@ def capture(model: Any, prompts: Prompts) -> Activations:
         high_res_0=decoder_arguments["high_res_features"][0].clone(),
         high_res_1=decoder_arguments["high_res_features"][1].clone(),
         image_embed=decoder_arguments["image_embeddings"].clone(),
-        click=click,
-        box=box,
-        refined=refined,
-        objects=objects,
+        **named(click=click, box=box, refined=refined, objects=objects),
     )
 
 
-def _round(encoded: Call, decoded: Call) -> Round:
-    """Returns the tensors of one question, from the calls of upstream's prompt encoder and mask decoder."""
+def _round(encoded: Call, decoded: Call) -> dict[str, Tensor]:
+    """Returns the tensors of one question, from the calls of upstream's prompt encoder and mask decoder.
+
+    B objects, P points including the corners of boxes, M = 3 masks of one object or 1 of each object:
+
+    - points: [B, P, 2] fp32, in pixels of the model's square input.
+    - labels: [B, P] int32: 0 and 1 are clicks, 2 and 3 corners of a box, -1 is padding.
+    - masks: [B, 1, 288, 288] fp32, the logits of a mask prompt; zeros if there is none.
+    - has_mask: [1] bool, whether there is a mask prompt.
+    - sparse, dense: [B, P + 1, 256] and [B, 256, 72, 72] fp32: the encoded prompt.
+    - logits: [B, M, 288, 288] fp32, the decoder's masks.
+    - ious: [B, M] fp32, predicted IoU.
+    - object_logits: [B, 1] fp32, above zero for an object.
+    """
     (points, labels), masks = encoded.arguments["points"], encoded.arguments["masks"]
     logits, ious, _, object_logits = decoded.result
     sparse, dense = encoded.result
-    return Round(
-        points=points.clone(),
-        labels=labels.clone(),
-        masks=torch.zeros(len(points), 1, MASK_SIZE, MASK_SIZE) if masks is None else masks.clone(),
-        has_mask=torch.tensor([masks is not None]),
-        sparse=sparse.clone(),
-        dense=dense.clone(),
-        logits=logits.clone(),
-        ious=ious.clone(),
-        object_logits=object_logits.clone(),
-    )
+    tensors = {
+        "points": points,
+        "labels": labels,
+        "masks": torch.zeros(len(points), 1, MASK_SIZE, MASK_SIZE) if masks is None else masks,
+        "has_mask": torch.tensor([masks is not None]),
+        "sparse": sparse,
+        "dense": dense,
+        "logits": logits,
+        "ious": ious,
+        "object_logits": object_logits,
+    }
+    return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from harness.core.errors import HarnessError
-from harness.core.settings import REPOSITORY
+from harness.models.sam3.fixtures import FIXTURES, Fixture, read_fixture
 from harness.runtime.sam3.images import load_image
 
-CLIP = REPOSITORY / "fixtures" / "clip.toml"
+CLIP = FIXTURES / "clip.toml"
 
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Clip:
+class Clip(Fixture, frozen=True):
     """The contents of the frames; positions are shares of width and height.
 
     Attributes:
@@ -38,11 +35,6 @@ class Clip:
     size: Point
     places: tuple[Point, ...]
     still: tuple[Point, ...]
-
-    @property
-    def images(self) -> tuple[Path, ...]:
-        """Returns the files that the clip reads."""
-        return (self.background, self.moving)
 
     def view(self, frame: int) -> int:
         """Returns the index of a frame's picture among the distinct pictures: 0, 1, 2, 1, 0, 1, … for three places."""
@@ -78,25 +70,6 @@ class Clip:
 
 
 def load_clip(moving: Path | None = None, path: Path = CLIP) -> Clip:
-    """Reads a clip from a TOML file, with a part of another photograph if one is given.
-
-    Raises:
-        HarnessError: The file or a field is missing.
-    """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        left, top, right, bottom = data["crop"]
-        width, height = data["size"]
-        clip = Clip(
-            background=path.parent / data["background"],
-            moving=path.parent / data["moving"],
-            crop=(left, top, right, bottom),
-            size=(width, height),
-            places=tuple((x, y) for x, y in data["places"]),
-            still=tuple((x, y) for x, y in data["still"]),
-        )
-    except FileNotFoundError as error:
-        raise HarnessError(f"{path} is missing: run from a checkout of the repository, which has fixtures/.") from error
-    except (KeyError, ValueError, TypeError, tomllib.TOMLDecodeError) as error:
-        raise HarnessError(f"{path} is not the description of a clip: {error}.") from error
-    return clip if moving is None else replace(clip, moving=moving)
+    """Reads a clip, with a part of another photograph if one is given; errors are those of `read_fixture`."""
+    clip = read_fixture(path, Clip, "the description of a clip")
+    return clip if moving is None else msgspec.structs.replace(clip, moving=moving)

@@ -10,104 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.models.sam3.captures import Activations, named
 from harness.models.sam3.images import preprocess
+from harness.models.sam3.patches.patch import Call, recorded_methods
 from harness.models.sam3.tracker.clip import Clip, load_clip
-from harness.models.sam3.tracker.recording import Call, recorded_methods
 
 FRAMES = 20
 """Frames of the clip: the last one attends to four conditioning frames, six other frames and fifteen more pointers."""
 TOKENS = 72 * 72
 """Tokens of a memory."""
 
-
-@dataclass(frozen=True)
-class ConditionedFrame:
-    """A frame that attends to M memories of B objects, and to P object pointers.
-
-    Attributes:
-        features: [1, 256, 72, 72] fp32, the frame.
-        memories: [M, B, 64, 72, 72] fp32, rounded to bfloat16 as upstream stores them.
-        ranks: [M] int64, the row of each memory in the table of temporal positions.
-        pointers: [P, B, 256] fp32.
-        times: [P] fp32, distance of each pointer's frame from this frame, as a share of the largest distance.
-        prompt, prompt_pos: [5184·M + 4·P, B, 64] fp32, keys and their positions as upstream concatenates them.
-        conditioned: [B, 256, 72, 72] fp32, the memory-conditioned features of the frame.
-    """
-
-    features: Tensor
-    memories: Tensor
-    ranks: Tensor
-    pointers: Tensor
-    times: Tensor
-    prompt: Tensor
-    prompt_pos: Tensor
-    conditioned: Tensor
-
-
-@dataclass(frozen=True)
-class EncodedFrame:
-    """A frame and the masks of its B objects, with the memory that upstream encodes.
-
-    Attributes:
-        features: [1, 256, 72, 72] fp32.
-        masks: [B, 1, 1008, 1008] fp32 logits.
-        object_logits: [B, 1] fp32, above zero where the object is present.
-        from_points: [1] bool, whether the masks answer clicks and are binarized before they are encoded.
-        memory: [B, 64, 72, 72] fp32.
-    """
-
-    features: Tensor
-    masks: Tensor
-    object_logits: Tensor
-    from_points: Tensor
-    memory: Tensor
-
-
-@dataclass(frozen=True)
-class MaskPrompt:
-    """A mask prompt and upstream's object pointer of it.
-
-    Attributes:
-        features, high_res_0, high_res_1: [1, 256, 72, 72], [1, 32, 288, 288], [1, 64, 144, 144] fp32: the frame.
-        masks: [1, 1, 1152, 1152] fp32, 0 or 1, or between 0 and 1 at the edge.
-        pointer: [1, 256] fp32.
-        object_logits: [1, 1] fp32.
-    """
-
-    features: Tensor
-    high_res_0: Tensor
-    high_res_1: Tensor
-    masks: Tensor
-    pointer: Tensor
-    object_logits: Tensor
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Two propagations: three objects from the first frame into the second, and one object through the clip.
-
-    Attributes:
-        mask_prompt: The exact mask of the moving object.
-        clicked: The first frame, with three objects.
-        tracked: The second frame, with the tracked masks.
-        second: The second frame, which attends to one memory and one pointer of each object.
-        full: Frame 16, with seven memories and sixteen pointers of one object.
-        most_memories: Frame 19, with four conditioning frames, so that it has ten memories and nineteen pointers.
-    """
-
-    mask_prompt: MaskPrompt
-    clicked: EncodedFrame
-    tracked: EncodedFrame
-    second: ConditionedFrame
-    full: ConditionedFrame
-    most_memories: ConditionedFrame
+Tensors = dict[str, Tensor]
 
 
 def load_inputs(image: Path | None) -> Clip:
@@ -122,6 +41,19 @@ def capture(model: Any, clip: Clip) -> Activations:
     Args:
         model: Upstream's interactive `Sam3Image`, fp32 on the CPU, inside `upstream()`.
         clip: The clip.
+
+    Returns:
+        Tensors of two propagations: three objects from the first frame into the second, and one object through the
+        clip. A mask prompt has features, high_res_0 and high_res_1 of the frame, fp32 [1, 256, 72, 72],
+        [1, 32, 288, 288] and [1, 64, 144, 144]; masks, fp32 [1, 1, 1152, 1152], 0 or 1, or between 0 and 1 at the edge;
+        and upstream's pointer [1, 256] and object_logits [1, 1].
+
+        - mask_prompt: The exact mask of the moving object.
+        - clicked: The first frame, with three objects, as `_encoded_frame` returns it.
+        - tracked: The second frame, with the tracked masks.
+        - second: The second frame, which attends to one memory and one pointer of each object; see `_record_attention`.
+        - full: Frame 16, with seven memories and sixteen pointers of one object.
+        - most_memories: Frame 19, with four conditioning frames, so that it has ten memories and nineteen pointers.
     """
     tracker = model.inst_interactive_predictor.model
     features = _encode_frames(model, clip)
@@ -131,21 +63,16 @@ def capture(model: Any, clip: Clip) -> Activations:
     mask_prompt = calls["_use_mask_as_output"][0]
     full, most_memories = _track_one_object(tracker, clip, features)
     high_res_0, high_res_1 = mask_prompt.arguments["high_res_features"]
-    return Activations(
-        mask_prompt=MaskPrompt(
-            features=mask_prompt.arguments["backbone_features"].clone(),
-            high_res_0=high_res_0.clone(),
-            high_res_1=high_res_1.clone(),
-            masks=mask_prompt.arguments["mask_inputs"].clone(),
-            pointer=mask_prompt.result[5].clone(),
-            object_logits=mask_prompt.result[6].clone(),
-        ),
-        clicked=clicked,
-        tracked=tracked,
-        second=second,
-        full=full,
-        most_memories=most_memories,
-    )
+    prompted = {
+        "features": mask_prompt.arguments["backbone_features"].clone(),
+        "high_res_0": high_res_0.clone(),
+        "high_res_1": high_res_1.clone(),
+        "masks": mask_prompt.arguments["mask_inputs"].clone(),
+        "pointer": mask_prompt.result[5].clone(),
+        "object_logits": mask_prompt.result[6].clone(),
+    }
+    tracked_frames = named(second=second, full=full, most_memories=most_memories)
+    return Activations(named(mask_prompt=prompted, clicked=clicked, tracked=tracked) | tracked_frames)
 
 
 def _encode_frames(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, list[Tensor]]]]:
@@ -156,12 +83,17 @@ def _encode_frames(model: Any, clip: Clip) -> dict[int, tuple[Tensor, dict[str, 
         view = clip.view(frame)
         if view not in views:
             image = preprocess(clip.picture(frame))
-            trunk = neck.trunk(image)[-1]
-            levels = [convolution(trunk) for convolution in neck.sam2_convs[:3]]
-            positions = [neck.position_encoding(level) for level in levels]
-            levels[:2] = decoder.conv_s0(levels[0]), decoder.conv_s1(levels[1])
-            views[view] = image, {"backbone_fpn": levels, "vision_pos_enc": positions}
+            views[view] = image, tracker_features(neck, decoder, image)
     return {frame: views[clip.view(frame)] for frame in range(FRAMES)}
+
+
+def tracker_features(neck: Any, decoder: Any, image: Tensor) -> dict[str, list[Tensor]]:
+    """Returns the feature maps that the tracker reads of an image, and their position encodings, as it caches them."""
+    trunk = neck.trunk(image)[-1]
+    levels = [convolution(trunk) for convolution in neck.sam2_convs[:3]]
+    positions = [neck.position_encoding(level).to(level.dtype) for level in levels]
+    levels[:2] = decoder.conv_s0(levels[0]), decoder.conv_s1(levels[1])
+    return {"backbone_fpn": levels, "vision_pos_enc": positions}
 
 
 def _session(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Any:
@@ -170,7 +102,7 @@ def _session(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Any:
     return tracker.init_state(video_height=height, video_width=width, num_frames=FRAMES, cached_features=dict(features))
 
 
-def _track_three_objects(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> ConditionedFrame:
+def _track_three_objects(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> Tensors:
     """Propagates a mask and clicks from the first frame into the second."""
     state = _session(tracker, clip, features)
     tracker.add_new_mask(state, 0, 0, torch.from_numpy(clip.mask(0)))
@@ -180,9 +112,7 @@ def _track_three_objects(tracker: Any, clip: Clip, features: Mapping[int, Any]) 
     return _record_attention(tracker, state, 1)
 
 
-def _track_one_object(
-    tracker: Any, clip: Clip, features: Mapping[int, Any]
-) -> tuple[ConditionedFrame, ConditionedFrame]:
+def _track_one_object(tracker: Any, clip: Clip, features: Mapping[int, Any]) -> tuple[Tensors, Tensors]:
     """Tracks one object, clicked in every frame, until the memory bank is full."""
     state = _session(tracker, clip, features)
 
@@ -203,8 +133,19 @@ def _track_one_object(
     return full, _record_attention(tracker, state, 19)
 
 
-def _record_attention(tracker: Any, state: Any, frame: int) -> ConditionedFrame:
-    """Returns inputs and output of the memory attention while one frame is tracked."""
+def _record_attention(tracker: Any, state: Any, frame: int) -> Tensors:
+    """Returns inputs and output of the memory attention while one frame is tracked.
+
+    The frame attends to M memories of B objects, and to P object pointers:
+
+    - features: [1, 256, 72, 72] fp32, the frame.
+    - memories: [M, B, 64, 72, 72] fp32, rounded to bfloat16 as upstream stores them.
+    - ranks: [M] int64, the row of each memory in the table of temporal positions.
+    - pointers: [P, B, 256] fp32.
+    - times: [P] fp32, distance of each pointer's frame from this frame, as a share of the largest distance.
+    - prompt, prompt_pos: [5184·M + 4·P, B, 64] fp32, keys and their positions as upstream concatenates them.
+    - conditioned: [B, 256, 72, 72] fp32, the memory-conditioned features of the frame.
+    """
     with (
         recorded_methods(tracker.transformer.encoder, "forward") as attention_calls,
         recorded_methods(tracker, "_get_tpos_enc") as time_calls,
@@ -220,29 +161,35 @@ def _record_attention(tracker: Any, state: Any, frame: int) -> ConditionedFrame:
     # Conditioning frames share one rank; the other frames begin with the earliest.
     ranks = [tracker.num_maskmem - 1] * conditioning + list(range(count - conditioning - 1, -1, -1))
     positions = torch.tensor(times.arguments["rel_pos_list"]) / (times.arguments["max_abs_pos"] - 1)
-    return ConditionedFrame(
-        features=_feature_map(source[:, :1]),
-        memories=_feature_map(spatial.unflatten(0, (count, TOKENS)).transpose(0, 1).flatten(1, 2))
-        .unflatten(0, (count, objects))
-        .clone(),
-        ranks=torch.tensor(ranks),
-        pointers=pointers.unflatten(0, (-1, parts)).transpose(1, 2).flatten(2).clone(),
-        times=positions.clone(),
-        prompt=prompt.clone(),
-        prompt_pos=attention.arguments["prompt_pos"].clone(),
-        conditioned=_feature_map(attention.result["memory"]),
-    )
+    memories = _feature_map(spatial.unflatten(0, (count, TOKENS)).transpose(0, 1).flatten(1, 2))
+    return {
+        "features": _feature_map(source[:, :1]),
+        "memories": memories.unflatten(0, (count, objects)).clone(),
+        "ranks": torch.tensor(ranks),
+        "pointers": pointers.unflatten(0, (-1, parts)).transpose(1, 2).flatten(2).clone(),
+        "times": positions.clone(),
+        "prompt": prompt.clone(),
+        "prompt_pos": attention.arguments["prompt_pos"].clone(),
+        "conditioned": _feature_map(attention.result["memory"]),
+    }
 
 
-def _encoded_frame(call: Call) -> EncodedFrame:
-    """Returns the frame, the masks and the memory of a recorded call of `_encode_new_memory`."""
-    return EncodedFrame(
-        features=_feature_map(call.arguments["current_vision_feats"][-1][:, :1]),
-        masks=call.arguments["pred_masks_high_res"].clone(),
-        object_logits=call.arguments["object_score_logits"].clone(),
-        from_points=torch.tensor([call.arguments["is_mask_from_pts"]]),
-        memory=call.result[0].clone(),
-    )
+def _encoded_frame(call: Call) -> Tensors:
+    """Returns the tensors of a call of `_encode_new_memory` for a frame and the masks of its B objects.
+
+    - features: [1, 256, 72, 72] fp32.
+    - masks: [B, 1, 1008, 1008] fp32 logits.
+    - object_logits: [B, 1] fp32, above zero where the object is present.
+    - from_points: [1] bool, whether the masks answer clicks and are binarized before they are encoded.
+    - memory: [B, 64, 72, 72] fp32.
+    """
+    return {
+        "features": _feature_map(call.arguments["current_vision_feats"][-1][:, :1]),
+        "masks": call.arguments["pred_masks_high_res"].clone(),
+        "object_logits": call.arguments["object_score_logits"].clone(),
+        "from_points": torch.tensor([call.arguments["is_mask_from_pts"]]),
+        "memory": call.result[0].clone(),
+    }
 
 
 def _feature_map(tokens: Tensor) -> Tensor:

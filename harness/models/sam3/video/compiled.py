@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.core.program import Arrays
+from harness.models.sam3.patches.patch import wrapped
 from harness.models.sam3.video.questions import (
     Pixels,
     Question,
@@ -110,18 +111,26 @@ def compute_step(model: Sam3, state: Arrays, length: int) -> Arrays:
         state: The state of a `harness.models.sam3.video.upstream.Step`.
         length: The number of frames of the video.
     """
-    observed = _ObservedMemories(model.artifact)
-    tracker = Tracker(observed)
+    artifact, tracker = model.artifact, Tracker(model.artifact)
+    memories: list[Floats] = []
+
+    def call(original: Callable[..., Tensors], entry: str, **inputs: Any) -> Tensors:
+        outputs = original(entry, **inputs)
+        if entry == "encode_memory":
+            memories.append(artifact.fetch(outputs["memory"]))  # before it is rounded
+        return outputs
+
     features = {name: state[name] for name in ("high_res_0", "high_res_1", "features")}
     bank = _memory_bank(state)
-    tracked = tracker.track(features, bank.read(bank.plan(int(state["frame"][0]), num_frames=length)))
-    bits = tracker.encode_memory(features, state["masks"], state["present"])
+    with wrapped(artifact, "call", call):
+        tracked = tracker.track(features, bank.read(bank.plan(int(state["frame"][0]), num_frames=length)))
+        bits = tracker.encode_memory(features, state["masks"], state["present"])
     return {
         "logits": tracked.logits,
         "pointers": tracked.pointers,
         "object_logits": tracked.object_logits,
         "iou": tracked.iou.max(axis=-1),
-        "memory": np.concatenate(observed.memories),
+        "memory": np.concatenate(memories),
         "rounded": bits,
     }
 
@@ -144,22 +153,6 @@ def _memory_bank(state: Arrays) -> MemoryBank:
         tracked={frame: entry for frame, entry in sorted(entries.items()) if frame not in conditioning},
         first_frame=min(conditioning),
     )
-
-
-class _ObservedMemories:
-    """A loaded model that records encoded memories before they are rounded."""
-
-    def __init__(self, artifact: LoadedModel) -> None:
-        self._artifact = artifact
-        self.folder, self.manifest = artifact.folder, artifact.manifest
-        self.fetch, self.reading_once = artifact.fetch, artifact.reading_once
-        self.memories: list[Floats] = []
-
-    def call(self, entry: str, **inputs: Any) -> Tensors:
-        outputs = self._artifact.call(entry, **inputs)
-        if entry == "encode_memory":
-            self.memories.append(self._artifact.fetch(outputs["memory"]))
-        return outputs
 
 
 def _reporting_frames(frames: Sequence[Pixels], tracker: RecordingTracker) -> Frames:

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from harness.core.case import Scale
 from harness.core.program import Arrays
-from harness.core.settings import REPOSITORY
-from harness.models.sam3.questions import read_questions
+from harness.models.sam3.fixtures import FIXTURES, AnyQuestion, Fixture, read_questions
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
 from harness.parity.references import add_prefix
 from harness.runtime.sam3.video.frames import open_frames
 
-QUESTIONS = REPOSITORY / "fixtures" / "video.toml"
-SESSIONS = REPOSITORY / "fixtures" / "video_sessions.toml"
+QUESTIONS = FIXTURES / "video.toml"
+SESSIONS = FIXTURES / "video_sessions.toml"
+REQUESTS = ("add_prompt", "propagate_in_video", "remove_object")
 _SCENE = "scene"
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 
-@dataclass(frozen=True)
-class VideoQuestion:
+class VideoQuestion(AnyQuestion, frozen=True):
     """A question about the first frames of a video.
 
     Attributes:
-        name: Name in reports.
-        video: Path of a file of frames or of the description of a clip; `scene` for the scene of this project.
+        image: Path of a file of frames or of the description of a clip, named `video` in TOML; `scene` for the scene of
+            this project.
         length: Number of frames of the video; a longer file is cut.
     """
 
-    name: str
-    video: Path
+    image: Path = msgspec.field(name="video")
     length: int
-
-    @property
-    def image(self) -> Path:
-        """Returns the video, under the name that `harness.models.sam3.questions.AnyQuestion` requires."""
-        return self.video
 
     def digest(self) -> str:
         """Returns the SHA-256 of the frames."""
@@ -54,8 +47,7 @@ class VideoQuestion:
         return arrays_digest({str(number): frame for number, frame in enumerate(frames_of(self))})
 
 
-@dataclass(frozen=True)
-class Question(VideoQuestion):
+class Question(VideoQuestion, frozen=True):
     """A video and a prompt on one of its frames.
 
     Attributes:
@@ -93,12 +85,11 @@ class Question(VideoQuestion):
         return self.text is None
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Fixture, frozen=True):
     """A request to a session, named as in upstream's `Sam3VideoPredictor`; positions are shares of width and height.
 
     Attributes:
-        type: Kind of the request.
+        type: Kind of the request, one of `REQUESTS`.
         frame: The frame of a prompt, or the first frame of a propagation.
         reverse: Whether the propagation goes backwards.
         text: A noun phrase, whose objects are found in every frame.
@@ -109,7 +100,7 @@ class Request:
         mask: (x0, y0, x1, y1), the rectangle whose pixels are the object.
     """
 
-    type: Literal["add_prompt", "propagate_in_video", "remove_object"]
+    type: str
     frame: int = 0
     reverse: bool = False
     text: str | None = None
@@ -125,6 +116,8 @@ class Request:
         Raises:
             ValueError: It does not.
         """
+        if self.type not in REQUESTS:
+            raise ValueError(f"{self.type!r} is none of {', '.join(REQUESTS)}")
         prompts = [bool(self.points), self.box is not None, self.mask is not None]
         if self.type != "add_prompt":
             removes = self.type == "remove_object"
@@ -141,8 +134,7 @@ class Request:
             raise ValueError(f"{self.type} has {len(self.labels)} labels of {len(self.points)} points")
 
 
-@dataclass(frozen=True)
-class SessionQuestion(VideoQuestion):
+class SessionQuestion(VideoQuestion, frozen=True):
     """A video and the requests of one session with it.
 
     Attributes:
@@ -165,12 +157,12 @@ class SessionQuestion(VideoQuestion):
 
 
 def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
-    """Reads the questions of a scale, as `harness.models.sam3.questions.read_questions` does."""
+    """Reads the questions of a scale, as `harness.models.sam3.fixtures.read_questions` does."""
     return tuple(question for question in read_questions(path, Question) if question.full or scale != Scale.FULL)
 
 
 def load_sessions(scale: str = Scale.SHALLOW.value, path: Path = SESSIONS) -> tuple[SessionQuestion, ...]:
-    """Reads the sessions of a scale, as `harness.models.sam3.questions.read_questions` does."""
+    """Reads the sessions of a scale, as `harness.models.sam3.fixtures.read_questions` does."""
     return tuple(session for session in read_questions(path, SessionQuestion) if session.full or scale != Scale.FULL)
 
 
@@ -180,12 +172,12 @@ def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
     Raises:
         HarnessError, ModelError: The video cannot be read.
     """
-    if question.video.name == _SCENE:
+    if question.image.name == _SCENE:
         return tuple(SCENE.picture(number) for number in range(question.length))
-    if question.video.suffix == ".toml":
-        clip = load_clip(path=question.video)
+    if question.image.suffix == ".toml":
+        clip = load_clip(path=question.image)
         return tuple(np.asarray(clip.picture(number)) for number in range(question.length))
-    return tuple(islice(open_frames(question.video), question.length))
+    return tuple(islice(open_frames(question.image), question.length))
 
 
 def pixels_of(places: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:

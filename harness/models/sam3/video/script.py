@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.program import Arrays
-from harness.core.settings import Settings
 from harness.models.sam3.scripted import Answer, Script
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.video.compiled import answer_question, answer_session, compute_step
@@ -19,10 +17,6 @@ from harness.runtime.sam3.model import Sam3
 
 UPSTREAM = "harness.models.sam3.video.upstream"
 """The module that asks upstream about videos."""
-
-
-def _load_questions(case: Case, _settings: Settings) -> Sequence[Question]:
-    return load_questions(case.scale)
 
 
 def _ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
@@ -50,17 +44,6 @@ def _steps(reference: Reference) -> list[str]:
     return [name.removesuffix(end) for name in reference.first if name.endswith(end)]
 
 
-def _load_sessions(case: Case, _settings: Settings) -> Sequence[SessionQuestion]:
-    return load_sessions(case.scale)
-
-
-def _ask_compiled_session(
-    model: Sam3, questions: Sequence[SessionQuestion], _upstream: UpstreamModel
-) -> Iterator[Arrays]:
-    for question in questions:
-        yield answer_session(model, question)
-
-
 def _judge_sessions(
     answers: Iterable[Answer[SessionQuestion]], _expectation: Expectation | None, _by_oracle: bool
 ) -> Iterator[Verdict]:
@@ -69,6 +52,11 @@ def _judge_sessions(
 
 
 SCRIPTS = (
-    Script(_load_questions, UPSTREAM, _ask_compiled, _judge),
-    Script(_load_sessions, "harness.models.sam3.video.upstream_session", _ask_compiled_session, _judge_sessions),
+    Script(lambda case, _settings: load_questions(case.scale), UPSTREAM, _ask_compiled, _judge),
+    Script(
+        lambda case, _settings: load_sessions(case.scale),
+        "harness.models.sam3.video.upstream_session",
+        lambda model, sessions, _upstream: (answer_session(model, session) for session in sessions),
+        _judge_sessions,
+    ),
 )

@@ -11,9 +11,10 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
-from harness.models.sam3.patches.patch import replaced
-from harness.models.sam3.patches.tracking import HOLES_ARE_FILLED
+from harness.models.sam3.patches.patch import replaced, wrapped
+from harness.models.sam3.patches.tracking import holes_are_filled
+from harness.models.sam3.tracker.propagation import tracker_features
 from harness.models.sam3.video import STEP
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
 from harness.models.sam3.video.rounding import undecided_shares
@@ -36,8 +38,6 @@ from harness.runtime.sam3.video.tracker import to_bfloat16
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel
 
-LEVELS = 3
-"""Feature maps of the SAM 2 neck that the tracker reads."""
 PARTS = (
     *("ids", "scores", "boxes", "masks"),
     *("candidates", "unfilled", "tracker_scores"),
@@ -58,6 +58,8 @@ _TRACKED = ("logits", "object_logits", "memories")
 
 Detections = Mapping[str, Tensor]
 MemoryDecisions = Mapping[int, npt.NDArray[np.bool_]]
+Original = Callable[..., Any]
+"""The method of upstream's that a recorder replaces and calls."""
 
 
 def answer(upstream: UpstreamModel, question: Question, actual: Arrays) -> Reference:
@@ -95,7 +97,9 @@ def _compute(upstream: UpstreamModel, question: Question, decisions: MemoryDecis
         first = reference(tracking, (), tracking.names)
         if question.float64:
             own_decisions = _memory_decisions(question, first)
-            exact_tracking = Tracking(model, replace(question, steps=()), frames, tracking.detections, own_decisions)
+            exact_tracking = Tracking(
+                model, msgspec.structs.replace(question, steps=()), frames, tracking.detections, own_decisions
+            )
             exact = oracle(exact_tracking, (), exact_tracking.names)
             exact = {name: array for name, array in exact.items() if name.endswith(_TRACKED)}
     for arrays in (first, exact):
@@ -214,7 +218,6 @@ class Tracking(nn.Module):
         Upstream runs it on every frame, drops its detections (VI:393), and removes the object because of that. On the
         other frames only the tracker's features are computed, once for each distinct picture.
         """
-        detect, associate = self.model.run_backbone_and_detection, self.model._associate_det_trk
         allow_detection = True
         encoded: dict[str, dict[str, Any]] = {}
 
@@ -224,40 +227,32 @@ class Tracking(nn.Module):
                 encoded[digest] = self._features(pixels[frame])
             return encoded[digest]
 
-        def run_detection(
-            *, frame_idx: int, feature_cache: dict[Any, Any], allow_new_detections: bool, **options: Any
-        ) -> Any:
+        def detect(original: Original, *, frame_idx: int, feature_cache: dict[Any, Any], **options: Any) -> Any:
             nonlocal allow_detection
-            allow_detection = allow_new_detections
+            allow_detection = options["allow_new_detections"]
             if allow_detection and self.detections is None:
-                self.detections = detect(
-                    frame_idx=frame_idx, feature_cache=feature_cache, allow_new_detections=allow_detection, **options
-                )
+                self.detections = original(frame_idx=frame_idx, feature_cache=feature_cache, **options)
             feature_cache.pop(frame_idx - 1, None)
             feature_cache[frame_idx] = (pixels[frame_idx][0], {"tracker_backbone_out": features(frame_idx)})
             assert self.detections is not None
-            return (
-                self.detections if allow_detection else {name: tensor[:0] for name, tensor in self.detections.items()}
-            )
+            return self.detections if allow_detection else {name: row[:0] for name, row in self.detections.items()}
 
-        def run_association(*arguments: Any, **keywords: Any) -> Any:
-            new, unmatched, *outputs = associate(*arguments, **keywords)
+        def associate(original: Original, *arguments: Any, **keywords: Any) -> Any:
+            new, unmatched, *outputs = original(*arguments, **keywords)
             return (new, unmatched if allow_detection else unmatched[:0], *outputs)
 
         with (
-            replaced(self.model, "run_backbone_and_detection", run_detection),
-            replaced(self.model, "_associate_det_trk", run_association),
+            wrapped(self.model, "run_backbone_and_detection", detect),
+            wrapped(self.model, "_associate_det_trk", associate),
         ):
             yield
 
     def _features(self, pixels: Tensor) -> dict[str, Any]:
         """Computes the end of `run_backbone_and_detection` (VB:376) from the SAM 2 neck alone."""
-        backbone, decoder = self.model.detector.backbone.vision_backbone, self.model.tracker.sam_mask_decoder
-        trunk = backbone.trunk(pixels)[-1]
-        finest, finer, coarse = (level(trunk) for level in backbone.sam2_convs[:LEVELS])
-        positions = [backbone.position_encoding(level).to(level.dtype) for level in (finest, finer, coarse)]
-        levels = [decoder.conv_s0(finest), decoder.conv_s1(finer), coarse]
-        return {"vision_features": coarse, "vision_pos_enc": positions, "backbone_fpn": levels}
+        features = tracker_features(
+            self.model.detector.backbone.vision_backbone, self.model.tracker.sam_mask_decoder, pixels
+        )
+        return {"vision_features": features["backbone_fpn"][-1], **features}
 
 
 class TrackedStep(nn.Module):
@@ -281,15 +276,12 @@ class _Frame:
     """The recorded tensors of a frame."""
 
     def __init__(self) -> None:
-        self.candidates: Tensor = torch.zeros(0, dtype=torch.int64)
-        self.unfilled: Tensor = torch.zeros(0)
-        self.tracker_scores: Tensor = torch.zeros(0)
-        self.objects: Tensor = torch.zeros(0, dtype=torch.int64)
+        self.candidates = self.objects = torch.zeros(0, dtype=torch.int64)
+        self.unfilled = self.tracker_scores = torch.zeros(0)
+        self.remembered = self.undecided = torch.zeros(0, dtype=torch.bool)
         self.logits: list[Tensor] = []
         self.object_logits: list[Tensor] = []
         self.memories: list[Tensor] = []
-        self.remembered: Tensor = torch.zeros(0, dtype=torch.bool)
-        self.undecided: Tensor = torch.zeros(0, dtype=torch.bool)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Returns the tensors of `PARTS` except those of the visible objects."""
@@ -322,120 +314,89 @@ class _Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records every frame for the duration of the context."""
-        tracker = self.model.tracker
-        with (
-            replaced(self.model, "_run_single_frame_inference", self._frame(self.model._run_single_frame_inference)),
-            replaced(self.model, "build_outputs", self._outputs(self.model.build_outputs)),
-            replaced(tracker, "_run_single_frame_inference", self._single(tracker._run_single_frame_inference)),
-            replaced(tracker, "track_step", self._step(tracker.track_step)),
-            replaced(
-                tracker,
-                "_suppress_object_pw_area_shrinkage",
-                self._shrinkage(tracker._suppress_object_pw_area_shrinkage),
-            ),
-            replaced(tracker, "_encode_new_memory", self._encoding(tracker._encode_new_memory)),
-            replaced(tracker, "_run_memory_encoder", self._memory(tracker._run_memory_encoder)),
-        ):
+        model, tracker = self.model, self.model.tracker
+        with ExitStack() as stack:
+            for owner, name, recorder in (
+                (model, "_run_single_frame_inference", self._run_frame),
+                (model, "build_outputs", self._build_outputs),
+                (tracker, "_run_single_frame_inference", self._run_bucket),
+                (tracker, "track_step", self._track_step),
+                (tracker, "_suppress_object_pw_area_shrinkage", self._suppress_shrunken),
+                (tracker, "_encode_new_memory", self._encode_memory),
+                (tracker, "_run_memory_encoder", self._run_memory_encoder),
+            ):
+                stack.enter_context(wrapped(owner, name, recorder))
             yield
 
-    def _frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(inference_state: Any, frame_idx: int, reverse: bool) -> Any:
-            self.frames[frame_idx] = _Frame()
-            self._current = frame_idx
-            out = original(inference_state, frame_idx, reverse)
-            objects = inference_state["tracker_metadata"]["obj_ids_all_gpu"]
-            self.frames[frame_idx].objects = torch.from_numpy(objects.copy())
-            return out
+    def _run_frame(self, original: Original, inference_state: Any, frame_idx: int, reverse: bool) -> Any:
+        self.frames[frame_idx] = _Frame()
+        self._current = frame_idx
+        out = original(inference_state, frame_idx, reverse)
+        objects = inference_state["tracker_metadata"]["obj_ids_all_gpu"]
+        self.frames[frame_idx].objects = torch.from_numpy(objects.copy())
+        return out
 
-        return run
-
-    def _outputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _build_outputs(self, original: Original, **arguments: Any) -> Any:
         """Records the candidates of a frame: tracked objects, and new objects with detections' masks (VB:935)."""
+        frame, plan = self.frames[arguments["frame_idx"]], arguments["tracker_update_plan"]
+        detections, new = arguments["det_out"], torch.from_numpy(plan["new_det_fa_inds"])
+        tracked, present = arguments["tracker_low_res_masks_global"], arguments["tracker_obj_scores_global"]
+        ids = [*arguments["tracker_metadata_prev"]["obj_ids_all_gpu"], *plan["new_det_obj_ids"]]
+        frame.candidates = torch.tensor([int(object_id) for object_id in ids], dtype=torch.int64)
+        # A bucket is not tracked on its conditioning frame, and no holes of its masks were filled.
+        all_tracked = sum(map(len, frame.logits)) == len(tracked)
+        frame.unfilled = torch.cat([*(frame.logits if all_tracked else [tracked]), detections["mask"][new]])
+        frame.tracker_scores = torch.cat([present.sigmoid(), detections["scores"][new]])
+        return original(**arguments)
 
-        def run(**arguments: Any) -> Any:
-            frame, plan = self.frames[arguments["frame_idx"]], arguments["tracker_update_plan"]
-            detections, new = arguments["det_out"], torch.from_numpy(plan["new_det_fa_inds"])
-            tracked, present = arguments["tracker_low_res_masks_global"], arguments["tracker_obj_scores_global"]
-            ids = [*arguments["tracker_metadata_prev"]["obj_ids_all_gpu"], *plan["new_det_obj_ids"]]
-            frame.candidates = torch.tensor([int(object_id) for object_id in ids], dtype=torch.int64)
-            # A bucket is not tracked on its conditioning frame, and no holes of its masks were filled.
-            all_tracked = sum(map(len, frame.logits)) == len(tracked)
-            frame.unfilled = torch.cat([*(frame.logits if all_tracked else [tracked]), detections["mask"][new]])
-            frame.tracker_scores = torch.cat([present.sigmoid(), detections["scores"][new]])
-            return original(**arguments)
-
-        return run
-
-    def _single(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _run_bucket(self, original: Original, **arguments: Any) -> Any:
         """Records a tracked bucket on a frame (TP:1051); the same method also takes mask prompts."""
+        out, masks = original(**arguments)
+        if arguments["mask_inputs"] is None:
+            frame = self.frames[arguments["frame_idx"]]
+            frame.logits.append(out["pred_masks"][:, 0].clone())
+            frame.object_logits.append(out["object_score_logits"][:, 0].clone())
+        return out, masks
 
-        def run(**arguments: Any) -> Any:
-            out, masks = original(**arguments)
-            if arguments["mask_inputs"] is None:
-                frame = self.frames[arguments["frame_idx"]]
-                frame.logits.append(out["pred_masks"][:, 0].clone())
-                frame.object_logits.append(out["object_score_logits"][:, 0].clone())
-            return out, masks
+    def _track_step(self, original: Original, **arguments: Any) -> Any:
+        if arguments["mask_inputs"] is not None or arguments["frame_idx"] not in self._step_frames:
+            return original(**arguments)
+        output_dict = arguments["output_dict"]
+        copied = {kind: {frame: dict(out) for frame, out in output_dict[kind].items()} for kind in output_dict}
+        saved = {**arguments, "output_dict": copied}
+        out = original(**arguments)
+        self._tracked[id(output_dict)] = saved | {"out": out}
+        return out
 
-        return run
-
-    def _step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(**arguments: Any) -> Any:
-            is_recorded = arguments["mask_inputs"] is None and arguments["frame_idx"] in self._step_frames
-            if is_recorded:
-                output_dict = arguments["output_dict"]
-                copied = {
-                    kind: {frame_idx: dict(out) for frame_idx, out in output_dict[kind].items()} for kind in output_dict
-                }
-                saved = {**arguments, "output_dict": copied}
-            out = original(**arguments)
-            if is_recorded:
-                self._tracked[id(output_dict)] = saved | {"out": out}
-            return out
-
-        return run
-
-    def _shrinkage(self, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def _suppress_shrunken(self, original: Original, masks: Tensor) -> Tensor:
         """Records which objects are in a frame's memory (TP:1334); replaces decisions of rounding by another run's."""
-
-        def run(masks: Tensor) -> Tensor:
-            remaining = original(masks)
-            frame = self.frames[self._current]
-            frame.undecided = torch.from_numpy(undecided_shares(masks[:, 0].numpy()))
+        remaining: Tensor = original(masks)
+        frame = self.frames[self._current]
+        frame.undecided = torch.from_numpy(undecided_shares(masks[:, 0].numpy()))
+        frame.remembered = (remaining > 0).flatten(1).any(dim=1)
+        decisions = torch.from_numpy(self._decisions.get(self._current, frame.remembered.numpy()))
+        if len(decisions) == len(masks):
+            for index in torch.nonzero(frame.undecided & (decisions != frame.remembered))[:, 0]:
+                suppressed = masks[index].clamp(max=float(SUPPRESSED_LOGIT))
+                remaining[index] = masks[index] if decisions[index] else suppressed
             frame.remembered = (remaining > 0).flatten(1).any(dim=1)
-            decisions = torch.from_numpy(self._decisions.get(self._current, frame.remembered.numpy()))
-            if len(decisions) == len(masks):
-                for index in torch.nonzero(frame.undecided & (decisions != frame.remembered))[:, 0]:
-                    remaining[index] = (
-                        masks[index] if decisions[index] else masks[index].clamp(max=float(SUPPRESSED_LOGIT))
-                    )
-                frame.remembered = (remaining > 0).flatten(1).any(dim=1)
-            return remaining
+        return remaining
 
-        return run
+    def _encode_memory(self, original: Original, **arguments: Any) -> Any:
+        memory, positions = original(**arguments)
+        self._exact.append((arguments, memory))
+        return round_to_bfloat16(memory), positions
 
-    def _encoding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(**arguments: Any) -> Any:
-            memory, positions = original(**arguments)
-            self._exact.append((arguments, memory))
-            return round_to_bfloat16(memory), positions
-
-        return run
-
-    def _memory(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _run_memory_encoder(self, original: Original, *positional: Any, **keywords: Any) -> Any:
         """Records a bucket's memory of a frame, from its tracked masks; mask prompts are left out (TP:1120)."""
-
-        def run(*positional: Any, **keywords: Any) -> Any:
-            self._exact.clear()
-            memory, positions = original(*positional, **keywords)
-            if not keywords["is_mask_from_pts"]:
-                state, frame = positional[0], positional[1]
-                self.frames[frame].memories.append(memory.to(torch.get_default_dtype()))
-                if (tracked := self._tracked.pop(id(state["output_dict"]), None)) is not None:
-                    self.steps.append(self._recorded_step(frame, tracked, *self._exact[0]))
-            return memory, positions
-
-        return run
+        self._exact.clear()
+        memory, positions = original(*positional, **keywords)
+        if not keywords["is_mask_from_pts"]:
+            state, frame = positional[0], positional[1]
+            self.frames[frame].memories.append(memory.to(torch.get_default_dtype()))
+            if (tracked := self._tracked.pop(id(state["output_dict"]), None)) is not None:
+                self.steps.append(self._recorded_step(frame, tracked, *self._exact[0]))
+        return memory, positions
 
     def _recorded_step(self, frame: int, tracked: dict[str, Any], encoded: dict[str, Any], memory: Tensor) -> Step:
         out = tracked.pop("out")
@@ -534,7 +495,7 @@ def vectorized_component_areas() -> Iterator[None]:
         return labels, areas[labels]
 
     with ExitStack() as stack:
-        if not HOLES_ARE_FILLED.needed():  # otherwise `upstream()` has already replaced the function
+        if not holes_are_filled.needed():  # otherwise `upstream()` has already replaced the function
             stack.enter_context(replaced(connected_components, "connected_components_cpu_single", components))
         yield
 

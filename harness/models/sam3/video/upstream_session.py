@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
-from harness.models.sam3.patches.patch import replaced
+from harness.models.sam3.patches.patch import replaced, wrapped
 from harness.models.sam3.video.questions import (
     Pixels,
     Request,
@@ -27,7 +27,7 @@ from harness.models.sam3.video.questions import (
     number_frames,
     pixels_of,
 )
-from harness.models.sam3.video.upstream import quick_masks
+from harness.models.sam3.video.upstream import Original, quick_masks
 from harness.parity.references import Reference
 
 if TYPE_CHECKING:
@@ -139,59 +139,45 @@ class UpstreamSession:
                 quick_masks(),
                 torch.inference_mode(),
                 torch.autocast("cpu", enabled=False),
-                replaced(model.tracker, "propagate_in_video", self._record_tracking(model.tracker.propagate_in_video)),
-                replaced(model, "build_outputs", self._record_full_frame(model.build_outputs)),
-                replaced(model, "_build_tracker_output", self._record_partial_frame(model._build_tracker_output)),
-                replaced(model, "_postprocess_output", self._record_candidates(model._postprocess_output)),
+                wrapped(model.tracker, "propagate_in_video", self._record_tracking),
+                wrapped(model, "build_outputs", self._record_full_frame),
+                wrapped(model, "_build_tracker_output", self._record_partial_frame),
+                wrapped(model, "_postprocess_output", self._record_candidates),
             ):
                 stack.enter_context(context)
             yield
 
-    def _record_tracking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _record_tracking(self, original: Original, *arguments: Any, **keywords: Any) -> Iterator[Any]:
         """Records the logits of a bucket of objects on a frame."""
+        for result in original(*arguments, **keywords):
+            _, ids, logits, *_ = result
+            self._computed |= dict(zip(ids, logits[:, 0].clone(), strict=True))
+            yield result
 
-        def run(*arguments: Any, **keywords: Any) -> Iterator[Any]:
-            for result in original(*arguments, **keywords):
-                _, ids, logits, *_ = result
-                self._computed |= dict(zip(ids, logits[:, 0].clone(), strict=True))
-                yield result
-
-        return run
-
-    def _record_full_frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _record_full_frame(self, original: Original, **arguments: Any) -> Any:
         """Records a frame on which all objects are tracked (VB:935): known ones, and new with detections' masks."""
+        logits = self._logits.setdefault(arguments["frame_idx"], {})
+        for object_id in arguments["tracker_metadata_prev"]["obj_ids_all_gpu"]:
+            logits[int(object_id)] = self._computed[int(object_id)]
+        plan, detected = arguments["tracker_update_plan"], arguments["det_out"]["mask"]
+        for object_id, row in zip(plan["new_det_obj_ids"], plan["new_det_fa_inds"], strict=True):
+            logits[int(object_id)] = detected[int(row)].clone()
+        return original(**arguments)
 
-        def run(**arguments: Any) -> Any:
-            logits = self._logits.setdefault(arguments["frame_idx"], {})
-            for object_id in arguments["tracker_metadata_prev"]["obj_ids_all_gpu"]:
-                logits[int(object_id)] = self._computed[int(object_id)]
-            plan, detected = arguments["tracker_update_plan"], arguments["det_out"]["mask"]
-            for object_id, row in zip(plan["new_det_obj_ids"], plan["new_det_fa_inds"], strict=True):
-                logits[int(object_id)] = detected[int(row)].clone()
-            return original(**arguments)
-
-        return run
-
-    def _record_partial_frame(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _record_partial_frame(
+        self, original: Original, state: Any, frame_idx: int, refined_obj_id_to_mask: Any = None
+    ) -> Any:
         """Records a frame on which some objects were prompted or tracked again (VI:550); the others are unchanged."""
+        logits = self._logits.setdefault(frame_idx, {})
+        logits |= {object_id: self._computed[object_id] for object_id in refined_obj_id_to_mask or ()}
+        return original(state, frame_idx, refined_obj_id_to_mask)
 
-        def run(state: Any, frame_idx: int, refined_obj_id_to_mask: Any = None) -> Any:
-            logits = self._logits.setdefault(frame_idx, {})
-            logits |= {object_id: self._computed[object_id] for object_id in refined_obj_id_to_mask or ()}
-            return original(state, frame_idx, refined_obj_id_to_mask)
-
-        return run
-
-    def _record_candidates(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _record_candidates(self, original: Original, state: Any, out: Any, *arguments: Any, **keywords: Any) -> Any:
         """Records the candidates of the frame that is returned next."""
-
-        def run(state: Any, out: Any, *arguments: Any, **keywords: Any) -> Any:
-            ids = tuple(int(object_id) for object_id in out["obj_id_to_mask"])
-            scores = [float(out["obj_id_to_tracker_score"].get(object_id, 0)) for object_id in ids]
-            self._candidates = ids, np.array(scores, np.float32)
-            return original(state, out, *arguments, **keywords)
-
-        return run
+        ids = tuple(int(object_id) for object_id in out["obj_id_to_mask"])
+        scores = [float(out["obj_id_to_tracker_score"].get(object_id, 0)) for object_id in ids]
+        self._candidates = ids, np.array(scores, np.float32)
+        return original(state, out, *arguments, **keywords)
 
     def _answer(self, index: int, out: dict[str, Any]) -> Arrays:
         ids, tracker_scores = self._candidates

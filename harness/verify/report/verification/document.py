@@ -24,7 +24,7 @@ Schema 1:
                  "compiled_only": those of the unavailable that were compiled,
                  "emulated", "outputs", "strict_outputs", "oracle_outputs", "elements_outside", "worst_r_rms"}}
 
-The terms of a distribution are those of `harness.core.distribution`, and it is of bounded size:
+The terms of a distribution are those of `harness.core.outcome.Distribution`, and it is of bounded size:
 
     {"histogram": counts by |error| / gate between `EDGES`, or [],
      "largest": the largest |error| in each cell of the image: a string of numbers with spaces for each row,

@@ -1,1 +1,0 @@
-"""Defines the functions of the compiled model: their inputs, their outputs and how they are built."""
