@@ -19,7 +19,6 @@ TEXT_TOKENS = 32
 FEATURE_SIZES = (288, 144, 72)
 """Height and width of the feature maps that grounding reads."""
 CHANNELS = 256
-TRUNK_CHANNELS = 1024
 QUERIES_AT_ONCE = 16
 """Queries whose masks one call predicts: the number of rows of one step of most matrix units."""
 CORNERS_AND_PAD = 3
@@ -41,7 +40,8 @@ class EntryPoint:
         name: Name in the library.
         outputs: Names of its results, in order.
         build: Takes upstream's image model and returns the module, which maps tensors to a tuple of tensors.
-        inputs: Takes the capacity and returns inputs by name to export the module with; only shapes and dtypes matter.
+        inputs: Takes that model and the capacity, and returns inputs by name to export the module with; only shapes and
+            dtypes matter.
         uses_rope: Whether the module has rotary position encoding.
         symbolic: Axes of inputs whose extents are not fixed when the model is compiled.
         build_composed: Builds the module for targets that would materialize an upsampled image to convolve it; None for
@@ -52,7 +52,7 @@ class EntryPoint:
     name: str
     outputs: tuple[str, ...]
     build: Callable[[Any], torch.nn.Module]
-    inputs: Callable[[Capacity], dict[str, torch.Tensor]]
+    inputs: Callable[[Any, Capacity], dict[str, torch.Tensor]]
     uses_rope: bool = False
     symbolic: Symbolic = field(default_factory=dict)
     build_composed: Callable[[Any], torch.nn.Module] | None = None
@@ -68,5 +68,5 @@ class EntryPoint:
         """
         build = self.build if upsampling or self.build_composed is None else self.build_composed
         module = build(model).eval()
-        inputs = self.inputs(capacity)
+        inputs = self.inputs(model, capacity)
         return Program(self.name, module, inputs, self.outputs, self.uses_rope, self.symbolic, self.below)

@@ -41,7 +41,7 @@ def _grounding(model: Any) -> torch.nn.Module:
     return Grounding(model)
 
 
-def image_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def image_inputs(_model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     """Returns the input of `ENCODE_IMAGE`."""
     import torch
 
@@ -50,14 +50,14 @@ def image_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
     return {"pixels": torch.zeros(1, 3, RESOLUTION, RESOLUTION)}
 
 
-def _text_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _text_inputs(_model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     tokens = torch.ones(1, TEXT_TOKENS, dtype=torch.int64)
     return {"tokens": tokens, "starts": torch.zeros_like(tokens)}
 
 
-def _grounding_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
+def _grounding_inputs(_model: Any, capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     return {
@@ -92,7 +92,7 @@ def _mask_predictor(model: Any) -> torch.nn.Module:
     return MaskPredictor(model)
 
 
-def _pixel_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
+def _pixel_inputs(_model: Any, capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     largest, middle, smallest = FEATURE_SIZES
@@ -106,7 +106,7 @@ def _pixel_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
-def _mask_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _mask_inputs(_model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     largest = FEATURE_SIZES[0]

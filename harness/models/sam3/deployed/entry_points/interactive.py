@@ -8,7 +8,6 @@ from harness.models.sam3.deployed.entry_points.entry_point import (
     CHANNELS,
     CORNERS_AND_PAD,
     FEATURE_SIZES,
-    TRUNK_CHANNELS,
     EntryPoint,
 )
 from harness.models.sam3.deployed.entry_points.grounding import ENCODE_IMAGE, GROUNDING, image_inputs
@@ -36,14 +35,15 @@ def _mask_prediction(model: Any) -> torch.nn.Module:
     return MaskPrediction(model)
 
 
-def trunk_inputs(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def trunk_inputs(model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     """Returns the input of `INTERACTIVE_FEATURES`."""
     import torch
 
-    return {"trunk": torch.zeros(1, TRUNK_CHANNELS, FEATURE_SIZES[-1], FEATURE_SIZES[-1])}
+    channels = model.backbone.vision_backbone.trunk.channel_list[-1]
+    return {"trunk": torch.zeros(1, channels, FEATURE_SIZES[-1], FEATURE_SIZES[-1])}
 
 
-def prompt_inputs(capacity: Capacity) -> dict[str, torch.Tensor]:
+def prompt_inputs(_model: Any, capacity: Capacity) -> dict[str, torch.Tensor]:
     """Returns the inputs of `PREDICT_MASKS` for prompts of a capacity."""
     import torch
 

@@ -56,13 +56,13 @@ def _frame_and_mask(size: int) -> dict[str, torch.Tensor]:
     }
 
 
-def _object_pointers(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _object_pointers(_model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     return {"pointers": torch.zeros(POINTERS, 1, CHANNELS), "times": torch.zeros(POINTERS)}
 
 
-def _memories(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _memories(_model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     side, tokens = FEATURE_SIZES[-1], POINTERS * CHANNELS // MEMORY_CHANNELS
@@ -75,7 +75,7 @@ def _memories(_capacity: Capacity) -> dict[str, torch.Tensor]:
     }
 
 
-def _mask_prompt(_capacity: Capacity) -> dict[str, torch.Tensor]:
+def _mask_prompt(_model: Any, _capacity: Capacity) -> dict[str, torch.Tensor]:
     import torch
 
     largest, middle, smallest = FEATURE_SIZES
@@ -116,11 +116,11 @@ MEMORY_ATTENTION = EntryPoint(
 )
 """Attention of a frame to M memories and P pointers of an object; inputs and output are the component's."""
 
-MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(INPUT_MASK_SIZE))
+MEMORY_ENCODER = EntryPoint("encode_memory", ("memory",), _frame_memory, lambda *_: _frame_and_mask(INPUT_MASK_SIZE))
 """features fp32 [1, 256, 72, 72], mask logits fp32 [1, 1, 1152, 1152], object logits [1, 1] to fp32 [1, 64, 72, 72]."""
 
 PREDICTED_MEMORY_ENCODER = EntryPoint(
-    "encode_predicted_memory", ("memory",), _frame_memory, lambda _: _frame_and_mask(PROMPT_MASK_SIZE)
+    "encode_predicted_memory", ("memory",), _frame_memory, lambda *_: _frame_and_mask(PROMPT_MASK_SIZE)
 )
 """`MEMORY_ENCODER` for a prompted object, whose mask logits are fp32 [1, 1, 1008, 1008].
 
