@@ -19,6 +19,7 @@ from conformance.aarch64.environment import CPU, machine_for
 from conformance.support.tuning import database_of, record
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import current_conditions
+from harness.core.case import TINY
 from harness.core.errors import HarnessError
 from harness.core.processes.memory import give_back_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE
@@ -149,14 +150,24 @@ def shallow_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Whoever changes it changes a copy.
     """
-    folder = shared_folder(tmp_path_factory) / "artifact" / "shallow"
-    tuned = shared_folder(tmp_path_factory) / "tuned"
-    with FileLock(folder.parent.with_suffix(".lock")):
+    return compiled_once("shallow", shared_folder(tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiles the tiny model as `shallow_artifact`, for tests that judge no number of SAM 3."""
+    return compiled_once(TINY, shared_folder(tmp_path_factory))
+
+
+def compiled_once(scale: str, shared: Path) -> Path:
+    """Returns the folder of a model that the first process that asks for it compiles."""
+    folder, tuned = shared / scale / "artifact" / scale, shared / scale / "tuned"
+    with FileLock(shared / f"{scale}.lock"):
         if not folder.exists():
             conditions = current_conditions("llvm", chosen_processors())
             schedule = {"rows": 3, "vectors": 1}
             database_of(tuned, record("product 1x400x256x256 left", schedule, conditions=conditions))
-            command = [sys.executable, "-m", "harness", "compile", "--scale", "shallow", "--video"]
+            command = [sys.executable, "-m", "harness", "compile", "--scale", scale, "--video"]
             command += ["--out", str(folder), "--db", str(tuned)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

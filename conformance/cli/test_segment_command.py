@@ -46,8 +46,8 @@ def photographs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_results_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path) -> None:
-    image = Sam3.load(shallow_artifact).set_image(CAT)
+def test_results_are_those_of_the_library(tiny_artifact: Path, tmp_path: Path) -> None:
+    image = Sam3.load(tiny_artifact).set_image(CAT)
     asked = Prompt("a cat", boxes=[(60, 20, 400, 290)], points=[(5, 6)], point_labels=[False])
     (everything,) = image.segment_batch([asked], threshold=0)
     best = np.sort(everything.scores)[::-1]
@@ -59,7 +59,7 @@ def test_results_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path
     (masks / "mine.png").write_bytes(b"older")
     done = segment(
         CAT, "--text", "a cat", "--box", "60,20,400,290", "--negative-point", "5,6", "--threshold", repr(threshold),
-        out=out, model=shallow_artifact,
+        out=out, model=tiny_artifact,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The weights are untrained" in done.stdout
@@ -91,19 +91,19 @@ def test_results_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path
         assert overlay.size == (451, 300)
 
 
-def test_torch_is_not_imported_where_it_is_installed(shallow_artifact: Path, tmp_path: Path) -> None:
+def test_torch_is_not_imported_where_it_is_installed(tiny_artifact: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "harness", "segment", str(CAT), "--click", "200,150"]
-    command += ["--model", str(shallow_artifact), "--out", str(tmp_path / "out")]
+    command += ["--model", str(tiny_artifact), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CAT.parents[2], check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "tvm_ffi" in imported and "torch._C" not in imported
 
 
-def test_a_folder_with_a_broken_image(shallow_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+def test_a_folder_with_a_broken_image(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
     done = segment(
         photographs, "--text", "cat " * 40, "--box", "100,10,500,200", "--threshold", "0",
-        out=tmp_path / "out", model=shallow_artifact,
+        out=tmp_path / "out", model=tiny_artifact,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -121,7 +121,7 @@ def test_a_folder_with_a_broken_image(shallow_artifact: Path, photographs: Path,
     assert not (tmp_path / "out" / "c_overlay.png").exists()
 
 
-def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+def test_several_classes_and_a_killed_run(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
     """Each class is a category; a run that was killed after the first image goes on with the second."""
     (photographs / "b.jpg").unlink()
     classes = tmp_path / "classes.txt"
@@ -131,7 +131,7 @@ def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: P
     command = [sys.executable, "-c", BARE, "segment", *map(str, arguments), "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": str(CAT.parents[2])}
     with subprocess.Popen(
-        [*command, "--model", str(shallow_artifact)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--model", str(tiny_artifact)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as killed:
         journal = out / JOURNAL
         deadline = time.monotonic() + 300
@@ -142,12 +142,12 @@ def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: P
         killed.kill()
     overlay = out / "a_overlay.png"
     before = overlay.stat().st_mtime_ns
-    again = segment(*arguments, out=out, model=shallow_artifact)
+    again = segment(*arguments, out=out, model=tiny_artifact)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "1 image had been done by an earlier run" in again.stdout
     assert overlay.stat().st_mtime_ns == before
     written = (out / "annotations.json").stat().st_mtime_ns
-    finished = segment(*arguments, out=out, model=shallow_artifact)
+    finished = segment(*arguments, out=out, model=tiny_artifact)
     assert finished.returncode == 0 and f"Done; results in {out}" in finished.stdout
     assert (out / "annotations.json").stat().st_mtime_ns == written
     data_set = COCO(str(out / "annotations.json"))
@@ -156,7 +156,7 @@ def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: P
     assert [image["file_name"] for image in data_set.dataset["images"]] == ["a.png", "c.png"]
     (image,) = data_set.loadImgs([1])
     objects = data_set.loadAnns(data_set.getAnnIds(imgIds=[image["id"]]))
-    expected = Sam3.load(shallow_artifact).set_image(photographs / "a.png")
+    expected = Sam3.load(tiny_artifact).set_image(photographs / "a.png")
     for name in names.values():
         found = expected.segment(name, threshold=0)
         scores = [entry["score"] for entry in objects if names[entry["category_id"]] == name]
@@ -164,9 +164,9 @@ def test_several_classes_and_a_killed_run(shallow_artifact: Path, photographs: P
     assert len(list((out / "a_masks").iterdir())) == len(objects) == 600
 
 
-def test_clicks_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path) -> None:
+def test_clicks_are_those_of_the_library(tiny_artifact: Path, tmp_path: Path) -> None:
     """One click takes the best of three masks; a box, or several clicks, mean one mask."""
-    image = Sam3.load(shallow_artifact).set_image(CAT)
+    image = Sam3.load(tiny_artifact).set_image(CAT)
     one = image.predict([(200, 150)])
     assert one.masks.shape == (3, 300, 451) and one.logits.shape == (3, 288, 288) and one.iou.shape == (3,)
     refined = image.predict([(200, 150), (20, 20)], [1, 0], mask=one.logits[one.best], multimask=False)
@@ -177,7 +177,7 @@ def test_clicks_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path)
         (("--click", "200,150", "--click-out", "20,20", "--click-box", "60,20,400,290"), several),
     ):
         out = tmp_path / str(len(arguments))
-        done = segment(CAT, *arguments, out=out, model=shallow_artifact)
+        done = segment(CAT, *arguments, out=out, model=tiny_artifact)
         assert done.returncode == 0, done.stdout + done.stderr
         data_set = COCO(str(out / "annotations.json"))
         (entry,) = data_set.dataset["annotations"]
@@ -189,9 +189,9 @@ def test_clicks_are_those_of_the_library(shallow_artifact: Path, tmp_path: Path)
     assert len(batch) == 2
 
 
-def test_half_a_folder_says_what_it_lacks(shallow_artifact: Path) -> None:
+def test_half_a_folder_says_what_it_lacks(tiny_artifact: Path) -> None:
     """A folder of before, or one compiled with --clicks 0, has no entry points for clicks; and the other way round."""
-    loaded = Artifact.load(shallow_artifact, check=False)
+    loaded = Artifact.load(tiny_artifact, check=False)
     manifest = loaded.manifest
     for lacking, ask, sentence in (
         (INTERACTIVE, lambda model: model.encode_object_prompt(ObjectPrompt([(1, 1)]), (9, 9)), "--clicks 16"),
@@ -219,9 +219,9 @@ def test_half_a_folder_says_what_it_lacks(shallow_artifact: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(
-    arguments: list[str | Path], sentence: str, shallow_artifact: Path, tmp_path: Path
+    arguments: list[str | Path], sentence: str, tiny_artifact: Path, tmp_path: Path
 ) -> None:
-    done = segment(*arguments, out=tmp_path / "out", model=shallow_artifact)
+    done = segment(*arguments, out=tmp_path / "out", model=tiny_artifact)
     assert done.returncode == 2, done.stdout + done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -237,11 +237,11 @@ def test_without_a_model(tmp_path: Path) -> None:
     assert "is no compiled model" in done.stderr
 
 
-def test_an_image_is_never_replaced(shallow_artifact: Path, tmp_path: Path) -> None:
+def test_an_image_is_never_replaced(tiny_artifact: Path, tmp_path: Path) -> None:
     for name in ("cat.png", "cat_overlay.png"):
         shutil.copy(CAT, tmp_path / name)
     done = segment(
-        tmp_path / "cat.png", tmp_path / "cat_overlay.png", "--text", "cat", out=tmp_path, model=shallow_artifact
+        tmp_path / "cat.png", tmp_path / "cat_overlay.png", "--text", "cat", out=tmp_path, model=tiny_artifact
     )
     assert done.returncode == 2
     assert "cat_overlay.png would be replaced; give another folder with --out" in done.stderr

@@ -37,15 +37,15 @@ def clip(tmp_path: Path) -> Path:
     return folder
 
 
-def test_results_are_those_of_a_session(shallow_artifact: Path, clip: Path, tmp_path: Path) -> None:
+def test_results_are_those_of_a_session(tiny_artifact: Path, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     texts = ["dog", "cup"]
-    done = track(clip, "--text", "dog", "--text", "cup", out=out, model=shallow_artifact)
+    done = track(clip, "--text", "dog", "--text", "cup", out=out, model=tiny_artifact)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The weights are untrained" in done.stdout
     assert "in 2 frames" in done.stdout
     assert "frames/s" in done.stdout
-    session = Sam3.load(shallow_artifact).start_session(clip)
+    session = Sam3.load(tiny_artifact).start_session(clip)
     session.add_prompt(0, texts)
     expected = list(session.propagate())
     names = [JOURNAL, "annotations.json", "masks", "masks/00000.png", "masks/00001.png", "overlay.mp4", "tracks.csv"]
@@ -67,14 +67,14 @@ def test_results_are_those_of_a_session(shallow_artifact: Path, clip: Path, tmp_
             np.testing.assert_array_equal(data_set.annToMask(entry).astype(bool), mask)
 
 
-def test_clicks_are_one_object(shallow_artifact: Path, clip: Path, tmp_path: Path) -> None:
+def test_clicks_are_one_object(tiny_artifact: Path, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     clicks = ("--click", "60,120", "--click-out", "150,60", "--no-overlay")
     for told in ("frames/s", "done by an earlier run"):
-        done = track(clip, *clicks, out=out, model=shallow_artifact)
+        done = track(clip, *clicks, out=out, model=tiny_artifact)
         assert done.returncode == 0, done.stderr
         assert "1 object in 2 frames" in done.stdout and told in done.stdout
-    session = Sam3.load(shallow_artifact).start_session(clip)
+    session = Sam3.load(tiny_artifact).start_session(clip)
     session.add_prompt(0, object_id=0, points=[(60, 120), (150, 60)], labels=[1, 0])
     for frame in session.propagate():
         (mask,) = frame.masks
@@ -95,11 +95,9 @@ def test_clicks_are_one_object(shallow_artifact: Path, clip: Path, tmp_path: Pat
         (("nowhere.mp4", "--text", "dog"), "nowhere.mp4 does not exist"),
     ],
 )
-def test_mistakes(
-    arguments: tuple[str, ...], sentence: str, shallow_artifact: Path, clip: Path, tmp_path: Path
-) -> None:
+def test_mistakes(arguments: tuple[str, ...], sentence: str, tiny_artifact: Path, clip: Path, tmp_path: Path) -> None:
     given = [str(clip) if each == "CLIP" else each for each in arguments]
-    done = track(*given, out=tmp_path / "out", model=shallow_artifact)
+    done = track(*given, out=tmp_path / "out", model=tiny_artifact)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

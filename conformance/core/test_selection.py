@@ -99,6 +99,11 @@ def test_outliers_are_for_components_and_stand_in_the_id() -> None:
         select(["box_head"], weights=["outlier"])
 
 
+def test_no_case_is_of_the_scale_that_only_tests_compile() -> None:
+    with pytest.raises(HarnessError, match="proves nothing about it: take the scale shallow or full"):
+        select(["box_head"], scales=["tiny"])
+
+
 def test_repeated_names_count_once() -> None:
     expected = (Case("box_head", "real", "llvm", "shallow", 7),)
     assert select(["box_head", "box_head"], targets=["llvm", "llvm"], seed=7) == expected

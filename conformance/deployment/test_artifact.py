@@ -92,7 +92,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
     ("arguments", "sentence"),
     [
         (["compile", "--target", "cdua", "--out", "model"], "Unknown target 'cdua': did you mean 'cuda'?"),
-        (["compile", "--scale", "half", "--out", "model"], "Unknown scale 'half': known are shallow, full."),
+        (["compile", "--scale", "half", "--out", "model"], "Unknown scale 'half': known are shallow, full, tiny."),
         (["compile", "--strategy", "imaginary", "--out", "model"], "Unknown strategy 'imaginary'"),
         (["compile", "--video", "--target", "cuda", "--out", "model"], "which takes the target llvm"),
         (["compile", "--video", "--frontend", "onnx", "--out", "model"], "which takes the target llvm"),

@@ -48,13 +48,13 @@ def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Path, tmp_path: Path) -> None:
+def test_finds_what_the_python_runtime_finds(program: Path, tiny_artifact: Path, tmp_path: Path) -> None:
     image = load_image(PHOTO)
     pixels = np.asarray(image)
     image.save(tmp_path / "photo.ppm")
 
-    artifact = Artifact.load(shallow_artifact)
-    tokens = Tokenizer.read(shallow_artifact / artifact.manifest.extra["vocabulary"]).tokenize(["cat"]).ids
+    artifact = Artifact.load(tiny_artifact)
+    tokens = Tokenizer.read(tiny_artifact / artifact.manifest.extra["vocabulary"]).tokenize(["cat"]).ids
     (tmp_path / "tokens.txt").write_text(" ".join(str(token) for token in tokens[0] if token))
     encoded = Sam3(artifact).set_image(pixels)
     scores = encoded.segment("cat", threshold=1).outputs.scores[0]
@@ -63,7 +63,7 @@ def test_finds_what_the_python_runtime_finds(program: Path, shallow_artifact: Pa
     found = encoded.segment("cat", threshold=threshold)
 
     done = run(
-        program, shallow_artifact, tmp_path / "photo.ppm", tmp_path / "tokens.txt", tmp_path / "out", repr(threshold)
+        program, tiny_artifact, tmp_path / "photo.ppm", tmp_path / "tokens.txt", tmp_path / "out", repr(threshold)
     )
     assert done.returncode == 0, done.stderr
     names = [path.name for path in sorted((tmp_path / "out").iterdir())]
@@ -99,11 +99,11 @@ def test_two_libraries_beside_the_program_are_all_that_is_shipped(program: Path,
 
 @pytest.mark.parametrize("missing", ["folder", "photo", "tokens"])
 def test_what_is_missing_is_told_in_a_sentence(
-    missing: str, program: Path, shallow_artifact: Path, tmp_path: Path
+    missing: str, program: Path, tiny_artifact: Path, tmp_path: Path
 ) -> None:
     load_image(PHOTO).save(tmp_path / "photo.ppm")
     (tmp_path / "tokens").write_text("49406 2368 49407")
-    places = {"folder": shallow_artifact, "photo": tmp_path / "photo.ppm", "tokens": tmp_path / "tokens"}
+    places = {"folder": tiny_artifact, "photo": tmp_path / "photo.ppm", "tokens": tmp_path / "tokens"}
     places[missing] = tmp_path / "nothing"
     done = run(program, *places.values(), tmp_path / "out")
     assert done.returncode == 2

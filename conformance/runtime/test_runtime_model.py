@@ -29,8 +29,8 @@ ASKED = {"text": "cat", "boxes": [(60, 20, 400, 290)], "points": [(200, 150), (5
 
 
 @pytest.fixture(scope="module")
-def artifact(shallow_artifact: Path) -> Artifact:
-    return Artifact.load(shallow_artifact)
+def artifact(tiny_artifact: Path) -> Artifact:
+    return Artifact.load(tiny_artifact)
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +183,8 @@ class OneEntryPoint(OneHead):
         return found | head
 
 
-def test_what_finds_nothing_makes_no_masks_until_one_asks(shallow_artifact: Path, everything: Found) -> None:
-    recording = Recording(Artifact.load(shallow_artifact, check=False))
+def test_what_finds_nothing_makes_no_masks_until_one_asks(tiny_artifact: Path, everything: Found) -> None:
+    recording = Recording(Artifact.load(tiny_artifact, check=False))
     nothing = Sam3(recording).set_image(CAT).segment(**ASKED, threshold=1)
     assert recording.called == ["preprocess", "encode_image", "encode_text", "ground"]
     np.testing.assert_array_equal(nothing.outputs.masks, everything.outputs.masks)
@@ -192,8 +192,8 @@ def test_what_finds_nothing_makes_no_masks_until_one_asks(shallow_artifact: Path
     assert recording.called[4:] == ["embed_pixels", *["mask_predictor"] * 13]
 
 
-def test_masks_are_predicted_for_what_is_found_alone(shallow_artifact: Path, everything: Found) -> None:
-    recording = Recording(Artifact.load(shallow_artifact, check=False))
+def test_masks_are_predicted_for_what_is_found_alone(tiny_artifact: Path, everything: Found) -> None:
+    recording = Recording(Artifact.load(tiny_artifact, check=False))
     image = Sam3(recording).set_image(CAT)
     best = np.sort(everything.scores)[::-1]
     for count, calls in ((1, 1), (16, 1), (17, 2)):
@@ -205,9 +205,9 @@ def test_masks_are_predicted_for_what_is_found_alone(shallow_artifact: Path, eve
 
 @pytest.mark.parametrize("older", [OneHead, OneEntryPoint])
 def test_an_older_folder_finds_the_same(
-    older: type[OneHead], shallow_artifact: Path, found: Found, threshold: float
+    older: type[OneHead], tiny_artifact: Path, found: Found, threshold: float
 ) -> None:
-    loaded = older(Artifact.load(shallow_artifact, check=False))
+    loaded = older(Artifact.load(tiny_artifact, check=False))
     assert_same(Sam3(loaded).set_image(CAT).segment(**ASKED, threshold=threshold), found)
 
 
@@ -300,9 +300,9 @@ def test_results_own_their_memory(image: EncodedImage, found: Found) -> None:
 
 
 def test_threads_and_models_do_not_disturb_each_other(
-    shallow_artifact: Path, model: Sam3, image: EncodedImage, found: Found, threshold: float
+    tiny_artifact: Path, model: Sam3, image: EncodedImage, found: Found, threshold: float
 ) -> None:
-    other = Sam3.load(shallow_artifact, check=False)
+    other = Sam3.load(tiny_artifact, check=False)
 
     images = image, EncodedImage(other, image.pixels, image.features)
 

@@ -29,18 +29,18 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(shallow_artifact: Path, clip: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tiny_artifact: Path, clip: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole")
-    summary = track_click(shallow_artifact, clip, out)
+    summary = track_click(tiny_artifact, clip, out)
     assert (summary.frames, summary.processed) == (FRAMES, FRAMES)
     return out
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.wide)])
-def test_what_was_stopped_goes_on(how: signal.Signals, whole: Path, shallow_artifact: Path, clip: Path) -> None:
+def test_what_was_stopped_goes_on(how: signal.Signals, whole: Path, tiny_artifact: Path, clip: Path) -> None:
     """The results lie in the folder of the frames, where other files may come and go."""
     out = clip / how.name
-    command = [sys.executable, "-m", "conformance.support.tracked_clip", shallow_artifact, clip, out]
+    command = [sys.executable, "-m", "conformance.support.tracked_clip", tiny_artifact, clip, out]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, cwd=ROOT) as process:
@@ -55,7 +55,7 @@ def test_what_was_stopped_goes_on(how: signal.Signals, whole: Path, shallow_arti
         process.wait(timeout=60)
     (clip / f"{how.name} goes nowhere").symlink_to(clip / "nowhere")
     begun: list[int | None] = []
-    summary = track_click(shallow_artifact, clip, out, begun.append)
+    summary = track_click(tiny_artifact, clip, out, begun.append)
     assert (summary.frames, summary.processed) == (FRAMES, 1), "two frames are not computed again"
     assert begun == [1]
     names = sorted(path.relative_to(whole) for path in whole.rglob("*"))

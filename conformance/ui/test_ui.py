@@ -46,8 +46,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(shallow_artifact: Path, images: Path) -> Iterator[Served]:
-    with served(shallow_artifact, "--images", images, "--keep", "2") as started:
+def server(tiny_artifact: Path, images: Path) -> Iterator[Served]:
+    with served(tiny_artifact, "--images", images, "--keep", "2") as started:
         yield started
 
 
@@ -164,9 +164,9 @@ def tab(context: Any, server: Served) -> Iterator[Tab]:
     assert opened.faults == []
 
 
-def segmented(shallow_artifact: Path, out: Path, *arguments: str) -> Path:
+def segmented(tiny_artifact: Path, out: Path, *arguments: str) -> Path:
     """What `sam3-tvm segment` writes for the photograph."""
-    done = run("segment", CAT, *arguments, "--model", shallow_artifact, "--out", out)
+    done = run("segment", CAT, *arguments, "--model", tiny_artifact, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -176,14 +176,14 @@ def numbers(part: str) -> str:
     return ",".join(re.findall(r"[\d.]+", part))
 
 
-def test_masks_of_clicks_are_those_of_the_command(tab: Tab, shallow_artifact: Path, tmp_path: Path) -> None:
+def test_masks_of_clicks_are_those_of_the_command(tab: Tab, tiny_artifact: Path, tmp_path: Path) -> None:
     tab.open(CAT)
     assert "meaningless" in tab.text("#untrained")
     one = tab.answered(lambda: tab.click(200, 150))
     (point,) = tab.parts
     x, y = map(float, numbers(point).split(","))
     assert abs(x - 200) < 1 and abs(y - 150) < 1
-    expected = segmented(shallow_artifact, tmp_path / "one", "--click", numbers(point))
+    expected = segmented(tiny_artifact, tmp_path / "one", "--click", numbers(point))
     name, mask = tab.downloaded("#found-list a")
     assert name == "cat_000.png"
     assert mask == (expected / "cat_masks" / "000.png").read_bytes()
@@ -208,7 +208,7 @@ def test_masks_of_clicks_are_those_of_the_command(tab: Tab, shallow_artifact: Pa
         str(value) for value in json.loads(tab.page.evaluate("sessionStorage.prompt"))["states"][-1]["box"]
     )
     expected = segmented(
-        shallow_artifact, tmp_path / "several",
+        tiny_artifact, tmp_path / "several",
         "--click", numbers(positive), "--click-out", numbers(negative), "--click-box", corners,
     )  # fmt: skip
     _, mask = tab.downloaded("#found-list a")
@@ -218,7 +218,7 @@ def test_masks_of_clicks_are_those_of_the_command(tab: Tab, shallow_artifact: Pa
     assert box.startswith("Box 60, 20, 400, 29")
 
 
-def test_all_of_a_kind_is_what_the_command_finds(tab: Tab, shallow_artifact: Path, tmp_path: Path) -> None:
+def test_all_of_a_kind_is_what_the_command_finds(tab: Tab, tiny_artifact: Path, tmp_path: Path) -> None:
     tab.open(CAT)
     tab.page.check("input[value=kinds]", force=True)
     tab.page.fill("#text", "cat")
@@ -229,7 +229,7 @@ def test_all_of_a_kind_is_what_the_command_finds(tab: Tab, shallow_artifact: Pat
     assert {entry["category"] for entry in both["objects"]} == {"cat", "dog"}
     tab.page.click("#keep")
     tab.wait("#kept-count", f"^{len(both['objects'])}$")
-    expected = segmented(shallow_artifact, tmp_path / "out", "--text", "cat", "--text", "dog")
+    expected = segmented(tiny_artifact, tmp_path / "out", "--text", "cat", "--text", "dog")
     _, data_set = tab.downloaded("#coco")
     assert data_set == (expected / "annotations.json").read_bytes()
     (tmp_path / "page.json").write_bytes(data_set)
@@ -443,7 +443,7 @@ def test_the_address_without_its_token_is_refused(server: Served, browser: Any) 
     tab = Tab(context, server.address)
     assert tab.page.url == server.url, "the token is not left in the browser's history"
     tab.page.reload()
-    tab.wait("#model", "shallow scale")
+    tab.wait("#model", "tiny scale")
     context.close()
 
 
@@ -470,13 +470,13 @@ def test_a_folder_with_a_broken_file(tab: Tab) -> None:
     ids=["without clicks", "without grounding"],
 )
 def test_half_a_folder(
-    shallow_artifact: Path, tmp_path: Path, browser: Any, entries: Any, shown: str, path: str, body: Any, sentence: str
+    tiny_artifact: Path, tmp_path: Path, browser: Any, entries: Any, shown: str, path: str, body: Any, sentence: str
 ) -> None:
-    folder = lacking(shallow_artifact, tmp_path / "half", entries)
+    folder = lacking(tiny_artifact, tmp_path / "half", entries)
     with served(folder) as started, started.client() as client:
         context = browser.new_context()
         tab = Tab(context, started.address)
-        tab.wait("#model", "half: shallow scale")
+        tab.wait("#model", "half: tiny scale")
         tab.wait("#hint", "Click on" if shown == "object" else "Type what")
         assert tab.page.is_hidden("#mode")
         assert tab.page.is_visible("#text") == (shown == "kinds")
@@ -665,13 +665,13 @@ def test_images_of_a_data_set_have_different_names(names: list[str]) -> None:
         (["--threads", "0"], "cannot run on 0 threads"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[Any], sentence: str, shallow_artifact: Path, tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence(arguments: list[Any], sentence: str, tiny_artifact: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = str(other.getsockname()[1])
         given_arguments = [taken if part == "{taken}" else part for part in arguments]
-        model = () if "--model" in arguments else ("--model", shallow_artifact)
+        model = () if "--model" in arguments else ("--model", tiny_artifact)
         done = run("ui", *model, *given_arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert sentence.replace("{taken}", taken) in done.stderr
@@ -686,10 +686,10 @@ def test_without_the_extra() -> None:
     )
 
 
-def test_ctrl_c_leaves_nothing(shallow_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_nothing(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while a photograph is encoded, the server ends quietly (see `served`) and removes what was uploaded."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with served(shallow_artifact) as started:
+    with served(tiny_artifact) as started:
         assert "meaningless" in started.told
         with started.client() as client:
             root, key = session(client)

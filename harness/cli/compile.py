@@ -18,7 +18,7 @@ from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import HOST, TARGETS
 from harness.compiler.tuned import database
 from harness.core.budget import NO_GROUPS, read_budgets
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, TINY, Case, Scale
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors
@@ -60,7 +60,7 @@ def compile_(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder to write; a compiled model that is there is replaced.")],
     target: Annotated[str, typer.Option(help="Target to compile for.")] = HOST.name,
-    scale: Annotated[str, typer.Option(help="shallow or full.")] = Scale.FULL.value,
+    scale: Annotated[str, typer.Option(help="shallow or full; tiny for tests.")] = Scale.FULL.value,
     strategy: Annotated[str, typer.Option(help="RoPE strategy.")] = DEFAULT_STRATEGY,
     precision: Annotated[
         str, typer.Option(help=f"{', '.join(PRECISIONS)}: weights and operands of products; fp16 on GPUs only.")
@@ -86,7 +86,7 @@ def compile_(
     configure_threads(threads)
     for kind, name, known_names in (
         ("target", target, TARGETS),
-        ("scale", scale, [entry.value for entry in Scale]),
+        ("scale", scale, [*Scale, TINY]),
         ("strategy", strategy, STRATEGIES),
         ("precision", precision, PRECISIONS),
         ("frontend", frontend, FRONTENDS),

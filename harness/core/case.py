@@ -36,10 +36,14 @@ DEFAULT_FRONTEND = "torch"
 
 
 class Scale(StrEnum):
-    """The part of the published model that is built."""
+    """The part of the published model that is built, where its numbers are judged."""
 
     SHALLOW = "shallow"
     FULL = "full"
+
+
+TINY = "tiny"
+"""A scale with narrow encoders, for tests of folders and processes: it is compiled, and its numbers are not judged."""
 
 
 @dataclass(frozen=True, order=True)

@@ -8,7 +8,7 @@ from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_symbolic_axes
 from harness.compiler.targets import TARGETS, check_precisions
-from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, WEIGHTS, Case, Scale, Weights
+from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, TINY, WEIGHTS, Case, Scale, Weights
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
@@ -40,8 +40,8 @@ def select(
     Empty `components` leaves out the whole models, which are selected by name only.
 
     Raises:
-        HarnessError: A name is unknown, a named target compiles in none of the precisions, or none of the strategies,
-            precisions and weights applies to any of the components.
+        HarnessError: A name is unknown, a scale is `tiny`, a named target compiles in none of the precisions, or none
+            of the strategies, precisions and weights applies to any of the components.
     """
     known_subjects = subjects()
     precisions = select_names("precision", precisions, tuple(PRECISIONS))
@@ -51,6 +51,11 @@ def select(
     parts = tuple(name for name, subject in known_subjects.items() if not subject.whole)
     components = select_names("component", components, tuple(known_subjects)) if components else parts
     strategies = select_names("strategy", strategies, tuple(STRATEGIES))
+    if TINY in scales:
+        raise HarnessError(
+            f"The scale {TINY} has other widths than the published model, and proves nothing about it: "
+            f"take the scale {' or '.join(Scale)}."
+        )
     scales = select_names("scale", scales, tuple(scale.value for scale in Scale))
     frontends = select_names("frontend", frontends, tuple(FRONTENDS))
     weights = select_names("weights", weights, WEIGHTS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.support.shallow import shallow_model
-from harness.core.case import Scale
+from harness.core.case import TINY, Scale
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import FEATURE_SIZES, MEMORY_SIZES, build_architecture, build_model
 from harness.models.sam3.patches.patch import replaced
@@ -112,7 +112,7 @@ def test_shallow_names_are_names_of_full(scale: str) -> None:
 
 
 def test_scales_are_the_cases_scales() -> None:
-    assert set(SCALES) == {scale.value for scale in Scale}
+    assert set(SCALES) == {*Scale, TINY}
     assert SCALES["full"] == {}
 
 
@@ -134,7 +134,7 @@ def test_scaled_undoes_itself() -> None:
         assert dict(vars(sam3.model_builder)) == before
 
 
-@pytest.mark.parametrize("scale", ["tiny", "", "FULL"])
+@pytest.mark.parametrize("scale", ["small", "", "FULL"])
 def test_unknown_scale(scale: str) -> None:
     with pytest.raises(HarnessError, match="choose one of full, shallow"):
         build_model(scale)

@@ -1,4 +1,4 @@
-"""Defines the scales: the published model, and the same model with fewer repetitions of its repeated layers."""
+"""Defines the scales: the published model, the same with fewer repeated layers, and one with narrow encoders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from harness.core.case import TINY
 from harness.core.errors import HarnessError
 from harness.models.sam3.patches.patch import replaced
 
@@ -21,9 +22,20 @@ SCALES: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "TransformerDecoder": {"num_layers": 2},
             "TransformerEncoderCrossAttention": {"num_layers": 1},
         },
+        TINY: {
+            "ViT": {"embed_dim": 128, "num_heads": 2, "depth": 2, "global_att_blocks": (1,)},
+            "VETextEncoder": {"width": 128, "heads": 2, "layers": 1},
+            "SequenceGeometryEncoder": {"num_layers": 1},
+            "TransformerEncoderFusion": {"num_layers": 1},
+            "TransformerDecoder": {"num_layers": 1},
+            "TransformerEncoderCrossAttention": {"num_layers": 1},
+        },
     }
 )
-"""Scale → class name in `sam3.model_builder` → constructor arguments that replace upstream's; no width ever changes."""
+"""Scale → class name in `sam3.model_builder` → constructor arguments that replace upstream's.
+
+`tiny` alone changes widths: of the trunk and of the text encoder, inside which they stay.
+"""
 
 
 @contextmanager

@@ -38,7 +38,6 @@ TEXT_TOKENS = 32
 LARGEST, MIDDLE, SMALLEST = 288, 144, 72
 """Height and width of the feature maps that are read."""
 CHANNELS = 256
-TRUNK_CHANNELS = 1024
 QUERIES_AT_ONCE = 16
 """Queries whose masks one call predicts: the number of rows of one step of most matrix units."""
 CORNERS_AND_PAD = 3
@@ -173,7 +172,8 @@ def interactive_features(model: Any, *, for_video: bool) -> Program:
     For videos it also returns the features fp32 [1, 256, 72, 72] that attend to memories.
     """
     outputs = ("image_embedding", "high_res_0", "high_res_1", *(("features",) if for_video else ()))
-    trunk = torch.zeros(1, TRUNK_CHANNELS, SMALLEST, SMALLEST)
+    channels = model.backbone.vision_backbone.trunk.channel_list[-1]
+    trunk = torch.zeros(1, channels, SMALLEST, SMALLEST)
     module = InteractiveFeatures(model, with_features=for_video).eval()
     return Program("interactive_features", module, {"trunk": trunk}, outputs)
 
