@@ -54,14 +54,14 @@ def test_what_crashes_hangs_or_is_wrong_is_no_record_and_what_is_right_and_faste
 ) -> None:
     order = candidates(workload, UNIT, {})
     trials = []
-    for trial in search(Counter([workload]), database_of(tmp_path), build=faulty_builds.build, limit=20):
+    for trial in search(Counter([workload]), database_of(tmp_path), build=faulty_builds.build, limit=10):
         trials.append(trial)
         # On disk before it is told.
         assert open_database(tmp_path).records == (trial.record,)
         if len(trials) == 4:
             break
     *faulty, right = trials
-    for trial, words in zip(faulty, ("it crashed", "it was not done after 20 s", "its result is wrong"), strict=True):
+    for trial, words in zip(faulty, ("it crashed", "it was not done after 10 s", "its result is wrong"), strict=True):
         assert trial.failure.startswith(f"{workload.key} with ") and words in trial.failure
         assert trial.record is not None and (trial.record.schedule, trial.record.gain) == ({}, 1)
     assert right.is_better and not right.failure
