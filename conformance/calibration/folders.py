@@ -13,7 +13,7 @@ import torch
 
 from conformance.calibration.faults import picked
 from conformance.support import recurrent_segmenter
-from conformance.support.recurrent_segmenter import Step
+from conformance.support.recurrent_step import Step
 from harness.compiler.deployment.compiling import compile_into
 from harness.compiler.deployment.deployable import Deployable
 from harness.compiler.targets import HOST

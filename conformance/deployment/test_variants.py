@@ -17,7 +17,8 @@ import torch
 from msgspec.structs import asdict
 
 from conformance.support import recurrent_segmenter
-from conformance.support.recurrent_segmenter import CHANNELS, TOKENS, Step
+from conformance.support.recurrent_segmenter import CHANNELS, TOKENS
+from conformance.support.recurrent_step import Step
 from harness.core.settings import REPOSITORY
 from harness.models.registry import MODELS_VARIABLE
 from harness.runtime.artifact import Artifact

@@ -8,7 +8,7 @@ import tvm
 from torch import nn
 from tvm import relax
 
-from conformance.support.small_network import Deployed, Perceptron, network, tokens
+from conformance.support.small_network_modules import Deployed, Perceptron, network, tokens
 from harness.compiler.lowering.groups import OUTSIDE, keep_float32, note_paths
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules.common.origins import bindings_of

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from conformance.support import projection, recurrent_segmenter
-from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS, Step
+from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS
+from conformance.support.recurrent_step import Step
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, SEEDED

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-import torch
 import typer
 
 from harness.compiler.deployment.deployable import Deployable, ModelOptions
@@ -16,6 +15,9 @@ from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.model import Model
 from harness.runtime.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
 
 NAME, INPUTS, ROWS = "projection", 8, 3
 
@@ -36,11 +38,15 @@ class Width(ModelOptions):
 
 
 def layer(seed: int, width: int) -> torch.nn.Linear:
+    import torch
+
     torch.manual_seed(seed)
     return torch.nn.Linear(INPUTS, width).eval().requires_grad_(False)
 
 
 def programs(case: Case, _settings: Settings, options: Width) -> Iterator[Program]:
+    import torch
+
     yield Program("project", layer(case.seed, options.width), {"input": torch.zeros(ROWS, INPUTS)}, ("y",))
 
 
