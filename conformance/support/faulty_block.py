@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conformance.support.diagnosed import block_program
-from harness.compiler.schedules.cpu import epilogue
 from harness.core.case import Case
 from harness.core.program import Call
 from harness.core.settings import Settings
@@ -19,6 +17,8 @@ NAME = "faulty"
 
 @contextmanager
 def without_relu() -> Iterator[None]:
+    from harness.compiler.schedules.cpu import epilogue
+
     right = epilogue.UNARY["relax.nn.relu"]
     epilogue.UNARY["relax.nn.relu"] = lambda x: x
     try:
@@ -28,6 +28,8 @@ def without_relu() -> Iterator[None]:
 
 
 def open_block(case: Case, _settings: Settings) -> Workload:
+    from conformance.support.diagnosed import block_program
+
     program = block_program()
     return open_trace(case, {program.name: program}, [Call("main", program.name, tuple(program.example.values()), "")])
 

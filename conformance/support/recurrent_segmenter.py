@@ -1,4 +1,7 @@
-"""Defines a model from outside the package that segments frame after frame and remembers, with complex RoPE inside."""
+"""Defines a model from outside the package that segments frame after frame and remembers, with complex RoPE inside.
+
+PyTorch is imported when the model is opened, because every command imports this module.
+"""
 
 from __future__ import annotations
 

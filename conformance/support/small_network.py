@@ -1,4 +1,7 @@
-"""Defines a model from outside the package with a component and an entry point that name its parts differently."""
+"""Defines a model from outside the package with a component and an entry point that name its parts differently.
+
+PyTorch is imported when the model is opened, because every command imports this module.
+"""
 
 from __future__ import annotations
 

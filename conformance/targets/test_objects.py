@@ -24,7 +24,8 @@ from conformance.support.examples import examples
 from conformance.support.product import product_module
 from harness.compiler.targets import TARGETS, linking
 from harness.compiler.targets.compiling import build_library, lower_module
-from harness.compiler.targets.objects import ObjectCache, with_objects
+from harness.compiler.targets.objects import ObjectCache, compiled_source, with_objects
+from harness.runtime.cpu import this_platform
 from harness.runtime.executable import Executable
 
 TARGET = TARGETS["llvm"].tvm_target()
@@ -158,6 +159,21 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     assert cache.get("aa1") is not None  # and is the last one used
     cache.trim()
     assert [key for key in ("aa1", "bb2", "cc3") if cache.get(key)] == ["aa1", "bb2"]
+
+
+def test_source_is_compiled_once_and_what_is_no_c_is_an_error(tmp_path: Path, kernels: Path) -> None:
+    source, platform = "int one(void) { return 1; }", this_platform()
+    first = compiled_source(source, platform, tmp_path).read_bytes()
+    (kept,) = kernels.glob("??/*")
+    written = kept.stat().st_ino
+    assert compiled_source(source, platform, tmp_path).read_bytes() == first
+    assert [path.stat().st_ino for path in kernels.glob("??/*")] == [written]
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert compiled_source(source, platform, tmp_path).read_bytes() == first
+    compiled_source(source.replace("one", "two"), platform, tmp_path)
+    with pytest.raises(RuntimeError, match="could not compile"):
+        compiled_source("int one(", platform, tmp_path)
+    assert len(list(kernels.glob("??/*"))) == 2
 
 
 def test_zig_links_them_where_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.code_generation import generate
 from harness.compiler.targets import parallel
 from harness.compiler.targets.linking import link
-from harness.compiler.targets.objects import with_objects
+from harness.compiler.targets.objects import compiled_source, with_objects
 from harness.compiler.targets.serialized import EMBEDDED, with_modules
 from harness.compiler.targets.target import DeviceCode, Target
 from harness.core.files import temporary_folder
@@ -204,8 +204,9 @@ def build_library(
         if str(tvm_target.kind.name) == "llvm":
             objects = with_objects(marked, tvm_target, Path(folder))
             marked = objects.module
-            (Path(folder) / "kernels.c").write_text(objects.source() + parallel.SOURCE)
-            sources = [str(Path(folder) / "kernels.c")]
+            (Path(folder) / "kernels.c").write_text(objects.source())
+            launcher = compiled_source(parallel.SOURCE, platform_of(tvm_target), Path(folder))
+            sources = [str(Path(folder) / "kernels.c"), str(launcher)]
         with tvm_target, tvm.transform.PassContext(opt_level=3), examine_kernels(tvm_target) as kernels:
             executable = generate(lambda code_target: relax.build(marked, code_target, relax_pipeline=None), tvm_target)
         export_library(executable, tvm_target, library, keep_source=keep_source, sources=sources)
@@ -227,7 +228,7 @@ def export_library(
         tvm_target: TVM's target of the code.
         library: Path of the library; ends in `LIBRARY_SUFFIX`.
         keep_source: Whether the library carries the source of a GPU's kernels, for emulation.
-        sources: Further C source files of the library.
+        sources: Further C source files and object files of the library.
 
     Raises:
         RuntimeError: There is no linker.

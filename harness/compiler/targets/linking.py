@@ -1,4 +1,4 @@
-"""Links object files to a shared library, and runs clang on generated source, with the system's tools or `ziglang`.
+"""Compiles C source, links shared libraries and runs clang, with the system's tools or with `ziglang`.
 
 The linker of `ziglang` also makes libraries for the platforms of `_ZIG_TARGETS`, on any machine.
 """
@@ -67,12 +67,25 @@ def link(output: str, objects: Sequence[str], platform: Platform | None = None, 
     Raises:
         RuntimeError: There is no linker, or it fails.
     """
+    _run("link", platform, output, objects)
+
+
+def compile_source(output: str, source: str, platform: Platform | None = None) -> None:
+    """Compiles a C source file into the object file `output`.
+
+    Raises:
+        RuntimeError: There is no compiler, or it fails.
+    """
+    _run("compile", platform, output, ["-c", source])
+
+
+def _run(purpose: str, platform: Platform | None, output: str, arguments: Sequence[str]) -> None:
     command = linker(platform)
     if command is None:
         raise RuntimeError(link_problem(platform))
-    result = subprocess.run([*command, "-o", output, *objects], capture_output=True, text=True, check=False)
+    result = subprocess.run([*command, "-o", output, *arguments], capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} could not link {output}: {result.stdout}{result.stderr}")
+        raise RuntimeError(f"{' '.join(command)} could not {purpose} {output}: {result.stdout}{result.stderr}")
 
 
 HEADERS = Path(__file__).parent / "headers"

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.targets.linking import compile_source, linker
 from harness.compiler.targets.system_cpu import tvm_build
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root, explain_write_errors, prune_files, write_bytes
+from harness.runtime.cpu import Platform
 
 if TYPE_CHECKING:
     import tvm
@@ -128,6 +130,25 @@ def kernel_key(function: tvm.tirx.PrimFunc, target: tvm.target.Target) -> str:
 
     content = tvm.ir.save_json(function.without_attr("global_symbol"))
     return hashlib.sha256(json.dumps([content, str(target), *_compiler()]).encode()).hexdigest()
+
+
+def compiled_source(source: str, platform: Platform, folder: Path) -> Path:
+    """Writes an object file of C source that every library has, compiled unless it is on the disk; returns its path.
+
+    Raises:
+        RuntimeError: There is no compiler, or it fails.
+    """
+    content = json.dumps([source, platform, linker(platform)])
+    key = hashlib.sha256(content.encode()).hexdigest()
+    path, object_cache = folder / f"source_{key[:32]}.o", ObjectCache(cache_root() / "kernels")
+    known = object_cache.get(key)
+    if known is not None:
+        path.write_bytes(known)
+        return path
+    (folder / "source.c").write_text(source)
+    compile_source(str(path), str(folder / "source.c"), platform)
+    object_cache.put(key, path.read_bytes())
+    return path
 
 
 class ObjectCache:
