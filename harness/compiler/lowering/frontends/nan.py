@@ -161,6 +161,19 @@ MAX = LostNan("max_nan", "max over everything", _Max(), _ROW, "2 instead of NaN"
 AMAX = LostNan("amax_nan", "amax", _Amax(), _ROW, "2 instead of NaN")
 AMIN = LostNan("amin_nan", "amin", _Amin(), _ROW, "-1 instead of NaN")
 
+INFINITY = LostNan(
+    "max_infinity", "max", _Max(), (torch.full((2,), -math.inf),), "the least finite number instead of -inf"
+).facts | {
+    "title": "A maximum of nothing but -inf is the least finite number",
+    "location": "tvm::min_value, which reductions and the padding of pooling begin with",
+    "description": "Minima and max pooling, which pads with that number, are wrong alike. PyTorch's result is -inf.",
+    "workaround": (
+        "`harness.compiler.schedules.common.nan.keep_infinities` begins with an infinity, on the CPU; on GPUs "
+        "`common.ordering` compares integers."
+    ),
+}
+"""The fields of the defect of extremes of infinities."""
+
 
 def _index_facts(name: str, module: torch.nn.Module) -> dict[str, Any]:
     """Returns the fields of the defect of argmax or argmin, which has a cause and a workaround of its own."""

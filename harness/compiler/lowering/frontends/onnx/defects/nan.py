@@ -9,5 +9,5 @@ _NAN_DEFECTS = (nan.RELU, nan.ELU, nan.MAXIMUM, nan.MINIMUM, nan.HARDSIGMOID, na
 
 DEFECTS = (
     *(OnnxDefect(**lost.facts) for lost in _NAN_DEFECTS),
-    *(OnnxDefect(**facts) for facts in (*nan.INDICES, *nan.SORTS)),
+    *(OnnxDefect(**facts) for facts in (nan.INFINITY, *nan.INDICES, *nan.SORTS)),
 )

@@ -68,7 +68,7 @@ _NAN_DEFECTS = (nan.RELU, nan.ELU, nan.MAXIMUM, nan.MINIMUM, nan.HARDTANH, nan.R
 
 DEFECTS = (
     *(TorchDefect(**lost.facts) for lost in _NAN_DEFECTS),
-    *(TorchDefect(**facts) for facts in (*nan.INDICES, *nan.SORTS, nan.MEDIAN)),
+    *(TorchDefect(**facts) for facts in (nan.INFINITY, *nan.INDICES, *nan.SORTS, nan.MEDIAN)),
     TorchDefect(
         name="amax",
         title="amax and amin are not known",
