@@ -24,7 +24,17 @@ import pytest
 
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.processes import DETAILS_BYTES, OUTPUT_BYTES, Stopped, Template, WorkerEnd, WorkerResult, run_isolated
+from harness.core.processes import (
+    DETAILS_BYTES,
+    OUTPUT_BYTES,
+    Stopped,
+    Template,
+    WorkerEnd,
+    WorkerResult,
+    kill_and_collect,
+    run_isolated,
+    start_python,
+)
 from harness.verify.runner import Limits, library_template, verify_case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -508,3 +518,17 @@ def test_a_template_and_its_call_end_with_their_parent(tmp_path):
     parent.kill()
     parent.wait()
     assert is_gone(call) and is_gone(loader.pid)
+
+
+@forks
+def test_a_fork_whose_parent_is_gone_before_it_begins_ends(tmp_path):
+    os.mkfifo(tmp_path / "alive")  # nobody has it open for writing
+    (tmp_path / "output").touch()
+    template = start_python(
+        "harness.core.processes.template", "conformance.support.misbehaviour:load", stdout=subprocess.PIPE
+    )
+    try:
+        template.stdin.write(f"{tmp_path}\n".encode())
+        assert is_gone(int(template.stdout.readline()))
+    finally:
+        kill_and_collect(template)
