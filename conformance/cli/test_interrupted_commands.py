@@ -180,7 +180,8 @@ def workers(folder: Path) -> list[str]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
+            is_left = any(str(folder) in word for word in (*words, *process.environ().values()))
         except psutil.Error:
             continue
-        found += [" ".join(words)] if any(str(folder) in word for word in words) else []
+        found += [" ".join(words)] if is_left else []
     return found

@@ -31,7 +31,9 @@ from harness.core.processes.call import (
     Template,
     WorkerEnd,
     WorkerResult,
+    kill_and_collect,
     run_isolated,
+    start_python,
 )
 from harness.verify.runner import Limits, library_template, verify_case
 
@@ -516,3 +518,17 @@ def test_a_template_and_its_call_end_with_their_parent(tmp_path):
     parent.kill()
     parent.wait()
     assert is_gone(call) and is_gone(loader.pid)
+
+
+@forks
+def test_a_fork_whose_parent_is_gone_before_it_begins_ends(tmp_path):
+    os.mkfifo(tmp_path / "alive")  # nobody has it open for writing
+    (tmp_path / "output").touch()
+    template = start_python(
+        "harness.core.processes.template", "conformance.support.misbehaviour:load", stdout=subprocess.PIPE
+    )
+    try:
+        template.stdin.write(f"{tmp_path}\n".encode())
+        assert is_gone(int(template.stdout.readline()))
+    finally:
+        kill_and_collect(template)

@@ -1,4 +1,4 @@
-"""NaN stays NaN in what both pipelines leave to TVM's legalization, at no cost where a bound is a number."""
+"""NaN stays NaN, and an infinity one, in what both pipelines leave to TVM, at no cost where a bound is a number."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from harness.compiler.schedules.cpu.pipeline import cpu_pipeline
 from harness.compiler.targets.llvm import llvm_target
 
 NAN, INF = math.nan, math.inf
+FINITE_LEAST = torch.finfo(torch.float32).min
 ROWS = torch.tensor([[NAN, 1, NAN, 0], [2, NAN, -5, INF], [-1, -2, -3, -INF]])
 OTHERS = torch.tensor([[1, NAN, NAN, -1], [NAN, 2, -5, 1], [-1, 2, NAN, 0]])
 
@@ -37,7 +38,14 @@ def several(x: torch.Tensor, y: torch.Tensor, least: torch.Tensor) -> tuple[torc
         *(y.topk(3).values, *y.topk(2, largest=False)),
         *(*x.half().sort(-1), x.double().argsort(0), *x.median(-1), *y.median(0, keepdim=True), y.median()),
         torch.nn.functional.interpolate(x[None, None], size=(1, 2), mode="bilinear", align_corners=True),
+        *(least.amax(-1), (-least).amin(0), least.max(), least.half().amax(0), padding_alone(least)),
+        *(torch.nn.functional.max_pool2d(least[None], 2, 1, padding=1), x.masked_fill(x > 0, FINITE_LEAST).amax(-1)),
     )
+
+
+def padding_alone(x: torch.Tensor) -> torch.Tensor:
+    """Returns the maximum of a window whose four elements lie in the padding."""
+    return torch.nn.functional.max_pool2d(x[None, :1, :1], 2, stride=1, padding=1, dilation=2)
 
 
 def test_the_cpu_pipeline_keeps_nan() -> None:
@@ -72,6 +80,8 @@ ON_GPUS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "argmax": lambda x: x.argmax(-1),
     "argmin": lambda x: x.argmin(-1),
     "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x[None], 2),
+    "padding alone": padding_alone,
+    "largest of -inf": lambda x: torch.full_like(x, -INF).amax(-1),
     "softmax": lambda x: x.softmax(-1),
     "sort": lambda x: x[:, :9].sort(-1).values,
     "topk": lambda x: x[:, :9].topk(2).values,

@@ -83,8 +83,11 @@ def _write_exit_code(folder: Path, code: str) -> None:
 def _become_child(folder: Path) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    for name, flags, descriptors in (("alive", os.O_RDONLY, (0,)), ("output", os.O_WRONLY | os.O_APPEND, (1, 2))):
+    # Opened blocking, a pipe whose other end is gone already would be waited for without end.
+    alive, output = os.O_RDONLY | os.O_NONBLOCK, os.O_WRONLY | os.O_APPEND
+    for name, flags, descriptors in (("alive", alive, (0,)), ("output", output, (1, 2))):
         file = os.open(folder / name, flags)
+        os.set_blocking(file, True)
         for descriptor in descriptors:
             os.dup2(file, descriptor)
         os.close(file)

@@ -128,10 +128,21 @@ LOST_NAN = (
         [[[[math.nan, 1.0, 1.0, math.nan]]]],
         operator="max_pool2d",
     ),
+    replace(
+        lost_nan("max", lambda x: x.max(), "the least finite number instead of -inf", [-math.inf, -math.inf]),
+        name="max_infinity",
+        title="A maximum of nothing but -inf is the least finite number",
+        location="tvm::min_value, which reductions and the padding of pooling begin with",
+        description="Minima and max pooling, which pads with that number, are wrong alike. PyTorch's result is -inf.",
+        workaround=(
+            "`harness.compiler.schedules.common.nan.keep_infinities` begins with an infinity, on the CPU; on GPUs "
+            "`common.ordering` compares integers."
+        ),
+    ),
     _lost_index("argmax", lambda x: x.argmax(-1)),
     _lost_index("argmin", lambda x: x.argmin(-1)),
     lost_order("sort", lambda x: torch.sort(x, descending=True), "NaN between the numbers"),
     lost_order("argsort", lambda x: torch.argsort(x), "places of another order"),
     lost_order("topk", lambda x: torch.topk(x, 2), "NaN and 3 instead of NaN twice"),
 )
-"""Operators that lose NaN on the way through either frontend."""
+"""Operators that lose NaN or infinities on the way through either frontend."""

@@ -79,6 +79,7 @@ def repaired_pipeline() -> tvm.transform.Pass:
             order_nan(),
             relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps({**nan.LEGALIZE, **resizing.LEGALIZE}),
+            nan.keep_infinities,
             nan.keep_nan(reductions=True),
             relax.get_pipeline("default"),
         ]

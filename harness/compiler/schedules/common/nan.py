@@ -1,11 +1,13 @@
-"""Keeps NaN in maxima, minima and their indices, for which TVM's take a number, which hides errors.
+"""Keeps NaN and infinities in maxima, minima and their indices, where TVM's take a number, which hides errors.
 
 TVM compiles max(a, b) to `a > b ? a : b`, which is b wherever one is NaN, and on GPUs to an instruction that returns
-the number. Relu, clip, maximum, minimum and pooling are made of it.
+the number. Relu, clip, maximum, minimum and pooling are made of it. A reduction begins with the least finite number,
+which is the maximum of nothing but -inf then.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +44,43 @@ def keep_nan(reductions: bool) -> tvm.transform.Pass:
         return result
 
     return run
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepInfinities")
+def keep_infinities(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Begins maxima and minima with an infinity, and pads with it; before fusion, which adds constants of the model."""
+    result = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
+            starts = _starts(function)
+            result[variable] = _infinite(function, starts) if starts else function
+    return result
+
+
+def _starts(function: tirx.PrimFunc) -> set[tuple[str, float]]:
+    """Returns the dtypes and values of the extreme finite numbers that maxima and minima of a function begin with."""
+    found = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, s_tir.SBlock) and isinstance(node.init, tirx.BufferStore):
+            value, extreme = node.init.value, getattr(node.body, "value", None)
+            if isinstance(value, tirx.FloatImm) and isinstance(extreme, tirx.Max | tirx.Min):
+                dtype, number = str(value.ty.dtype), float(value.value)
+                if abs(number) == float(tirx.max_value(dtype).value):
+                    found.add((dtype, number))
+
+    tvm_ffi.structural_walk(function.body, visit)
+    return found
+
+
+def _infinite(function: tirx.PrimFunc, starts: set[tuple[str, float]]) -> tirx.PrimFunc:
+    """Returns the function with an infinity in place of each of these numbers."""
+
+    def replace(node: tirx.FloatImm) -> tirx.FloatImm:
+        dtype, value = str(node.ty.dtype), float(node.value)
+        return tirx.const(math.copysign(math.inf, value), dtype) if (dtype, value) in starts else node
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.FloatImm, replace)))
 
 
 def _replace_extremes(block: s_tir.SBlock) -> Any:

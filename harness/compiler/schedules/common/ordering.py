@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -62,12 +63,20 @@ def _keys(values: te.Tensor, nan_is_largest: bool) -> te.Tensor:
     return te.compute(values.shape, key, "keys")
 
 
-def _numbers(keys: te.Tensor, dtype: str) -> te.Tensor:
-    """Returns the numbers that keys stand for; both keys of NaN are NaN's bits."""
+def _numbers(keys: te.Tensor, dtype: str, nan_is_largest: bool) -> te.Tensor:
+    """Returns the numbers that keys stand for; both keys of NaN are NaN's bits.
+
+    Args:
+        keys: The integers.
+        dtype: Type of the numbers.
+        nan_is_largest: Whether the least integer is no NaN, but what a window of padding alone has: -inf.
+    """
     wide, integer = _dtypes(dtype)
+    lowest = tirx.const(int(np.array(-np.inf, wide).view(integer) ^ np.iinfo(integer).max), integer)
 
     def number(*indices: Any) -> Any:
-        return tirx.Cast(dtype, tirx.reinterpret(wide, _reverse_negative(keys[indices], integer)))
+        key = tirx.max(keys[indices], lowest) if nan_is_largest else keys[indices]
+        return tirx.Cast(dtype, tirx.reinterpret(wide, _reverse_negative(key, integer)))
 
     return te.compute(keys.shape, number, "numbers")
 
@@ -100,7 +109,8 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             return relax.Call(node.op, [keys], attrs)
         if name in (*_LARGEST, *_SMALLEST):
             extreme = self._emit(relax.Call(node.op, [keys], attrs))
-            return self.builder_.call_te(_numbers, extreme, str(op.ty.dtype), primfunc_name_hint="numbers")
+            largest = name not in _SMALLEST
+            return self.builder_.call_te(_numbers, extreme, str(op.ty.dtype), largest, primfunc_name_hint="numbers")
         if name == "relax.sort":
             order = self._emit(relax.op.argsort(keys, attrs.axis, attrs.descending, "int64"))
             return _take(data, order, attrs.axis)

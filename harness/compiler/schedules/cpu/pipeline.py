@@ -70,6 +70,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         order_nan(),
         relax.transform.LegalizeOps(LEGALIZE),
         relax.backend.DispatchSortScan(),  # only what has no legalization: sums that run over an axis have one
+        nan.keep_infinities,
         keep_origins,
         *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
         relax.transform.DeadCodeElimination(),

@@ -74,6 +74,29 @@ def _translate_log_sigmoid(value: Any) -> Any:
     return _op.Neg(_op.Softplus(_op.Neg(value)))
 
 
+def _translate_logcumsumexp(x: Any, dim: int) -> Any:
+    """Adds to each element what is 1, 2, 4, … places before it."""
+    shape = [int(extent) for extent in x.shape]
+    if not shape:
+        return x
+    axis, places = dim % len(shape), 1
+    nothing = _op.CastLike(_op.Constant(value_float=-math.inf), x)
+    while places < shape[axis]:
+        begin, end, along = (_op.Constant(value_ints=[number]) for number in (0, shape[axis] - places, axis))
+        before = [places if index == axis else extent for index, extent in enumerate(shape)]
+        padding = _op.Expand(nothing, _op.Constant(value_ints=before))
+        x = _log_of_sum(x, _op.Concat(padding, _op.Slice(x, begin, end, along), axis=axis))
+        places *= 2
+    return x
+
+
+def _log_of_sum(a: Any, b: Any) -> Any:
+    """Returns log(exp(a) + exp(b)), which does not overflow."""
+    largest = _op.Max(a, b)
+    largest = _op.Where(_op.IsInf(largest), _op.CastLike(_op.Constant(value_float=0.0), a), largest)
+    return _op.Add(_op.Log(_op.Add(_op.Exp(_op.Sub(a, largest)), _op.Exp(_op.Sub(b, largest)))), largest)
+
+
 def _translate_product(x: Any, axes: Sequence[int], **_options: Any) -> Any:
     return _op.ReduceProd(x, _op.Constant(value_ints=list(axes)), keepdims=0)
 
@@ -183,6 +206,20 @@ DEFECTS = (
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong="-inf instead of -100"),
         workaround="A translation of our own: -softplus(-x).",
         translations={torch.ops.aten.log_sigmoid.default: _translate_log_sigmoid},
+    ),
+    Defect(
+        name="logcumsumexp",
+        title="logcumsumexp loses elements before a larger one",
+        location="torch.onnx, aten_logcumsumexp",
+        description=(
+            "The maximum of the whole axis is subtracted before numbers are added up, so that an element far below it "
+            "is -inf, and all are NaN where one is."
+        ),
+        function=lambda x: torch.logcumsumexp(x, -1),
+        args=(torch.tensor([[0.0, 1.0, 200.0], [1.0, 2.0, math.nan]]),),
+        raw=RawOutcome(Symptom.WRONG_RESULT, wrong="-inf instead of 0, and NaN instead of 1"),
+        workaround="A translation of our own: to each element those 1, 2, 4, … places before it are added in turn.",
+        translations={torch.ops.aten.logcumsumexp.default: _translate_logcumsumexp},
     ),
     Defect(
         name="cumprod",
