@@ -188,7 +188,7 @@ def _unchecked(artifact: Path) -> float:
 
 
 def unchecked_load_seconds(artifact: Path, _enter: Callable[[str], None]) -> float:
-    """Returns how long loading takes without checksums; to be called by `harness.core.processes.run_isolated`."""
+    """Returns how long loading takes without checksums; to be called by `harness.core.processes.call.run_isolated`."""
     from harness.runtime import Sam3
     from harness.runtime.loading import load_runtime
 

@@ -44,7 +44,7 @@ class Peer:
         packages: What must be installed, by distribution name.
         room: Memory that it may need, in multiples of PyTorch's weights and of PyTorch's memory of a run; measured.
         prepare: The function that turns the module into a file, as `module:name` for
-            `harness.core.processes.run_isolated`; None if the peer reads no file.
+            `harness.core.processes.call.run_isolated`; None if the peer reads no file.
         compiles: Whether it compiles when it is first called, so that its side has the function `COMPILE`.
         chooses: Whether it chooses the type in which it computes, so that its side has the function `PRECISION`.
         precision: The precision of the cases that it is a peer of; empty for a peer of every precision.

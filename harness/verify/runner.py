@@ -93,7 +93,7 @@ def verify_case(
 
     Raises:
         HarnessError: The input or the environment is wrong.
-        harness.core.processes.Stopped: `stop` was set.
+        harness.core.processes.call.Stopped: `stop` was set.
     """
     expectation = expectation_for(case, expectations())
     result = run_isolated(
