@@ -270,7 +270,8 @@ class Source:
     def _cached(self, kind: str, code: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
         """Returns outputs of the component, which depend on the modules `code` besides the component's own."""
         component = self.component
-        own_code = (component.captured_by.module, BUILDER, component.build.__module__, "harness.parity.references", SHARED)
+        makers = (component.captured_by.module, component.build.__module__)
+        own_code = (*makers, BUILDER, "harness.parity.references", SHARED)
         key = self._upstream.key(f"{kind} {component.name}", (*own_code, *code), self._inputs)
         return self._upstream.cache.get_or_make(key, make)
 
