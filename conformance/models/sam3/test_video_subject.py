@@ -279,7 +279,7 @@ def test_upstream_follows_what_rounding_decided_and_nothing_else(margin: float, 
         for followed in ({}, {0: np.array([True, False])}):
             recorder = _Recorder(None, (), followed)
             frame = recorder.frames[0] = _Frame()
-            after = recorder._shrinkage(tracker._suppress_object_pw_area_shrinkage)(masks)
+            after = recorder._suppress_shrunken(tracker._suppress_object_pw_area_shrinkage, masks)
             other = bool(followed) and follows
             assert frame.remembered.tolist() == [other, not other]
             assert torch.equal(after[int(not other)], masks[int(not other)])
