@@ -435,7 +435,7 @@ print("tvm" in sys.modules)
 @pytest.fixture(scope="module")
 def captured() -> dict[str, np.ndarray]:
     """What reaches upstream's grounding, and what it gives, for a text with one point and one box."""
-    arrays = {name: tensor.numpy() for name, tensor in vars(photograph()).items()}
+    arrays = {name: tensor.numpy() for name, tensor in photograph().items()}
     fpn_2 = np.ascontiguousarray(arrays["img_feats"].transpose(1, 2, 0)).reshape(1, 256, 72, 72)
     with upstream(), torch.inference_mode():
         encoding = ImageEncoding(shallow_model()).eval()

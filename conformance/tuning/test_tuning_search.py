@@ -167,7 +167,7 @@ def test_half_precision_has_kernels_of_its_own_where_an_instruction_multiplies_i
         (("--minutes", "-1"), "--minutes -1 leaves no time"),
         (("--component", "boxhead"), "did you mean 'box_head'"),
         (("--component", "end_to_end"), "end_to_end is no component"),
-        (("--scale", "tiny"), "Unknown scale 'tiny'"),
+        (("--scale", "tiny"), "The scale tiny has other widths"),
         (("--db", "{folder}/damaged"), "is damaged"),
         (("--db", "{folder}/damaged/schedules.json/db"), r"cannot write .*--db"),
     ],

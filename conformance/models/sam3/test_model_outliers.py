@@ -209,7 +209,7 @@ def test_queries_and_keys_of_those_heads_alone_are_larger() -> None:
 
 
 def test_outputs_are_finite() -> None:
-    for name, tensor in vars(photograph()).items():
+    for name, tensor in photograph().items():
         if tensor.is_floating_point():
             assert torch.isfinite(tensor).all(), name
             assert tensor.std() > 1e-3 or tensor.numel() == 1, name

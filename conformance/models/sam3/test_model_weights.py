@@ -125,7 +125,7 @@ def test_no_degenerate_tensor() -> None:
 
 
 def test_outputs_are_finite_and_of_order_one() -> None:
-    seen = vars(photograph())
+    seen = photograph()
     for name, tensor in seen.items():
         if tensor.is_floating_point():
             assert torch.isfinite(tensor).all(), name
