@@ -12,14 +12,12 @@ from harness.compiler.targets import TARGETS
 from harness.core.budget import NO_GROUPS, Groups, check_groups
 from harness.core.case import DEFAULT_STRATEGY, Case, Weights
 from harness.core.errors import HarnessError
+from harness.core.program import Array, Program
 from harness.core.settings import Settings
 from harness.runtime.manifest import Manifest
 
 if TYPE_CHECKING:
     import tvm
-
-    from harness.core.program import Program
-    from harness.runtime.preparing import Array
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Deployable:
 OnStage = Callable[[str], None]
 """Takes the name of each stage as it begins."""
 
-Parameters = Mapping[str, "Array"]
+Parameters = Mapping[str, Array]
 """Values of weights by name, in the order in which the imported function takes them; bfloat16 is ml_dtypes'."""
 
 
