@@ -127,6 +127,20 @@ def write_video_data_set(
         file.write("}\n")
 
 
+def distinct_names(names: Iterable[tuple[str, str]]) -> list[str]:
+    """Joins stems and suffixes to names, with a number after the stem where an earlier name is equal but for case."""
+    taken: set[str] = set()
+    distinct = []
+    for stem, suffix in names:
+        name, number = f"{stem}{suffix}", 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{stem}_{number}{suffix}"
+        taken.add(name.casefold())
+        distinct.append(name)
+    return distinct
+
+
 def _image_entries(images: Iterable[AnnotatedImage]) -> Iterator[dict[str, Any]]:
     for number, image in enumerate(images, 1):
         yield {"id": number, "file_name": image.file_name, "width": image.size[0], "height": image.size[1]}

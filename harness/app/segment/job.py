@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import asdict
 
-from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
+from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set, distinct_names
 from harness.app.results.journal import Journal, existing_files, results_folder
 from harness.app.results.objects import Objects, concatenate_objects
 from harness.app.results.overlay import mask_png, png
@@ -69,17 +69,9 @@ def unique_names(images: Sequence[Path]) -> list[str]:
     Names differ in more than case, which some file systems ignore, and leave room for suffixes.
     """
     stems = Counter(image.stem.casefold() for image in images)
-    taken: set[str] = set()
-    names = []
-    for image in images:
-        base = _short(image.stem if stems[image.stem.casefold()] == 1 else image.name)
-        name, number = base, 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{base}_{number}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names
+    return distinct_names(
+        (_short(image.stem if stems[image.stem.casefold()] == 1 else image.name), "") for image in images
+    )
 
 
 def _short(name: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from harness.app.results.coco import AnnotatedImage, data_set
+from harness.app.results.coco import AnnotatedImage, data_set, distinct_names
 from harness.app.ui.encodings import Encodings, Logits, Masks, ModelQueue
 from harness.app.ui.photographs import ImageFolder, Photograph, Photographs
 from harness.core.errors import HarnessError
@@ -192,16 +192,8 @@ class Session:
 
 def file_names(photographs: Sequence[Photograph]) -> list[str]:
     """Returns the names of photographs, with a number where an earlier one has the same name."""
-    taken: set[str] = set()
-    names = []
-    for photograph in photographs:
-        path, name, number = PurePath(photograph.name), photograph.name, 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{path.stem}_{number}{path.suffix}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names
+    paths = [PurePath(photograph.name) for photograph in photographs]
+    return distinct_names((path.stem, path.suffix) for path in paths)
 
 
 class Sessions:

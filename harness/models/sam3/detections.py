@@ -8,18 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.program import Arrays
+from harness.core.program import Array, Arrays
 from harness.parity import metrics
 from harness.parity.references import Reference
 from harness.parity.verdict import unmeasured_verdict
-
-Array = npt.NDArray[Any]
 
 UNDECIDED = 1e-4
 """Pixels whose logit is within this distance of zero may fall on either side."""

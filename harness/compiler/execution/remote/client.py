@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.errors import HarnessError
 from harness.core.processors import Remote
+from harness.core.program import Array
 from harness.runtime.artifact import Tensors, check_inputs
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from harness.compiler.execution.remote.device import Description
 
-Array = npt.NDArray[Any]
 
 WAIT_SECONDS = 30.0
 """Seconds without an answer after which a device is lost; a crashed server is started again within them."""

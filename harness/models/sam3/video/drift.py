@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.program import Arrays
+from harness.core.program import Array, Arrays
 from harness.parity.verdict import MAX_R_RMS, unmeasured_verdict
 from harness.runtime.sam3.video.tracker import from_bfloat16
-
-Array = npt.NDArray[Any]
 
 LAST_FRAMES = 8
 """Frames at the end of a video over which errors are averaged, because the error of one frame varies."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.program import Arrays
+from harness.core.program import Array, Arrays
 from harness.models.sam3.scripted import judge_numbers
 from harness.models.sam3.video import SESSION_FRAMES, STEP
 from harness.models.sam3.video.drift import judge_drift
@@ -24,8 +22,6 @@ from harness.models.sam3.video.visible_objects import (
 from harness.parity.references import Reference, add_prefix
 from harness.parity.verdict import unmeasured_verdict
 from harness.runtime.sam3.video.tracker import to_bfloat16
-
-Array = npt.NDArray[Any]
 
 _GATE = 1e-5
 """The strict gate."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from harness.core.program import Array
 from harness.runtime.sam3.video.masks import REMAINING_SHARE
-
-Array = npt.NDArray[Any]
 
 NEAR = 1e-3
 """Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved a logit by a

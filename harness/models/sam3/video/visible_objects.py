@@ -6,19 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import permutations
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.outcome import Verdict, VerdictKind
-from harness.core.program import Arrays
+from harness.core.program import Array, Arrays
 from harness.models.sam3.video.rounding import leeway
 from harness.parity.verdict import judge, judge_by_gate, unmeasured_verdict
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.masks import PRESENT_LOGIT, without_holes_and_sprinkles
-
-Array = npt.NDArray[Any]
 
 MOST_UNDECIDED = 0.05
 """Share of the pixels of a video that may be undecided."""
