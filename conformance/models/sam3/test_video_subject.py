@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +17,12 @@ from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
 from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video import STEP
+from harness.models.sam3.video import FOLLOWED, STEP
 from harness.models.sam3.video.drift import drift
+from harness.models.sam3.video.following import Following, NotRoundingError
 from harness.models.sam3.video.judging import judge_step, judge_video
 from harness.models.sam3.video.questions import VideoQuestion, frames_of, load_questions
-from harness.models.sam3.video.rounding import undecided_shares
-from harness.models.sam3.video.upstream import (
-    _Frame,
-    _Recorder,
-    round_to_bfloat16,
-    rounding_decides_first,
-    vectorized_mask_iou,
-)
+from harness.models.sam3.video.upstream import round_to_bfloat16, vectorized_mask_iou
 from harness.models.selection import select
 from harness.parity.references import Reference
 from harness.runtime.sam3.resizing import resize
@@ -81,7 +76,6 @@ def answer() -> Reference:
                 f"{number}/logits": (truth + 1e-5 * generator.normal(size=truth.shape)).astype(np.float32),
                 f"{number}/memories": to_bfloat16(memories * (1 + 1e-5 * generator.normal(size=memories.shape))),
                 f"{number}/remembered": np.ones(count, bool),
-                f"{number}/undecided": np.zeros(count, bool),
             }
     return Reference(reference, reference, exact)
 
@@ -252,54 +246,81 @@ def shared_out(claims: np.ndarray, order: Sequence[int]) -> np.ndarray:
     return masks
 
 
-def claimed_by_two(margin: float) -> np.ndarray:
-    """Logits [2, 288, 288] of two objects that claim the same disc, of which the first has a fifth, by a margin."""
-    both = np.array([blob(144), blob(144)])
-    first = np.arange(288) < 126
-    both[0] += np.where(first, margin, -margin).astype(np.float32)
-    return both
+class UpstreamModel:
+    """The two methods that `Following` replaces, which return the same rows on every frame."""
 
+    def __init__(self) -> None:
+        self.tracker = self
 
-@pytest.mark.parametrize(("margin", "undecided"), [(1e-5, True), (2e-3, True), (3e-2, False)])
-def test_rounding_decides_what_is_remembered_of_two_objects_with_one_mask(margin: float, undecided: bool) -> None:
-    """Logits of 5 may be moved by 0.005, those of each object in another direction."""
-    logits = claimed_by_two(margin)
-    assert undecided_shares(logits).tolist() == [undecided] * 2
-    assert undecided_shares(logits[:1]).tolist() == [False]
+    def track_step(self, **arguments: Any) -> dict[str, torch.Tensor]:
+        masks = torch.from_numpy(np.array([blob(80), blob(200)]))
+        masks = masks if arguments["point_inputs"] is None else masks[:1]
+        return {"pred_masks": masks[:, None], "object_score_logits": torch.full((len(masks), 1), 7.0)}
 
+    def run_backbone_and_detection(self, frame_idx: int) -> dict[str, torch.Tensor]:
+        return {"mask": torch.from_numpy(np.array([blob(80), blob(200)])), "scores": torch.tensor([0.9, 0.8])}
 
-@pytest.mark.parametrize(("margin", "follows"), [(1e-5, True), (3e-2, False)])
-def test_upstream_follows_what_rounding_decided_and_nothing_else(margin: float, follows: bool) -> None:
-    """Upstream's own rule forgets the first object; the compiled model is said to have forgotten the second one."""
-    with upstream():
-        from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
-
-        tracker = Sam3TrackerPredictor.__new__(Sam3TrackerPredictor)
-        masks = torch.from_numpy(claimed_by_two(margin))[:, None]
-        for followed in ({}, {0: np.array([True, False])}):
-            recorder = _Recorder(None, (), followed)
-            frame = recorder.frames[0] = _Frame()
-            after = recorder._suppress_shrunken(tracker._suppress_object_pw_area_shrinkage, masks)
-            other = bool(followed) and follows
-            assert frame.remembered.tolist() == [other, not other]
-            assert torch.equal(after[int(not other)], masks[int(not other)])
-            assert after[int(other)].max() == -10
+    def process(self, frame: int) -> dict[str, torch.Tensor]:
+        """Detects, tracks and clicks on a frame; returns the results by the names in `FOLLOWED`."""
+        detected = self.run_backbone_and_detection(frame_idx=frame)
+        tracked, clicked = (
+            self.track_step(frame_idx=frame, mask_inputs=None, point_inputs=points) for points in (None, {})
+        )
+        return {
+            "logits": tracked["pred_masks"][:, 0],
+            "object_logits": tracked["object_score_logits"][:, 0],
+            "clicked_logits": clicked["pred_masks"][:, 0],
+            "clicked_object_logits": clicked["object_score_logits"][:, 0],
+            "detected_logits": detected["mask"],
+            "detected_scores": detected["scores"],
+        }
 
 
 @pytest.mark.parametrize(
-    ("undecided", "asked_again"), [([True, True], True), ([True, False], False), ([False, False], False)]
+    ("name", "rounding", "fault"),
+    [
+        ("logits", 4e-3, 6e-3),
+        ("object_logits", 5e-4, 2e-3),
+        ("clicked_logits", -4e-3, -6e-3),
+        ("clicked_object_logits", -5e-4, -2e-3),
+        ("detected_logits", 4e-3, np.nan),
+        ("detected_scores", 1e-5, 3e-5),
+    ],
 )
-def test_upstream_is_asked_again_only_where_rounding_exchanges_two_objects(
-    answer: Reference, undecided: list[bool], asked_again: bool
+def test_upstream_goes_on_from_logits_that_differ_by_rounding_and_from_no_others(
+    name: str, rounding: float, fault: float
 ) -> None:
-    """Two objects are exchanged; with a clear margin that is a fault, which the judge sees."""
-    answer.first.update({"2/remembered": np.array([True, False]), "2/undecided": np.array(undecided)})
+    """Logits of 5 may be moved by 0.005."""
+    model = UpstreamModel()
+    own = {part: tensor.numpy() for part, tensor in model.process(3).items()}
+    visits = [{part: rows.copy() for part, rows in own.items()} for _ in range(2)]
+    visits[1][name][-1] += np.float32(rounding)
+    computed = {part: np.concatenate([visit[part] for visit in visits]) for part in FOLLOWED}
+    with Following({3: computed}).running(model):
+        for visit in visits:
+            for part, rows in model.process(3).items():
+                np.testing.assert_array_equal(rows, visit[part])
+        with pytest.raises(NotRoundingError, match="frame 3"):  # the compiled model visited the frame twice
+            model.process(3)
+    computed[name][-1] += np.float32(fault)
+    with Following({3: computed}).running(model):
+        model.process(3)
+        with pytest.raises(NotRoundingError, match=f"{name} of frame 3"):
+            model.process(3)
+
+
+def test_a_video_is_held_to_upstreams_answer_from_the_compiled_models_logits(answer: Reference) -> None:
+    """The drift is measured from upstream's own logits."""
     actual = faultless(answer)
-    assert not rounding_decides_first(actual, answer.first)
-    actual["2/remembered"] = np.array([False, True])
-    assert rounding_decides_first(actual, answer.first) is asked_again
-    verdicts = {verdict.name: verdict.kind for verdict in judge_video("walk", actual, answer)}
-    assert verdicts["walk/remembered"] is VerdictKind.FAILED
+    flip_a_pixel(actual)
+    followed = {name: array.copy() for name, array in actual.items() if not name.endswith(("logits", "memories"))}
+    verdicts = {verdict.name: verdict for verdict in judge_video("walk", actual, answer, followed)}
+    assert {verdict.kind for verdict in verdicts.values()} == {VerdictKind.STRICT}
+    assert verdicts["walk/ids"].reason.startswith("upstream goes on from the compiled model's logits")
+    assert verdicts["walk/drift/logits"].r_rms == 1
+    actual["2/masks"][0, 2, 4] ^= True
+    verdicts = {verdict.name: verdict for verdict in judge_video("walk", actual, answer, followed)}
+    assert verdicts["walk/masks"].kind is VerdictKind.FAILED
 
 
 def test_drift_is_measured_against_float64(answer: Reference) -> None:

@@ -12,3 +12,8 @@ STEP = ("logits", "pointers", "object_logits", "iou", "memory")
 SESSION_FRAMES = "frames"
 """Output that only sessions have: the frames returned after each request, which are equal."""
 OUTPUTS = (*DECISIONS, *VISIBLE_OUTPUTS, *STEP, "drift")
+FOLLOWED = (
+    *("logits", "object_logits", "clicked_logits", "clicked_object_logits"),
+    *("detected_logits", "detected_scores"),
+)
+"""The compiled model's results from which upstream can go on, see `harness.models.sam3.video.following`."""

@@ -25,8 +25,8 @@ class Drift:
 
     Attributes:
         frames: Numbers of the frames, counted from the frame of the prompt.
-        compiled: Rms error of the compiled model against float64.
-        torch: Rms error of PyTorch fp32 against float64.
+        compiled: Rms error of the compiled model against float64, the median of the objects.
+        torch: Rms error of PyTorch fp32 against float64, the median of the objects.
     """
 
     frames: Array
@@ -60,7 +60,7 @@ def drift(actual: Arrays, reference: Arrays, exact: Arrays, name: str) -> Drift:
             raise ValueError(
                 f"on frame {number - 1} {len(compiled)}, {len(torch)} and {len(truth)} objects are tracked"
             )
-        errors.append((number - 1, _rms(compiled - truth), _rms(torch - truth)))
+        errors.append((number - 1, _median_rms(compiled - truth), _median_rms(torch - truth)))
     if not errors:
         raise ValueError("nothing is tracked in float64")
     frames, compiled, torch = np.array(errors).T
@@ -95,5 +95,10 @@ def _tracked_frames(exact: Arrays, name: str) -> list[int]:
     return [number for number in numbers if number > 0 and exact[f"{number}/{name}"].size]
 
 
-def _rms(difference: Array) -> float:
-    return math.sqrt(np.square(difference.astype(np.float64)).mean())
+def _median_rms(difference: Array) -> float:
+    """Returns the median of the objects' rms errors.
+
+    Where rounding fills a hole in the mask of one object, its later logits move by percents in any of the three runs.
+    """
+    axes = tuple(range(1, difference.ndim))
+    return float(np.median(np.sqrt(np.square(difference.astype(np.float64)).mean(axis=axes))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -27,21 +28,32 @@ _GATE = 1e-5
 """The strict gate."""
 
 
-def judge_video(name: str, actual: Arrays, reference: Reference) -> tuple[Verdict, ...]:
+def judge_video(name: str, actual: Arrays, reference: Reference, followed: Arrays | None = None) -> tuple[Verdict, ...]:
     """Judges a whole video.
 
     Args:
         name: Prefix of the names of the verdicts.
-        actual: The compiled model's answer, from `harness.models.sam3.video.compiled.answer_question`.
+        actual: The compiled model's frames, from `harness.models.sam3.video.compiled.answer_question`.
         reference: Upstream's frames, from `harness.models.sam3.video.upstream.answer`.
+        followed: Upstream's frames from the compiled model's logits, to which all but the drift is held, if there are
+            any.
     """
-    decisions = _judge_decisions(name, actual, reference.first)
-    verdicts = [*decisions]
-    if all(verdict.kind is VerdictKind.STRICT for verdict in decisions):
-        verdicts += judge_visible(name, actual, reference.first, _pixels(reference.first))
-    if reference.exact:
-        verdicts += judge_drift(name, actual, reference.first, reference.exact)
-    return tuple(verdicts)
+    verdicts = judge_frames(name, actual, followed or reference.first)
+    drifts = judge_drift(name, actual, reference.first, reference.exact) if reference.exact else ()
+    return (*(with_note(verdicts) if followed else verdicts), *drifts)
+
+
+def judge_frames(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
+    """Judges the objects of a video on all frames, and what is visible of them."""
+    decisions = _judge_decisions(name, actual, reference)
+    if not is_strict(decisions):
+        return decisions
+    return (*decisions, *judge_visible(name, actual, reference, _pixels(reference)))
+
+
+def is_strict(verdicts: Iterable[Verdict]) -> bool:
+    """Returns whether all verdicts are strict."""
+    return all(verdict.kind is VerdictKind.STRICT for verdict in verdicts)
 
 
 def judge_session(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
@@ -49,14 +61,23 @@ def judge_session(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict
 
     Args:
         name: Prefix of the names of the verdicts.
-        actual: The compiled model's answers, from `harness.models.sam3.video.compiled.answer_session`.
-        reference: Upstream's answers, from `harness.models.sam3.video.upstream_session.answer`.
+        actual: The compiled model's frames, from `harness.models.sam3.video.compiled.answer_session`.
+        reference: Upstream's frames, from `harness.models.sam3.video.upstream_session.answer`.
     """
     frames = judge_by_frame(f"{name}/{SESSION_FRAMES}", _frames(actual), _frames(reference))
     ids = judge_by_frame(f"{name}/ids", *visible_ids(actual, reference))
-    if not frames.kind is ids.kind is VerdictKind.STRICT:
+    if not is_strict((frames, ids)):
         return frames, ids
     return (frames, ids, *judge_visible(name, actual, reference, _pixels(reference)))
+
+
+def with_note(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """Yields verdicts on a comparison with upstream's answer from the compiled model's logits, whose ids say so."""
+    for verdict in verdicts:
+        if verdict.name.endswith("/ids") and verdict.kind is VerdictKind.STRICT:
+            reason = "upstream goes on from the compiled model's logits, where rounding decides"
+            verdict = replace(verdict, reason=reason)
+        yield verdict
 
 
 def _frames(arrays: Arrays) -> Array:
@@ -106,7 +127,7 @@ def _judge_decisions(name: str, actual: Arrays, reference: Arrays) -> tuple[Verd
     for ids in objects:
         births.append(len(ids - known_ids))
         known_ids |= ids
-    tracked = [len(reference[f"{number}/memories"]) for number in frames]
+    tracked = [len(reference[f"{number}/remembered"]) for number in frames]
     compiled_births = [int(actual[f"{number}/births"][0]) for number in frames]
     compiled_tracked = [len(actual[f"{number}/memories"]) for number in frames]
     counts["births"] = np.array(compiled_births), np.array(births)
@@ -115,11 +136,7 @@ def _judge_decisions(name: str, actual: Arrays, reference: Arrays) -> tuple[Verd
         _removals(tracked, births, len(objects[-1])),
     )
     counts["remembered"] = _remembered(actual, reference)
-    verdicts = [judge_by_frame(f"{name}/{part}", *pair) for part, pair in counts.items()]
-    undecided = sum(int(reference[f"{number}/undecided"].sum()) for number in frames)
-    if undecided and verdicts[-1].kind is VerdictKind.STRICT:
-        verdicts[-1] = replace(verdicts[-1], reason=f"rounding decides {undecided} of these, for both sides alike")
-    return tuple(verdicts)
+    return tuple(judge_by_frame(f"{name}/{part}", *pair) for part, pair in counts.items())
 
 
 def _remembered(actual: Arrays, reference: Arrays) -> tuple[Array, Array]:

@@ -10,20 +10,20 @@ from harness.core.program import Arrays
 from harness.models.sam3.scripted import Answer, Script
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.video.compiled import answer_question, answer_session, compute_step
-from harness.models.sam3.video.judging import judge_session, judge_step, judge_video
+from harness.models.sam3.video.judging import judge_session, judge_step, judge_video, with_note
 from harness.models.sam3.video.questions import Question, SessionQuestion, load_questions, load_sessions
 from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.model import Sam3
 
-UPSTREAM = "harness.models.sam3.video.upstream"
+UPSTREAM = "harness.models.sam3.video.answers"
 """The module that asks upstream about videos."""
 
 
 def _ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
     """Yields the compiled model's answers: `frames/…`, and each step from PyTorch's own state, `steps/…`."""
     for question in questions:
-        arrays = add_prefix("frames", answer_question(model, question))
-        reference = upstream.answer(UPSTREAM, question, arrays)
+        arrays = answer_question(model, question)
+        reference = upstream.answer(UPSTREAM, question)
         for step in _steps(reference):
             state = reference.part(f"{step}/state").first
             arrays |= add_prefix(step, compute_step(model, state, question.length))
@@ -33,7 +33,8 @@ def _ask_compiled(model: Sam3, questions: Sequence[Question], upstream: Upstream
 def _judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, _by_oracle: bool) -> Iterator[Verdict]:
     for answer in answers:
         name, reference = answer.question.name, answer.reference
-        yield from judge_video(name, select(answer.actual, "frames"), reference.part("frames"))
+        followed = select(reference.first, "followed")
+        yield from judge_video(name, select(answer.actual, "frames"), reference.part("frames"), followed)
         for step, actual, expected in answer.parts(_steps(reference)):
             yield from judge_step(step.replace("steps", name, 1), actual, expected, expectation)
 
@@ -48,14 +49,16 @@ def _judge_sessions(
     answers: Iterable[Answer[SessionQuestion]], _expectation: Expectation | None, _by_oracle: bool
 ) -> Iterator[Verdict]:
     for answer in answers:
-        yield from judge_session(answer.question.name, answer.actual, answer.reference.first)
+        own, followed = (select(answer.reference.first, part) for part in ("frames", "followed"))
+        verdicts = judge_session(answer.question.name, select(answer.actual, "frames"), followed or own)
+        yield from with_note(verdicts) if followed else verdicts
 
 
 SCRIPTS = (
     Script(lambda case, _settings: load_questions(case.scale), UPSTREAM, _ask_compiled, _judge),
     Script(
         lambda case, _settings: load_sessions(case.scale),
-        "harness.models.sam3.video.upstream_session",
+        UPSTREAM,
         lambda model, sessions, _upstream: (answer_session(model, session) for session in sessions),
         _judge_sessions,
     ),

@@ -27,12 +27,10 @@ from harness.models.sam3.patches.patch import replaced, wrapped
 from harness.models.sam3.patches.tracking import holes_are_filled
 from harness.models.sam3.tracker.propagation import tracker_features
 from harness.models.sam3.video import STEP
+from harness.models.sam3.video.following import Following
 from harness.models.sam3.video.questions import Pixels, Question, frames_of
-from harness.models.sam3.video.rounding import undecided_shares
-from harness.parity.arrays import arrays_digest
 from harness.parity.oracle import oracle, reference
-from harness.parity.references import Reference, add_prefix, select
-from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT
+from harness.parity.references import Reference, add_prefix
 from harness.runtime.sam3.video.tracker import to_bfloat16
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 PARTS = (
     *("ids", "scores", "boxes", "masks"),
     *("candidates", "unfilled", "tracker_scores"),
-    *("objects", "logits", "object_logits", "memories", "remembered", "undecided"),
+    *("objects", "logits", "object_logits", "memories", "remembered"),
 )
 """Names of the outputs of `Tracking` for each answer.
 
@@ -49,30 +47,19 @@ For n visible objects: ids int64 [n], scores [n], boxes [n, 4] as shares of the 
 masks bool [n, h, w]. For m candidates for visible objects: ids int64 [m], mask logits [m, 288, 288] before holes are
 filled, and tracker scores [m]. `objects` are the ids that are tracked after the frame, int64. For N objects that were
 tracked into the frame: mask logits [N, 288, 288] before holes are filled and object logits [N], none on a frame that
-already is a conditioning frame; memories [N, 64, 72, 72]; whether the memory has the object, bool [N]; and whether
-rounding decides it, bool [N].
+already is a conditioning frame; memories [N, 64, 72, 72]; and whether the memory has the object, bool [N].
 """
 
 _TRACKED = ("logits", "object_logits", "memories")
 """Names of the outputs that are also computed in float64."""
 
 Detections = Mapping[str, Tensor]
-MemoryDecisions = Mapping[int, npt.NDArray[np.bool_]]
 Original = Callable[..., Any]
 """The method of upstream's that a recorder replaces and calls."""
 
 
-def answer(upstream: UpstreamModel, question: Question, actual: Arrays) -> Reference:
+def answer(upstream: UpstreamModel, question: Question) -> Reference:
     """Returns upstream's answer to a question; it runs once, and PyTorch's repeatability is checked by components.
-
-    Where rounding decides which objects are in a frame's memory, and the compiled model decided differently, upstream
-    runs again with the compiled model's decisions. All later frames are then held to the consequences of the same
-    decisions.
-
-    Args:
-        upstream: Upstream's model.
-        question: The question.
-        actual: The compiled model's answer, of which `frames/1/remembered` and so on are read.
 
     Returns:
         Arrays `frames/0/…` that answer the prompt, `frames/1/…` of the prompt's frame, and so on, with the names in
@@ -80,26 +67,14 @@ def answer(upstream: UpstreamModel, question: Question, actual: Arrays) -> Refer
         PyTorch's state, arrays `steps/frame_8/bucket_0/…` with the names in `STEP`, also in float64, and
         `steps/frame_8/bucket_0/state/…`, see `Step`.
     """
-    answer = upstream.cached(__name__, question, lambda: _compute(upstream, question, None))
-    compiled, frames = select(actual, "frames"), select(answer.first, "frames")
-    if not rounding_decides_first(compiled, frames):
-        return answer
-    decisions = _memory_decisions(question, compiled)
-    digest = arrays_digest({str(frame): flags for frame, flags in decisions.items()})
-    return upstream.cached(__name__, question, lambda: _compute(upstream, question, decisions), followed=digest)
-
-
-def _compute(upstream: UpstreamModel, question: Question, decisions: MemoryDecisions | None) -> Reference:
     model, frames = upstream.video, frames_of(question)
-    tracking = Tracking(model, question, frames, decisions=decisions)
+    tracking = Tracking(model, question, frames)
     exact: Arrays = {}
     with upstream.shared_trunk(model):
         first = reference(tracking, (), tracking.names)
         if question.float64:
-            own_decisions = _memory_decisions(question, first)
-            exact_tracking = Tracking(
-                model, msgspec.structs.replace(question, steps=()), frames, tracking.detections, own_decisions
-            )
+            without_steps = msgspec.structs.replace(question, steps=())
+            exact_tracking = Tracking(model, without_steps, frames, tracking.detections)
             exact = oracle(exact_tracking, (), exact_tracking.names)
             exact = {name: array for name, array in exact.items() if name.endswith(_TRACKED)}
     for arrays in (first, exact):
@@ -115,20 +90,17 @@ def _compute(upstream: UpstreamModel, question: Question, decisions: MemoryDecis
     return Reference(first, first, exact)
 
 
-def rounding_decides_first(actual: Arrays, reference: Arrays) -> bool:
-    """Returns whether the first frame whose memory has other objects than upstream's differs only by rounding."""
-    for name in (name for name in reference if name.endswith("/remembered")):
-        compiled, upstream = actual.get(name, reference[name]), reference[name]
-        if not np.array_equal(compiled, upstream):
-            undecided = reference[name.replace("remembered", "undecided")]
-            return len(compiled) == len(upstream) and not (compiled != upstream)[~undecided].any()
-    return False
+def answer_following(upstream: UpstreamModel, question: Question, following: Following) -> Arrays:
+    """Returns upstream's answer, numbered as `frames` of `answer`, from the compiled model's logits.
 
-
-def _memory_decisions(question: Question, frames: Arrays) -> MemoryDecisions:
-    """Returns the objects in the memory of each frame; answer 1 is the prompt's frame."""
-    answers = range(1, question.length - question.frame + 1)
-    return {question.frame + number - 1: frames[f"{number}/remembered"] for number in answers}
+    Raises:
+        NotRoundingError: The compiled model's logits differ from upstream's by more than rounding.
+    """
+    model = upstream.video
+    tracking = Tracking(model, msgspec.structs.replace(question, steps=()), frames_of(question))
+    with upstream.shared_trunk(model), following.running(model):
+        arrays = reference(tracking, (), tracking.names)
+    return {name: array for name, array in arrays.items() if not name.endswith(_TRACKED)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +137,14 @@ class Tracking(nn.Module):
         question: Question,
         frames: Sequence[Pixels],
         detections: Detections | None = None,
-        decisions: MemoryDecisions | None = None,
     ) -> None:
-        """Takes the question, and the detections and decisions of another run.
+        """Takes the question, and the detections of another run.
 
         Args:
             model: The video model.
             question: The question.
             frames: The frames.
             detections: Detections to reuse; with them no object is visible.
-            decisions: By frame, the objects in the memory of another run; they replace decisions of rounding.
         """
         super().__init__()
         self.model = model
@@ -182,7 +152,6 @@ class Tracking(nn.Module):
         self.detections = detections
         self._question = question
         self._frames = frames
-        self._decisions = decisions or {}
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +163,7 @@ class Tracking(nn.Module):
         """Returns the tensors of `PARTS` for the prompt and for each frame from the prompt's on."""
         pictures = [Image.fromarray(frame) for frame in self._frames]
         pixels = [preprocess(picture) for picture in pictures]
-        recorder = _Recorder(self.model, self._question.steps, self._decisions)
+        recorder = _Recorder(self.model, self._question.steps)
         with ExitStack() as stack:
             for patch in (quick_masks(), _no_inference_mode(), recorder.recording()):
                 stack.enter_context(patch)
@@ -278,7 +247,7 @@ class _Frame:
     def __init__(self) -> None:
         self.candidates = self.objects = torch.zeros(0, dtype=torch.int64)
         self.unfilled = self.tracker_scores = torch.zeros(0)
-        self.remembered = self.undecided = torch.zeros(0, dtype=torch.bool)
+        self.remembered = torch.zeros(0, dtype=torch.bool)
         self.logits: list[Tensor] = []
         self.object_logits: list[Tensor] = []
         self.memories: list[Tensor] = []
@@ -294,16 +263,14 @@ class _Frame:
             torch.cat([torch.zeros(0), *self.object_logits]),
             torch.cat([torch.zeros(0, 64, 72, 72), *self.memories]),
             self.remembered,
-            self.undecided,
         )
 
 
 class _Recorder:
     """A recorder of upstream's video model on each frame, which rounds memories in any dtype."""
 
-    def __init__(self, model: Any, steps: Sequence[int], decisions: MemoryDecisions) -> None:
+    def __init__(self, model: Any, steps: Sequence[int]) -> None:
         self.model = model
-        self._decisions = decisions
         self._current = 0
         self.frames: dict[int, _Frame] = {}
         self.steps: list[Step] = []
@@ -369,17 +336,9 @@ class _Recorder:
         return out
 
     def _suppress_shrunken(self, original: Original, masks: Tensor) -> Tensor:
-        """Records which objects are in a frame's memory (TP:1334); replaces decisions of rounding by another run's."""
+        """Records which objects are in a frame's memory (TP:1334)."""
         remaining: Tensor = original(masks)
-        frame = self.frames[self._current]
-        frame.undecided = torch.from_numpy(undecided_shares(masks[:, 0].numpy()))
-        frame.remembered = (remaining > 0).flatten(1).any(dim=1)
-        decisions = torch.from_numpy(self._decisions.get(self._current, frame.remembered.numpy()))
-        if len(decisions) == len(masks):
-            for index in torch.nonzero(frame.undecided & (decisions != frame.remembered))[:, 0]:
-                suppressed = masks[index].clamp(max=float(SUPPRESSED_LOGIT))
-                remaining[index] = masks[index] if decisions[index] else suppressed
-            frame.remembered = (remaining > 0).flatten(1).any(dim=1)
+        self.frames[self._current].remembered = (remaining > 0).flatten(1).any(dim=1)
         return remaining
 
     def _encode_memory(self, original: Original, **arguments: Any) -> Any:

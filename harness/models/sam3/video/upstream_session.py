@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced, wrapped
+from harness.models.sam3.video.following import Following
 from harness.models.sam3.video.questions import (
     Pixels,
     Request,
@@ -28,7 +29,7 @@ from harness.models.sam3.video.questions import (
     pixels_of,
 )
 from harness.models.sam3.video.upstream import Original, quick_masks
-from harness.parity.references import Reference
+from harness.parity.references import Reference, add_prefix
 
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel
@@ -193,23 +194,33 @@ class UpstreamSession:
         }
 
 
-def answer(upstream: UpstreamModel, question: SessionQuestion, _actual: Arrays) -> Reference:
-    """Returns the numbered frames that upstream's session gives out, in its only run."""
+def answer(upstream: UpstreamModel, question: SessionQuestion) -> Reference:
+    """Returns the numbered frames that upstream's session gives out, `frames/0/…` and so on, in its only run."""
+    arrays = add_prefix("frames", _answer(upstream, question))
+    return Reference(arrays, arrays)
 
-    def make() -> Reference:
-        frames = frames_of(question)
-        with upstream.shared_trunk(upstream.video):
-            session = UpstreamSession(upstream.video, frames)
-            if question.requests[0].object is not None:
-                session.start_empty()
-            arrays = number_frames(
-                (position, frame)
-                for position, request in enumerate(question.requests)
-                for frame in _send(session, request, frames[0].shape[:2])
-            )
-        return Reference(arrays, arrays)
 
-    return upstream.cached(__name__, question, make)
+def answer_following(upstream: UpstreamModel, question: SessionQuestion, following: Following) -> Arrays:
+    """Returns the numbered frames that upstream's session gives out from the compiled model's logits.
+
+    Raises:
+        NotRoundingError: The compiled model's logits differ from upstream's by more than rounding.
+    """
+    with following.running(upstream.video):
+        return _answer(upstream, question)
+
+
+def _answer(upstream: UpstreamModel, question: SessionQuestion) -> Arrays:
+    frames = frames_of(question)
+    with upstream.shared_trunk(upstream.video):
+        session = UpstreamSession(upstream.video, frames)
+        if question.requests[0].object is not None:
+            session.start_empty()
+        return number_frames(
+            (position, frame)
+            for position, request in enumerate(question.requests)
+            for frame in _send(session, request, frames[0].shape[:2])
+        )
 
 
 def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[Arrays]:
