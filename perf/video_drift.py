@@ -37,7 +37,7 @@ def drifts(case: Case) -> dict[str, Drift]:
         for question in load_questions(case.scale):
             if question.float64:
                 actual = load_outputs(saved_folder(case) / question.name)
-                reference = model.answer(UPSTREAM, question, actual).part("frames")
+                reference = model.answer(UPSTREAM, question).part("frames")
                 for name in TENSORS:
                     found[f"{question.name}, {name}"] = drift(
                         select(actual, "frames"), reference.first, reference.exact, name
