@@ -67,8 +67,9 @@ class Following:
 
     def _detect(self, original: Callable[..., dict[str, Tensor]], **arguments: Any) -> dict[str, Tensor]:
         out, frame = original(**arguments), arguments["frame_idx"]
-        if not len(scores := out["scores"]):
-            return out
+        scores = out["scores"]
+        if not len(scores) or not len(self._remaining(frame, "detected_scores")):
+            return out  # upstream also detects on the frame of a click, for its features alone
         gate = SCORE_GATE + SCORE_GATE * np.abs(scores.numpy())
         return out | {
             "mask": self._take_logits(frame, "detected_logits", out["mask"]),
@@ -84,9 +85,12 @@ class Following:
         Raises:
             NotRoundingError: There are not as many, or one differs by more than the tolerance.
         """
-        first = self._taken[frame, name]
+        rows = self._remaining(frame, name)[: len(own)]
         self._taken[frame, name] += len(own)
-        rows = self._computed.get(frame, {}).get(name, np.zeros(0))[first : first + len(own)]
         if rows.shape != own.shape or not (np.abs(rows - own.numpy()) <= tolerance).all():
             raise NotRoundingError(f"{name} of frame {frame} differ by more than rounding")
         return torch.from_numpy(rows.copy())
+
+    def _remaining(self, frame: int, name: str) -> Array:
+        """Returns the rows of the compiled model's array that were not taken yet."""
+        return self._computed.get(frame, {}).get(name, np.zeros(0))[self._taken[frame, name] :]
