@@ -17,14 +17,15 @@ from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
 from harness.models.registry import subjects
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.video import FOLLOWED, STEP
+from harness.models.sam3.video import FOLLOWED, STEP, answers
+from harness.models.sam3.video import upstream as tracking
 from harness.models.sam3.video.drift import drift
 from harness.models.sam3.video.following import Following, NotRoundingError
 from harness.models.sam3.video.judging import judge_step, judge_video
-from harness.models.sam3.video.questions import VideoQuestion, frames_of, load_questions
+from harness.models.sam3.video.questions import Question, VideoQuestion, frames_of, load_questions
 from harness.models.sam3.video.upstream import round_to_bfloat16, vectorized_mask_iou
 from harness.models.selection import select
-from harness.parity.references import Reference
+from harness.parity.references import Reference, add_prefix
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.tracker import to_bfloat16
 
@@ -321,6 +322,37 @@ def test_a_video_is_held_to_upstreams_answer_from_the_compiled_models_logits(ans
     actual["2/masks"][0, 2, 4] ^= True
     verdicts = {verdict.name: verdict for verdict in judge_video("walk", actual, answer, followed)}
     assert verdicts["walk/masks"].kind is VerdictKind.FAILED
+
+
+@pytest.mark.parametrize("fault", [None, flip_a_pixel, change_a_score], ids=str)
+@pytest.mark.parametrize("rounding", [True, False])
+def test_upstream_answers_again_where_the_compiled_model_answers_otherwise(
+    answer: Reference, fault: Callable[[Arrays], None] | None, rounding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's first answer stands where the logits differ by more than rounding."""
+    question = Question("walk", Path("scene"), 3, text="dog")
+    actual = faultless(answer)
+    followed = {name: array.copy() for name, array in actual.items()}
+    rows = dict.fromkeys(FOLLOWED, np.zeros((0, 1), np.float32))
+    for number in range(4):
+        actual |= add_prefix(str(number), rows)
+    if fault is not None:
+        fault(actual)
+
+    def answer_following(*_: Any) -> Arrays:
+        if not rounding:
+            raise NotRoundingError
+        return followed
+
+    class Upstream:
+        def cached(self, module: str, question: Question, make: Callable[[], Reference], **_: Any) -> Reference:
+            return make()
+
+    monkeypatch.setattr(tracking, "answer", lambda *_: answer.map(lambda arrays: add_prefix("frames", arrays)))
+    monkeypatch.setattr(tracking, "answer_following", answer_following)
+    upstreams = answers.answer(Upstream(), question, add_prefix("frames", actual)).first
+    assert any(name.startswith("followed/") for name in upstreams) is (rounding and fault is not None)
+    assert answers.answer(Upstream(), question, {}).first.keys() == add_prefix("frames", answer.first).keys()
 
 
 def test_drift_is_measured_against_float64(answer: Reference) -> None:

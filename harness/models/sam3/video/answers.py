@@ -22,9 +22,6 @@ from harness.parity.references import Reference, add_prefix, select
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel
 
-FOLLOWED = "followed"
-"""Prefix of upstream's answer from the compiled model's logits."""
-
 
 def answer(upstream: UpstreamModel, question: Question | SessionQuestion, actual: Arrays) -> Reference:
     """Returns upstream's answer to a question about a video or to the requests of a session.
@@ -59,4 +56,4 @@ def answer(upstream: UpstreamModel, question: Question | SessionQuestion, actual
         return Reference(arrays, arrays)
 
     followed = upstream.cached(module.__name__, question, follow, followed=digests)
-    return replace(own, first=own.first | add_prefix(FOLLOWED, followed.first))
+    return replace(own, first=own.first | add_prefix("followed", followed.first))
