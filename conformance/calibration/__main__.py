@@ -15,16 +15,13 @@ from conformance.calibration.table import render
 from harness.core.errors import HarnessError
 from harness.core.processes.call import WorkerEnd, run_isolated
 
-SECONDS = 300
-"""Seconds that a fault may take; a component's are given together."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     asked = _parsed(arguments)
     try:
         if not asked.table:
-            measure(_faults(asked), asked.file, asked.reproduce)
+            measure(_faults(asked), asked.file, asked.reproduce, asked.seconds)
         print(render(records(asked.file)))
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on with the faults that {asked.file} has not", file=sys.stderr)
@@ -35,18 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(faults: Sequence[Fault], file: Path, reproduce: int = 0) -> None:
+def measure(faults: Sequence[Fault], file: Path, reproduce: int, seconds: float) -> None:
     """Measures the faults that a file does not have, component by component, in processes that may crash.
 
     Args:
         faults: The faults.
         file: Gets a line for each.
         reproduce: How many of the first are cut out as well.
+        seconds: Limit of time for each; a fault may be a loop without an end.
     """
     reproduced = frozenset(fault.number for fault in faults[:reproduce])
     for component in dict.fromkeys(fault.component for fault in faults):
         while todo := [fault for fault in _missing(faults, file) if fault.component == component]:
-            request = Request(component, tuple(todo), file, reproduced)
+            request = Request(component, tuple(todo), file, seconds, reproduced)
             _measured(request, len(faults))
 
 
@@ -58,12 +56,7 @@ def _measured(request: Request, count: int) -> None:
         entered.append(stage)
         print(f"{request.component}: {'building' if not stage.isdigit() else f'fault {stage} of {count}'}", flush=True)
 
-    ended = run_isolated(
-        "conformance.calibration.measuring:measure_all",
-        request,
-        timeout=SECONDS * (1 + len(request.faults)),
-        on_stage=announce,
-    )
+    ended = run_isolated("conformance.calibration.measuring:measure_all", request, on_stage=announce)
     if ended.kind is WorkerEnd.OK:
         return
     line = ended.error.message.partition("\n")[0] if ended.error else ended.kind.value
@@ -104,6 +97,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="gets a line for each; a file that is there goes on",
     )
     parser.add_argument("--reproduce", type=int, default=0, metavar="N", help="cut out the first N faults as well")
+    parser.add_argument("--seconds", type=float, default=300, help="limit of time for each fault; default: 300")
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
     return parser.parse_args(arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,12 +44,14 @@ class Request:
         component: The component.
         faults: What is put into it, one after the other.
         file: Gets a line for each.
+        seconds: Time after which a fault ends the process, as a crash does.
         reproduced: Numbers of the faults that are cut out as well.
     """
 
     component: str
     faults: tuple[Fault, ...]
     file: Path
+    seconds: float
     reproduced: frozenset[int] = frozenset()
 
 
@@ -62,6 +65,7 @@ def measure_all(request: Request, announce: Callable[[str], None]) -> None:
     with prepared(request.component) as (component, right):
         for fault in request.faults:
             announce(str(fault.number))
+            signal.setitimer(signal.ITIMER_REAL, request.seconds)
             record = measured(fault, component, right, reproduce=fault.number in request.reproduced)
             add(request.file, record)
             if fault.layer in PARTS and record["ended"] != UNREACHED and not _is_right_again(component, right):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conformance.calibration.__main__ import main
 from conformance.calibration.faults import Fault, drawn
 from conformance.calibration.layers import LAYERS
-from conformance.calibration.measuring import OUTPUTS, UNREACHED, add, measured, records
+from conformance.calibration.measuring import CRASHED, OUTPUTS, UNREACHED, add, measured, records
 from conformance.calibration.preparing import Observed, Prepared, prepared
 from conformance.calibration.sources import KINDS, PARTS, edits, part_of
 from conformance.support.examples import examples
@@ -73,6 +73,14 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "fault 1 of 2" in printed and "fault 0 of 2" not in printed
     assert main([*asked, "--table"]) == 0
     assert capsys.readouterr().out.strip() in printed
+
+
+def test_a_fault_beyond_its_time_is_the_end_of_itself_alone(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.jsonl"
+    asked = ["--faults", "2", "--component", "block", "--layer", "nothing", "--seconds", "0.05", "--file", str(file)]
+    assert main(asked) == 0
+    ends = [(record["fault"]["number"], record["ended"], record["problem"].split(",")[0]) for record in records(file)]
+    assert ends == [(number, CRASHED, "the process died of SIGALRM") for number in range(2)]
 
 
 SOURCES = [path for path in sorted((REPOSITORY / "harness").rglob("*.py")) if list(edits(path.read_bytes()))]

@@ -112,15 +112,19 @@ class ShortWhileTraced(torch.nn.Module):
     """Something else while it is traced, as a patch may make of a model."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(x) if torch.compiler.is_compiling() else torch.tanh(x)
+        scaled = x.softmax(-1)
+        short = torch.sigmoid(scaled) if torch.compiler.is_compiling() else torch.tanh(scaled)
+        return torch.exp(short)
 
 
-def test_a_fault_of_the_export_is_not_the_strategys() -> None:
+def test_a_fault_of_the_export_is_not_the_strategys_and_is_named_with_the_line_of_the_model() -> None:
     program = Program("traced", ShortWhileTraced().eval(), {"x": torch.randn(8, 8)}, ("out",))
     found = diagnose_program(program, Case("traced", "real", "llvm"), SEEDED)
     assert found.faulty
     assert found.rewriting is not None
     assert found.rewriting.cause is Cause.EXPORT
+    assert "torch.sigmoid(scaled)" in found.rewriting.source
+    assert "torch.sigmoid(scaled)" in summary(found)
 
 
 class Unstable(torch.nn.Module):

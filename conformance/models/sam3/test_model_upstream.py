@@ -324,6 +324,15 @@ def test_spatial_shapes_are_read_where_they_have_values() -> None:
     decoder.coord_cache.clear()
 
 
+def test_feed_forward_layer_without_autocast_computes_what_upstreams_own_does() -> None:
+    layer = shallow_model().transformer.decoder.layers[0]
+    tokens = torch.randn(200, 1, 256, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = layer.forward_ffn(tokens)
+        with upstream():
+            assert torch.equal(layer.forward_ffn(tokens), expected)
+
+
 def test_geometry_encoder_runs_in_float64() -> None:
     from copy import deepcopy
 

@@ -301,7 +301,7 @@ class Rewriting:
     Attributes:
         cause: `STRATEGY`, or `EXPORT` if the program is as wrong without the strategy: by torch.export, by PyTorch's
             decomposition, or by a patch that is active while a model is traced.
-        source: Line of the model whose value is lost; empty if it is unknown.
+        source: Line of the model whose value is lost, or that is exported as something else; empty if it is unknown.
         by: Line of the code that replaces it; empty if it is unknown.
         result: Largest error of an output if PyTorch computes the program.
     """

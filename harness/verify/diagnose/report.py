@@ -146,7 +146,8 @@ def _rewriting_sentence(strategy: str, rewriting: Rewriting) -> str:
     ratios = f"r_rms, r_inf {_ratio(rewriting.result)}"
     wrong = f"PyTorch's outputs of the program that is compiled are not the model's ({ratios})"
     if rewriting.cause is Cause.EXPORT:
-        return f"Cause: {rewriting.cause}: {wrong}, and without the strategy they are not either."
+        first = f"; the first value that is not the model's is made by {rewriting.source}" if rewriting.source else ""
+        return f"Cause: {rewriting.cause}: {wrong}, and without the strategy they are not either{first}."
     model = f", which computes {rewriting.source}" if rewriting.source else ""
     replacement = f" by {rewriting.by}" if rewriting.by else ""
     return f"Cause: {rewriting.cause}: {wrong}: {strategy} replaces the model{model}{replacement}."

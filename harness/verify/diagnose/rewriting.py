@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from harness.compiler.lowering.frontends.rewriting import source_line
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
@@ -17,6 +20,7 @@ from harness.compiler.lowering.rope.lowering import remove_traced_attributes
 from harness.compiler.lowering.route import Route
 from harness.compiler.lowering.strategy import Strategy
 from harness.core.program import Array, Program
+from harness.parity.oracle import oracle
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Cause, Rewriting
 from harness.verify.diagnose.reference import Reference, Upstream, array_of, needed_calls
@@ -45,7 +49,8 @@ def find_rewriting(
     plain_graph = plain_route.graph(plain_route.export(program.module, inputs, program.axes))
     plain_error = _worst(program, plain_graph, inputs, upstream)
     if plain_error is not None:
-        return Rewriting(Cause.EXPORT, "", "", plain_error)
+        line = _first_lost_line(plain_graph, dict(_moments(plain_graph, inputs)), _moments_of_model(program, inputs))
+        return Rewriting(Cause.EXPORT, line, "", plain_error)
     moments, plain_moments = (dict(_moments(item, inputs)) for item in (graph, plain_graph))
     source = _first_lost_line(plain_graph, plain_moments, moments)
     replacement = _first_lost_line(graph, moments, plain_moments)
@@ -91,22 +96,49 @@ def _occurs(value: Array | None, values: Array) -> bool:
 
 
 def _moments(graph: Graph, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[str, Array]]:
-    """Yields moments of the nodes' float64 values that no permutation or view changes, without constant values.
+    """Yields the moments of the nodes' float64 values, by name, without those that have none."""
+    nodes = needed_calls(graph.nodes[name] for name in graph.outputs)
+    reference = Reference(graph, inputs, torch_nodes=(), exact_nodes=[node.name for node in nodes])
+    for node in nodes:
+        moments = _moments_of(reference.exact_value(node.name))
+        reference.release((), [node.name])
+        if moments is not None:
+            yield node.name, moments
+
+
+def _moments_of_model(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, Array]:
+    """Returns the moments of all that the model itself computes in float64, by number."""
+    with _Observer() as observer:
+        oracle(program.module, inputs, program.outputs)
+    return {str(number): moments for number, moments in enumerate(observer.moments)}
+
+
+class _Observer(TorchDispatchMode):
+    """Keeps the moments of every operator's results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's constructor is untyped
+        self.moments: list[Array] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = (_moments_of(value) for value in tree_leaves(result))
+        self.moments += [moments for moments in found if moments is not None]
+        return result
+
+
+def _moments_of(value: Any) -> Array | None:
+    """Returns the moments of a tensor that no permutation or view changes; None if it is constant or of integers.
 
     The moments are the number of elements, the root mean square, the mean of x, |x|, x|x| and x³, and the largest x.
     Powers of the root mean square give the last moments the unit of x.
     """
-    nodes = needed_calls(graph.nodes[name] for name in graph.outputs)
-    reference = Reference(graph, inputs, torch_nodes=(), exact_nodes=[node.name for node in nodes])
-    for node in nodes:
-        value = reference.exact_value(node.name)
-        reference.release((), [node.name])
-        if not isinstance(value, torch.Tensor) or not (value.is_complex() or value.is_floating_point()):
-            continue
-        x = array_of(value).reshape(-1)
-        if not x.size or x.min() == x.max() or not np.isfinite(x).all():
-            continue
-        size = np.abs(x)
-        rms = float(np.sqrt(np.mean(np.square(x))))
-        means = np.mean(x), np.mean(size), np.mean(x * size) / rms, np.mean(x * x * x) / rms**2
-        yield node.name, np.array([float(x.size), rms, *means, x.max()])
+    if not isinstance(value, torch.Tensor) or not (value.is_complex() or value.is_floating_point()):
+        return None
+    x = array_of(value).reshape(-1)
+    if not x.size or x.min() == x.max() or not np.isfinite(x).all():
+        return None
+    size = np.abs(x)
+    rms = float(np.sqrt(np.mean(np.square(x))))
+    means = np.mean(x), np.mean(size), np.mean(x * size) / rms, np.mean(x * x * x) / rms**2
+    return np.array([float(x.size), rms, *means, x.max()])
