@@ -149,7 +149,7 @@ def test_what_was_interrupted_is_completed_by_the_same_command_and_nothing_is_lo
             assert all(now[name] == theirs[name] for name in (*OTHERS[work], "pictures/0.png"))
             if how != "SIGKILL":
                 assert not [name for name in now if name.endswith(".tmp") and name not in theirs]
-                assert not [path for path in commands.temporary.iterdir() if path.is_dir()]
+                assert not list(commands.temporary.iterdir())
         commands.run(work, folder)
         got, shown = results(folder)
         assert got == expected
@@ -159,6 +159,18 @@ def test_what_was_interrupted_is_completed_by_the_same_command_and_nothing_is_lo
         commands.run(work, folder)
         assert files(folder) == after, "the finished command has nothing to do"
         assert not list(commands.temporary.iterdir())
+
+
+def test_a_signal_at_any_moment_of_replacing_a_folder_leaves_nothing(
+    commands: Commands, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    (expected, _), moments = undisturbed["replace"]
+    for moment in range(1, moments + 1):
+        folder = begun(tmp_path / str(moment), "replace")
+        theirs = files(folder)
+        commands.run("replace", folder, "SIGTERM", moment)
+        assert files(folder) in (theirs, expected), moment
+        assert not list(commands.temporary.iterdir()), moment
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])

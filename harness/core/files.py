@@ -313,18 +313,21 @@ def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: s
             _recover(folder, filling, previous)
         if folder.is_dir() and any(folder.iterdir()) and not is_replaceable(folder):
             raise HarnessError(f"{folder} holds something else than {kind}: choose another folder")
-        try:
+        with contextlib.ExitStack() as cleanup:  # every step is taken, even if a signal interrupts another
+            cleanup.callback(_remove, previous)
+            cleanup.callback(_remove, filling)
+            cleanup.callback(_restore, folder, previous)
             with explain_write_errors(folder):
                 filling.mkdir()
                 yield filling
                 if folder.exists():
                     folder.rename(previous)
                 filling.rename(folder)
-        finally:
-            if previous.exists() and not folder.exists():
-                previous.rename(folder)
-            _remove(filling)
-            _remove(previous)
+
+
+def _restore(folder: Path, previous: Path) -> None:
+    if previous.exists() and not folder.exists():
+        previous.rename(folder)
 
 
 def _recover(folder: Path, filling: Path, previous: Path) -> None:
@@ -386,13 +389,14 @@ def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
                 _remove(lock_file)
     folder = parent / f"{prefix}{uuid.uuid4().hex}"
     lock_file = folder.with_suffix(".lock")
-    with FileLock(lock_file, thread_local=False):  # another thread may end the context
-        try:
-            folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            _remove(folder)
-            _remove(lock_file)
+    lock = FileLock(lock_file, thread_local=False)  # another thread may end the context
+    with contextlib.ExitStack() as cleanup:  # every step is taken, even if a signal interrupts another
+        cleanup.callback(lock.release)
+        cleanup.callback(_remove, lock_file)
+        cleanup.callback(_remove, folder)
+        lock.acquire()
+        folder.mkdir(mode=0o700)
+        yield folder
 
 
 @contextmanager
