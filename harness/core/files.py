@@ -123,8 +123,10 @@ def append_bytes(path: Path, content: bytes, *, advice: str = ADVICE) -> None:
 def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVICE) -> None:
     """Writes several files of a folder, and renames them after the last one is written.
 
+    Temporary files that a killed process left beside them are removed.
+
     Args:
-        folder: The folder; it is created if it does not exist.
+        folder: The folder; it is created if it does not exist, and no other process may be writing these files.
         files: Contents by name; a name may include folders.
         advice: Advice for the user if a file cannot be written, as the end of a sentence.
 
@@ -132,6 +134,8 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVIC
         HarnessError: A file cannot be written.
     """
     with contextlib.ExitStack() as stack:
+        with explain_write_errors(folder, advice):
+            remove_temporary_files(folder / name for name in files)
         for name, content in files.items():
             path = folder / name
             with explain_write_errors(path.parent, advice):
