@@ -149,6 +149,7 @@ def test_a_command_that_a_signal_ended_leaves_what_was_there_and_completes_when_
         commands.run(COMMANDS[command], folder)
         assert results(folder) == after and kernels <= tuned(folder)
         assert_nothing_is_left(folder)
+        assert not list(folder.rglob("*.tmp"))
         shutil.rmtree(folder)
 
 
@@ -185,6 +186,7 @@ def test_a_command_that_a_signal_ended_completes_whatever_it_was_loading(
     completed(folder, *COMMANDS[command])
     assert results(folder) == after
     assert_nothing_is_left(folder)
+    assert not list(folder.rglob("*.tmp"))
     assert not workers(folder)
 
 
@@ -193,7 +195,8 @@ def assert_nothing_is_left(folder: Path) -> None:
     assert all((folder / name).read_text() == "years of work" for name in OTHERS)
     assert {path.name for path in folder.iterdir()} <= {"notes.txt", ".out.txt", "temporary", "out", "cache"}
     assert [path.name for path in (folder / "temporary").iterdir()] == ["mine.txt"]
-    assert not list(folder.rglob("*.tmp"))
+    # A worker that was killed leaves the kernel that it was writing to the next command.
+    assert not [path for path in folder.rglob("*.tmp") if not path.is_relative_to(folder / "cache")]
 
 
 def workers(folder: Path) -> list[str]:

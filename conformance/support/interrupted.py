@@ -9,6 +9,7 @@ may be the work; the moments of the processes that it starts, which are forks as
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -111,8 +112,10 @@ def _in_fork(request: dict[str, Any], moments: mmap.mmap, writer: int) -> int:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             return
         os.kill(process, signal.Signals[request["how"]])
-        if os.getpid() != process:
-            time.sleep(60)  # the command ends this process, which is at that moment
+        with contextlib.suppress(ProcessLookupError):
+            while os.getpid() != process:  # the command ends this process, which is at that moment, or is gone
+                os.kill(process, 0)
+                time.sleep(0.01)
 
     sys.addaudithook(count)
     try:
@@ -143,7 +146,7 @@ def _answer(request: dict[str, Any]) -> tuple[int, int, str]:
     _, status = os.waitpid(child, 0)
     told = b""
     # The pipe ends with the last of its processes.
-    while ready := select.select([reader], [], [], 30)[0]:
+    while ready := select.select([reader], [], [], 60)[0]:
         if not (part := os.read(reader, 1 << 16)):
             break
         told += part
