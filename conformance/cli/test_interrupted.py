@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.support import recurrent_segmenter, small_network
 from conformance.support.known_answers import write_pictures
 from harness.app.results.journal import JOURNAL
+from harness.core.processes.threads import OPTION_VARIABLE
+from harness.models.registry import MODELS_VARIABLE
 from harness.runtime.sam3.video.frames import open_frames
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals and limits")
@@ -57,27 +60,34 @@ sys.exit(exit_code(command))
 """What `ui` does, without a model."""
 
 
+Work = str | tuple[str, ...]
+"""A work of `conformance.support.interrupted`, or the arguments of a command."""
+MODELS = f"{recurrent_segmenter.__name__},{small_network.__name__}"
+
+
 class Commands:
-    """Runs works of `conformance.support.interrupted`."""
+    """Runs works and whole commands in `conformance.support.interrupted`."""
 
     def __init__(self, temporary: Path) -> None:
         command = [sys.executable, "-m", "conformance.support.interrupted"]
-        env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), MODELS_VARIABLE: MODELS}
+        env[OPTION_VARIABLE] = "1"
         self.temporary = temporary
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT
         )
 
-    def run(self, work: str, folder: Path, how: str = "", moment: int = 0) -> int:
+    def run(self, work: Work, folder: Path, how: str = "", moment: int = 0) -> int:
         """Returns how many moments the work had; it must end as it was told to, or well."""
         code, moments, told = self.ended(work, folder, how, moment)
         assert code in ((CODES[how], 0) if how else (0,)), told
         return moments
 
-    def ended(self, work: str, folder: Path, how: str = "", moment: int = 0) -> tuple[int, int, str]:
+    def ended(self, work: Work, folder: Path, how: str = "", moment: int = 0) -> tuple[int, int, str]:
         """Returns the exit code, how many moments the work had, and what it told."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        given = {"work": work, "pictures": str(folder / "pictures"), "out": str(folder / "out")}
+        given: dict[str, Any] = {"work": work} if isinstance(work, str) else {"command": work}
+        given |= {"pictures": str(folder / "pictures"), "out": str(folder / "out")}
         given |= {"how": how, "moment": moment}
         self.process.stdin.write(f"{json.dumps(given)}\n")
         self.process.stdin.flush()
@@ -149,7 +159,7 @@ def test_what_was_interrupted_is_completed_by_the_same_command_and_nothing_is_lo
             assert all(now[name] == theirs[name] for name in (*OTHERS[work], "pictures/0.png"))
             if how != "SIGKILL":
                 assert not [name for name in now if name.endswith(".tmp") and name not in theirs]
-                assert not [path for path in commands.temporary.iterdir() if path.is_dir()]
+                assert not list(commands.temporary.iterdir())
         commands.run(work, folder)
         got, shown = results(folder)
         assert got == expected
@@ -159,6 +169,18 @@ def test_what_was_interrupted_is_completed_by_the_same_command_and_nothing_is_lo
         commands.run(work, folder)
         assert files(folder) == after, "the finished command has nothing to do"
         assert not list(commands.temporary.iterdir())
+
+
+def test_a_signal_at_any_moment_of_replacing_a_folder_leaves_nothing(
+    commands: Commands, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    (expected, _), moments = undisturbed["replace"]
+    for moment in range(1, moments + 1):
+        folder = begun(tmp_path / str(moment), "replace")
+        theirs = files(folder)
+        commands.run("replace", folder, "SIGTERM", moment)
+        assert files(folder) in (theirs, expected), moment
+        assert not list(commands.temporary.iterdir()), moment
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])

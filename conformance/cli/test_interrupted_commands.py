@@ -1,7 +1,4 @@
-"""Commands that work for long leave nothing half-written when a signal ends them, and complete when they are repeated.
-
-They run as a user runs them, with the whole of their start, their workers and an empty cache.
-"""
+"""Commands that work for long leave nothing half-written when a signal ends them, and complete when repeated."""
 
 from __future__ import annotations
 
@@ -20,12 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
-from conformance.cli.test_interrupted import SEED, Files
-from conformance.support import recurrent_segmenter, small_network
+from conformance.cli.test_interrupted import MODELS, SEED, Commands, Files
+from conformance.cli.test_interrupted import commands as commands
+from conformance.support import recurrent_segmenter
 from conformance.support.recurrent_segmenter import CLIP
 from conformance.support.small_network import PERCEPTRON
 from harness.compiler.tuned.database import FILE as RECORDS
 from harness.compiler.tuned.database import open_database
+from harness.core.processes.call import CAN_FORK
 from harness.core.settings import REPOSITORY
 from harness.models.registry import MODELS_VARIABLE
 
@@ -34,18 +33,20 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-MOMENTS, MOMENTS_OF_A_NIGHT = 3, 67
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGKILL")
+MOMENTS, MOMENTS_OF_A_NIGHT = 3, 66
 """How many are drawn for each command."""
 COMPILE = ("compile", "--model", recurrent_segmenter.NAME, "--strategy", "lowering", "--scale", "shallow")
 COMMANDS = {
     "compile": (*COMPILE, "--out", "out"),
     "pack": ("pack", "--into", "out", "--seed", "3"),
     "verify": ("verify", "--component", CLIP.name, "--strategy", "lowering", "--report", "out"),
-    "tune": ("tune", "--component", PERCEPTRON.name, "--trials", "6", "--db", "out"),
+    "tune": ("tune", "--component", PERCEPTRON.name, "--trials", "3", "--db", "out"),
 }
 REPLACED = ("compile", "pack")
 """Those whose folder is there as a whole, the one that was or the new one."""
+STARTED = ("pack",)
+"""Those that run as a user runs them, which takes long, in every run of the suite."""
 OTHERS = ("notes.txt", ".out.txt", "temporary/mine.txt")
 """Files of the user."""
 CHANGING = ("made", "created", "machine", "seconds", "peak_rss_bytes", "verification_report.html")
@@ -55,8 +56,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts a command in a folder, which has its own cache and temporary files."""
     variables = {"TMPDIR": str(folder / "temporary"), "SAM3_TVM_CACHE": str(folder / "cache"), "COLUMNS": "200"}
     variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")  # PyTorch makes it among temporary files otherwise
-    added = f"{recurrent_segmenter.__name__},{small_network.__name__}"
-    variables |= {MODELS_VARIABLE: added, "PYTHONPATH": str(REPOSITORY)}
+    variables |= {MODELS_VARIABLE: MODELS, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.Popen(
         [sys.executable, "-m", "harness", *arguments],
         stdout=subprocess.DEVNULL,
@@ -112,20 +112,6 @@ def begun(folder: Path, existing: Path | None) -> Path:
     return folder
 
 
-class Undisturbed:
-    """A folder that a command found, what it wrote, and the seconds that it took."""
-
-    def __init__(self, command: str, existing: Path | None, folder: Path) -> None:
-        self.existing = existing
-        begun(folder, existing)
-        self.before = results(folder)
-        clock = time.monotonic()
-        completed(folder, *COMMANDS[command])
-        self.seconds = time.monotonic() - clock
-        self.after = results(folder)
-        assert self.after and self.after != self.before
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compiled model with other weights."""
@@ -134,44 +120,83 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux alone")
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("moments", [MOMENTS, pytest.param(MOMENTS_OF_A_NIGHT, marks=pytest.mark.wide)])
 def test_a_command_that_a_signal_ended_leaves_what_was_there_and_completes_when_repeated(
-    command: str, moments: int, compiled: Path, tmp_path: Path
+    command: str, moments: int, compiled: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    known = Undisturbed(command, compiled if command in REPLACED else None, begun(tmp_path / "undisturbed", None))
+    existing = compiled if command in REPLACED else None
+    whole = begun(tmp_path / "undisturbed", existing)
+    before = results(whole)
+    count = commands.run(COMMANDS[command], whole)
+    after = results(whole)
+    assert after and after != before
     draw = random.Random(f"{SEED} {command} {moments}")
-    for number in range(moments):
-        how, after = SIGNALS[number % len(SIGNALS)], draw.uniform(0, 1.1 * known.seconds)
-        print(f"{command} {number}: {how.name} after {after:.2f} of {known.seconds:.2f} s, seed {SEED}")
-        folder = begun(tmp_path / str(number), known.existing)
+    for number in range(moments // len(SIGNALS)):
+        folder = begun(tmp_path / str(number), existing)
+        # What a kill leaves is for the command that completes, so that it comes last.
+        for how in (*draw.sample(SIGNALS[:2], 2), SIGNALS[2]):
+            moment = draw.randint(1, count + 2)
+            print(f"{command} {number}: {how} at {moment} of {count}, seed {SEED}")
+            kernels = tuned(folder)
+            commands.run(COMMANDS[command], folder, how, moment)
+            assert kernels <= tuned(folder)
+            if how != "SIGKILL":
+                assert results(folder) in (before, after)
+                assert_nothing_is_left(folder)
+        kernels = tuned(folder)
+        commands.run(COMMANDS[command], folder)
+        assert results(folder) == after and kernels <= tuned(folder)
+        assert_nothing_is_left(folder)
+        assert not list(folder.rglob("*.tmp"))
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=() if name in STARTED else pytest.mark.wide) for name in COMMANDS]
+)
+def test_a_command_that_a_signal_ended_completes_whatever_it_was_loading(
+    command: str, compiled: Path, tmp_path: Path
+) -> None:
+    """Runs a command as a user does, with the whole of its start and its workers, and an empty cache."""
+    existing = compiled if command in REPLACED else None
+    whole = begun(tmp_path / "undisturbed", existing)
+    before = results(whole)
+    clock = time.monotonic()
+    completed(whole, *COMMANDS[command])
+    seconds, after = time.monotonic() - clock, results(whole)
+    folder = begun(tmp_path / "ended", existing)
+    draw = random.Random(f"{SEED} {command}")
+    for how in map(signal.Signals.__getitem__, SIGNALS):
+        moment = draw.uniform(0, 1.1 * seconds)
+        print(f"{command}: {how.name} after {moment:.2f} of {seconds:.2f} s, seed {SEED}")
         with started(folder, *COMMANDS[command]) as process:
             try:
-                process.communicate(timeout=after)
+                process.communicate(timeout=moment)
             except subprocess.TimeoutExpired:
                 process.send_signal(how)
             _, errors = process.communicate(timeout=120)
         # A signal may come before Python has begun the command, or after its end.
         assert process.returncode in (0, -how, 128 + how), errors
         assert "Traceback" not in errors
-        now = files(folder)
-        assert all(now[name] == b"years of work" for name in OTHERS)
         if how is not signal.SIGKILL:
-            assert results(folder) in (known.before, known.after)
+            assert results(folder) in (before, after)
             assert_nothing_is_left(folder)
-        kernels = tuned(folder)
-        completed(folder, *COMMANDS[command])
-        assert results(folder) == known.after and kernels <= tuned(folder)
-        assert_nothing_is_left(folder)
-        assert not workers(folder)
-        shutil.rmtree(folder)
+    completed(folder, *COMMANDS[command])
+    assert results(folder) == after
+    assert_nothing_is_left(folder)
+    assert not list(folder.rglob("*.tmp"))
+    assert not workers(folder)
 
 
 def assert_nothing_is_left(folder: Path) -> None:
-    """Asserts that a folder has what the user put there, and what commands write there."""
+    """Asserts that a folder has what the user put there, unchanged, and what commands write there."""
+    assert all((folder / name).read_text() == "years of work" for name in OTHERS)
     assert {path.name for path in folder.iterdir()} <= {"notes.txt", ".out.txt", "temporary", "out", "cache"}
     assert [path.name for path in (folder / "temporary").iterdir()] == ["mine.txt"]
-    assert not list(folder.rglob("*.tmp"))
+    # A worker that was killed leaves the kernel that it was writing to the next command.
+    assert not [path for path in folder.rglob("*.tmp") if not path.is_relative_to(folder / "cache")]
 
 
 def workers(folder: Path) -> list[str]:

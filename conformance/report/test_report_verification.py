@@ -294,6 +294,13 @@ def test_a_page_that_cannot_be_replaced_leaves_nothing_half_written(tmp_path):
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+def test_a_report_removes_what_a_killed_command_left_of_it(tmp_path):
+    for name in (".verification_report.json.1.2.tmp", ".mine.json.1.2.tmp"):
+        (tmp_path / name).write_text("half")
+    write_report(every_status(), {}, {}, tmp_path, created=CREATED)
+    assert [path.name for path in tmp_path.glob(".*")] == [".mine.json.1.2.tmp"]
+
+
 def test_a_new_report_replaces_the_old_one(tmp_path):
     written(tmp_path, every_status())
     report, page = written(tmp_path, every_status()[:1])

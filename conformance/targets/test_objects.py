@@ -142,6 +142,14 @@ def test_a_damaged_object_is_made_again(tmp_path: Path, kernels: Path, damage: C
     assert made(scaled(2.0), tmp_path) == 0
 
 
+def test_an_object_that_a_killed_process_was_writing_is_removed(tmp_path: Path, kernels: Path) -> None:
+    assert made(scaled(2.0), tmp_path) == 1
+    [path] = kernels.glob("??/*")
+    path.rename(path.with_name(f".{path.name}.1.2.tmp"))
+    assert made(scaled(2.0), tmp_path) == 1
+    assert list(kernels.glob("??/*")) == [path]
+
+
 def test_without_a_disk_everything_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -72,9 +72,11 @@ def test_what_crashes_hangs_or_is_wrong_is_no_record_and_what_is_right_and_faste
 def test_the_next_search_goes_on_after_the_last_trial(tmp_path: Path) -> None:
     first = [trial.record for trial in islice(search(Counter([WORKLOAD]), database_of(tmp_path)), 3)]
     assert first[-1] is not None
+    (tmp_path / f".{FILE}.1.2.tmp").write_text("half")  # of a killed search
     (again,) = islice(search(Counter([WORKLOAD]), open_database(tmp_path)), 1)
     assert again.record is not None
     assert again.is_better or again.record == replace(first[-1], trials=first[-1].trials + 1)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_a_kernel_whose_default_cannot_be_measured_is_a_sentence(tmp_path: Path) -> None:

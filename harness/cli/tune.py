@@ -52,8 +52,8 @@ def tune(
     Ctrl-C stops the search; the same command continues it.
     """
     options.require_compiler()
+    from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
-    from harness.tuning.search import search
 
     configure_threads(threads)
     processors = Processors(cpu)
@@ -71,6 +71,9 @@ def tune(
         records = database.open_database(folder, HOST.name)
     for notice in records.notices(processors):
         print_sentence(f"Note: {notice}")
+    hide_torch()  # the process that imports a component needs it, and this one TVM alone
+    from harness.tuning.search import search
+
     counts: Counter[Workload] = Counter()
     for case in cases:
         counts += _workloads(case, processors, float32.get(case.component, NO_GROUPS))

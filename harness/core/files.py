@@ -123,8 +123,10 @@ def append_bytes(path: Path, content: bytes, *, advice: str = ADVICE) -> None:
 def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVICE) -> None:
     """Writes several files of a folder, and renames them after the last one is written.
 
+    Temporary files that a killed process left beside them are removed.
+
     Args:
-        folder: The folder; it is created if it does not exist.
+        folder: The folder; it is created if it does not exist, and no other process may be writing these files.
         files: Contents by name; a name may include folders.
         advice: Advice for the user if a file cannot be written, as the end of a sentence.
 
@@ -132,6 +134,8 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, advice: str = ADVIC
         HarnessError: A file cannot be written.
     """
     with contextlib.ExitStack() as stack:
+        with explain_write_errors(folder, advice):
+            remove_temporary_files(folder / name for name in files)
         for name, content in files.items():
             path = folder / name
             with explain_write_errors(path.parent, advice):
@@ -313,18 +317,21 @@ def replace_folder(folder: Path, is_replaceable: Callable[[Path], bool], kind: s
             _recover(folder, filling, previous)
         if folder.is_dir() and any(folder.iterdir()) and not is_replaceable(folder):
             raise HarnessError(f"{folder} holds something else than {kind}: choose another folder")
-        try:
+        with contextlib.ExitStack() as cleanup:  # every step is taken, even if a signal interrupts another
+            cleanup.callback(_remove, previous)
+            cleanup.callback(_remove, filling)
+            cleanup.callback(_restore, folder, previous)
             with explain_write_errors(folder):
                 filling.mkdir()
                 yield filling
                 if folder.exists():
                     folder.rename(previous)
                 filling.rename(folder)
-        finally:
-            if previous.exists() and not folder.exists():
-                previous.rename(folder)
-            _remove(filling)
-            _remove(previous)
+
+
+def _restore(folder: Path, previous: Path) -> None:
+    if previous.exists() and not folder.exists():
+        previous.rename(folder)
 
 
 def _recover(folder: Path, filling: Path, previous: Path) -> None:
@@ -386,13 +393,14 @@ def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
                 _remove(lock_file)
     folder = parent / f"{prefix}{uuid.uuid4().hex}"
     lock_file = folder.with_suffix(".lock")
-    with FileLock(lock_file, thread_local=False):  # another thread may end the context
-        try:
-            folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            _remove(folder)
-            _remove(lock_file)
+    lock = FileLock(lock_file, thread_local=False)  # another thread may end the context
+    with contextlib.ExitStack() as cleanup:  # every step is taken, even if a signal interrupts another
+        cleanup.callback(lock.release)
+        cleanup.callback(_remove, lock_file)
+        cleanup.callback(_remove, folder)
+        lock.acquire()
+        folder.mkdir(mode=0o700)
+        yield folder
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.cpu.schedule import Workload, distance, space
 from harness.compiler.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.compiler.targets import TARGETS
-from harness.compiler.tuned.database import Database, Record, current_conditions
+from harness.compiler.tuned.database import FILE, Database, Record, current_conditions
 from harness.core.errors import HarnessError
-from harness.core.files import lock_folder
+from harness.core.files import lock_folder, remove_temporary_files
 from harness.core.machine import describe_machine
 from harness.core.outcome import VerdictKind
 from harness.core.processes.timed_calls import CallError, TimedCalls
@@ -172,6 +172,7 @@ def search(
         return counts[workload] * seconds * probability
 
     with lock_folder(database.path, database.path / ".lock"), closing(TimedCalls()) as calls:
+        remove_temporary_files([database.path / FILE])
         while remaining:
             workload = max(remaining, key=expected_gain)
             measure_candidate = partial(calls.call, measure, build, workload, str(target), seconds=limit)

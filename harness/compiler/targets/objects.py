@@ -22,7 +22,7 @@ from harness.compiler.schedules.common.code_generation import generate
 from harness.compiler.targets.linking import compile_source, linker
 from harness.compiler.targets.system_cpu import tvm_build
 from harness.core.errors import HarnessError
-from harness.core.files import cache_root, explain_write_errors, prune_files, write_bytes
+from harness.core.files import cache_root, explain_write_errors, prune_files, remove_temporary_files, write_bytes
 from harness.runtime.cpu import Platform
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ class ObjectCache:
         try:
             with explain_write_errors(path, ADVICE):
                 path.parent.mkdir(parents=True, exist_ok=True)
+                # Of killed processes; another that writes the same object just now loses nothing by it.
+                remove_temporary_files([path])
             write_bytes(path, hashlib.sha256(content).digest() + content, advice=ADVICE)
         except HarnessError as error:
             _log.warning("compiled kernels are not kept: %s", error)
