@@ -105,7 +105,7 @@ class Description:
         return f"{self.name}: {self.cpu}, {self.system} on {self.architecture}, {threads}"
 
 
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """The SHA-256 of a file, its name in the store."""
 ArrayForm = tuple[str, tuple[Count, ...]]
 """The dtype and the shape of an array."""
@@ -124,7 +124,7 @@ class LoadRequest:
     """
 
     target: str
-    files: Mapping[Annotated[str, msgspec.Meta(pattern="^[^/\\0]+$")], Digest]
+    files: Mapping[Annotated[str, msgspec.Meta(pattern=r"^[^/\0]+\Z")], Digest]
     manifest: str | None = None
     library: str = ""
     parameters: Sequence[tuple[Digest, str, tuple[Count, ...]]] = ()
