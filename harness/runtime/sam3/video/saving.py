@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -124,15 +124,9 @@ class SessionFile:
             if (metadata["format"], metadata["sha256"]) != (_FORMAT, _digest(arrays)):
                 raise ModelError(f"{path} is damaged or of another version; start a new session.")
 
-            def decode(kind: Any, value: Any) -> Any:
-                if kind is np.float32:
-                    with np.errstate(over="ignore"):
-                        return np.float32(value)
-                array = arrays[value]
-                (dtype,) = get_args(get_args(kind)[1])
-                if dtype is not Any and array.dtype != dtype:
-                    raise ValueError(f"an array of {array.dtype} in place of {np.dtype(dtype)}")
-                return array
+            def decode(kind: type, value: Any) -> Any:
+                with np.errstate(over="ignore"):
+                    return np.float32(value) if kind is np.float32 else arrays[value]
 
             self._state = msgspec.msgpack.decode(arrays[_STATE].tobytes(), type=_State, dec_hook=decode)
             _check(self._state)
@@ -208,8 +202,11 @@ def _check(state: _State) -> None:
             raise ValueError("its memories are not those of its objects")
     for result in (*state.frame_results.values(), *((*saved.hotstart_buffer, *saved.outputs) if saved else ())):
         width, height = result.size
-        shapes = {bits.shape for bits in result.bits.values()}
-        if not shapes <= {((width * height + 7) // 8,)} or not result.bits.keys() <= result.tracker_scores.keys():
+        forms = {(bits.dtype.name, bits.shape) for bits in result.bits.values()}
+        if (
+            not forms <= {("uint8", ((width * height + 7) // 8,))}
+            or not result.bits.keys() <= result.tracker_scores.keys()
+        ):
             raise ValueError(f"the masks of frame {result.index} are not those of {width} x {height} pixels")
 
 
