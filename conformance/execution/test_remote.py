@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tvm
+from tvm import rpc
 
 from conformance.support.product import product_module
 from conformance.support.remotes import Served, Tunnel, device, end, free_port, tvm_server, until
@@ -30,6 +32,7 @@ from harness.compiler.execution.remote.client import (
     RemoteExecutable,
     describe_remote,
 )
+from harness.compiler.execution.remote.device import own_versions
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module
 from harness.compiler.targets.llvm import cpu_name
@@ -113,6 +116,48 @@ def test_what_arrives_otherwise_than_it_was_sent_or_does_not_run_is_an_error_and
         with pytest.raises(RemoteError, match="shape"):
             executable.run([np.zeros((6, 5), np.float32)])
         assert executable.run([np.zeros((6, 4), np.float32)])[0].shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("missing", ["[" * 100_000]),
+        ("missing", ['{"../name": 5}']),
+        ("receive", ["../name", 5, 0, b"right"]),
+        ("load", ["{}"]),
+        ("load", ['{"target": "another", "files": {}, "manifest": ""}']),
+        ("load", ['{"target": "llvm", "files": {"..": 3}}']),
+        ("load", ['{"target": "llvm", "files": {}, "library": "component.so"}']),
+    ],
+)
+def test_a_request_of_another_form_is_one_sentence(name: str, arguments: list[object], served: Served) -> None:
+    with closing(DeviceSession(served.remote)) as session, pytest.raises(RemoteError) as raised:
+        session.ask(name, *arguments)
+    (line,) = str(raised.value).strip().splitlines()[-1:]
+    assert "the device cannot understand the request (" in line and line.endswith("): run it again")
+
+
+def test_inputs_of_another_form_are_one_sentence(served: Served, component: tuple[Path, list[np.ndarray]]) -> None:
+    library, parameters = component
+    with closing(DeviceSession(served.remote)) as session:
+        function = RemoteExecutable(session, library, "llvm", parameters)._function
+        for forms in ('[["float32", [6, 4]]', '[["float32", [7, 4]]]', '[["another", [6, 4]]]', "[]", "3"):
+            with pytest.raises(RuntimeError, match="the device cannot understand the request"):
+                function("main", forms, bytes(96))
+
+
+def test_an_answer_of_another_form_is_one_sentence(tmp_path: Path) -> None:
+    def prepare() -> None:
+        tvm.register_global_func("sam3_tvm.describe", (tmp_path / "answer").read_text)
+
+    server = rpc.Server("127.0.0.1", port := free_port(), port + 1, server_init_callback=prepare)
+    try:
+        for answer in ("{", "[" * 100_000, "3", '{"versions": 3}', json.dumps({"versions": own_versions()})):
+            (tmp_path / "answer").write_text(answer)
+            with pytest.raises(HarnessError, match=r"an answer of the device .+ cannot be understood \(.+\): start"):
+                describe_remote(Remote(f"127.0.0.1:{port}"))
+    finally:
+        server.terminate()
 
 
 def test_a_device_says_what_it_is_and_what_it_lacks(served: Served) -> None:

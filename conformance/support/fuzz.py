@@ -22,19 +22,22 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
+import safetensors.numpy
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from conformance.support import damaged
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
-from conformance.support.mutations import mutated, mutated_json
+from conformance.support.mutations import mutated, mutated_json, with_other
 from harness.app.results.journal import JOURNAL
 from harness.app.segment import job as segmenting
 from harness.app.track import job as tracking
@@ -73,10 +76,11 @@ from harness.runtime.manifest import (
 )
 from harness.runtime.sam3.description import Capacity, Sam3Description, read_sam3_description
 from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.video import saving
 from harness.runtime.sam3.video.frames import Frames, open_frames
 from harness.runtime.sam3.video.masklets import Bucket
 from harness.runtime.sam3.video.memory_bank import MemoryBank, Retention, tracked_entry
-from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject, frame_output
 from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.saving import SessionFile, save_session
@@ -126,19 +130,40 @@ def header_or_bytes(content: bytes, draw: random.Random) -> bytes:
 
 
 def lines_or_bytes(content: bytes, draw: random.Random) -> bytes:
-    """Damages a file of lines: one is missing, doubled or elsewhere, or its bytes are damaged."""
-    if draw.random() < 0.6:
+    """Damages a journal: a line is missing, doubled, elsewhere or has another value, or bytes are damaged."""
+    if draw.random() < 0.4:
         return mutated(content, draw)
     lines = content.splitlines(keepends=True)
     number, other = draw.randrange(len(lines)), draw.randrange(len(lines))
-    match draw.randrange(3):
+    match draw.randrange(6):
         case 0:
             del lines[number]
         case 1:
             lines.insert(other, lines[number])
         case 2:
             lines[number], lines[other] = lines[other], lines[number]
+        case _:
+            text = mutated_json(lines[number].partition(b" ")[2], draw).replace(b"\n", b"")
+            lines[number] = hashlib.sha256(text).hexdigest()[:16].encode() + b" " + text + b"\n"
     return b"".join(lines)
+
+
+def session_or_bytes(content: bytes, draw: random.Random) -> bytes:
+    """Damages a saved session: its state or an array, under the digest that belongs to it, or its bytes."""
+    if draw.random() < 0.4:
+        return header_or_bytes(content, draw)
+    arrays = safetensors.numpy.load(content)
+    name = draw.choice(sorted(arrays))
+    array = arrays.pop(name)
+    others = [array[None], array.astype(np.float64), array[..., :1], np.zeros_like(array)]
+    if name == "state" or draw.random() < 0.7:
+        state = arrays.pop("state", array).tobytes()
+        with suppress(OverflowError, UnicodeEncodeError):
+            state = msgspec.msgpack.encode(with_other(msgspec.msgpack.decode(state), draw))
+        arrays |= {name: array, "state": np.frombuffer(state if draw.random() < 0.95 else b"\x91" * 100_000, np.uint8)}
+    elif draw.random() < 0.8:
+        arrays[name] = draw.choice(others)
+    return safetensors.numpy.save(arrays, {"format": saving._FORMAT, "sha256": saving._digest(arrays)})
 
 
 def _written(write: Callable[[Path], object], *names: str) -> dict[str, bytes]:
@@ -361,6 +386,18 @@ def _save_session(folder: Path) -> None:
     save_session(processor, folder / "session.safetensors")
 
 
+def _read_session(path: Path) -> None:
+    processor = _processor()
+    SessionFile(path, _manifest()).restore(processor)
+    progress = processor.progress
+    for group in progress.groups:
+        for bucket in group.buckets.values():
+            with suppress(ModelError):
+                bucket.bank.read(bucket.bank.plan(1))
+    for result in progress.frame_results.values():
+        frame_output(result.objects, progress.groups[0].state.scores, result.size)
+
+
 KINDS = {
     "images": Kind(damaged.images, lambda path: np.asarray(load_image(path))),
     "animations": Kind(damaged.animations, _frames),
@@ -378,8 +415,8 @@ KINDS = {
     "journals of track": Kind(_journal_of(_track), _resumed(_track), lines_or_bytes, _track),
     "saved sessions": Kind(
         lambda: _written(_save_session, "session.safetensors"),
-        lambda path: SessionFile(path, _manifest()).restore(_processor()),
-        header_or_bytes,
+        _read_session,
+        session_or_bytes,
     ),
 }
 

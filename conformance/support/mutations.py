@@ -57,14 +57,14 @@ def mutated_json(text: bytes, draw: random.Random) -> bytes:
     """Returns JSON with one to three values replaced, removed, doubled or moved; one in fifty is nested too deeply."""
     value = json.loads(text)
     for _ in range(draw.choice((1, 1, 2, 3))):
-        value = _with_other(value, draw)
+        value = with_other(value, draw)
     changed = json.dumps(value, indent=draw.choice((None, 1)))
     if draw.random() < 0.02:
         changed = changed[: draw.randrange(len(changed) + 1)] + _DEEP
     return changed.encode()
 
 
-def _with_other(value: Any, draw: random.Random) -> Any:
+def with_other(value: Any, draw: random.Random) -> Any:
     """Changes a value that is drawn among all inner ones, at any depth."""
     places = list(_places(value))
     if not places:

@@ -259,11 +259,16 @@ def test_whatever_is_damaged_in_a_pickle_is_one_sentence(
     assert refused > 100
 
 
+EXTENT = b'{"detector.a": {"dtype": "F32", "shape": [0, 18446744073709551615], "data_offsets": [0, 0]}}'
+"""The header of a file of safetensors with an extent beyond 64 bits, of which PyTorch raises a `TypeError`."""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
         ("letter.pt", b"Dear aunt,\nthank you for the socks.\n", "not a checkpoint"),
         ("letter.safetensors", b"Dear aunt,\nthank you for the socks.\n", "not a safetensors file"),
+        ("extent.safetensors", len(EXTENT).to_bytes(8, "little") + EXTENT, "not a safetensors file"),
         ("picture.pt", (Path(__file__).parents[3] / "fixtures/images/cat.png").read_bytes(), "not a checkpoint"),
     ],
 )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.app.results.objects import Objects, box_of_mask
 from harness.core.files import write_file
@@ -18,6 +18,23 @@ from harness.core.files import write_file
 _INFO = {"description": "Objects that SAM 3 found, with their scores"}
 _VIDEO = {"video_id": 1}
 """The field of images and annotations that names the only video."""
+
+
+class Annotation(TypedDict):
+    """The form of an entry of `coco_annotations`."""
+
+    category: str
+    score: float
+    bbox: list[float]
+    area: int
+    segmentation: dict[str, Any]
+    predicted_bbox: list[float]
+
+
+class TrackAnnotation(Annotation):
+    """The same of an object of a video."""
+
+    track_id: int
 
 
 @dataclass(frozen=True)

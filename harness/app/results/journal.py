@@ -12,12 +12,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.files import append_bytes, lock_folder, make_folder, remove_temporary_files, write_file
+from harness.runtime.decoding import convert
 
 JOURNAL = ".journal.jsonl"
 LOCK = ".lock"
@@ -74,7 +75,7 @@ class Journal:
         """
         self._folder, self._path = folder, folder / JOURNAL
         self._question, self._digest = question, _digest(question)
-        listed = {name for line in _lines(self._path) for name in line.get(_FILES, ())}
+        listed = {name for line in _lines(self._path) for name in _listed_files(folder, line)}
         for path in results:
             if self._name(path) not in listed:
                 raise HarnessError(
@@ -147,12 +148,31 @@ def entries_of(folder: Path, question: dict[str, Any]) -> Iterator[dict[str, Any
             yield {name: value for name, value in line.items() if name != _QUESTION}
 
 
+def has_form(entry: dict[str, Any], form: type) -> bool:
+    """Returns whether the values of an entry have the types of a form; a damaged one may lack them."""
+    try:
+        convert(entry, form)
+    except ValueError:
+        return False
+    return True
+
+
 def is_whole(folder: Path, question: dict[str, Any]) -> bool:
     """Returns whether the journal in a folder marks the results of a question as complete."""
     last = None
     for entry in entries_of(folder, question):
         last = entry
     return last == _WHOLE
+
+
+def _listed_files(folder: Path, line: dict[str, Any]) -> Iterator[str]:
+    """Yields the names in a line that results in this folder can have."""
+    names = line.get(_FILES)
+    for name in names if isinstance(names, list) else ():
+        if isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts:
+            with suppress(OSError):  # the system refuses the name
+                (folder / name).exists()
+                yield name
 
 
 def _digest(question: dict[str, Any]) -> str:

@@ -11,16 +11,16 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from msgspec.structs import asdict
 
-from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set, distinct_names
-from harness.app.results.journal import Journal, existing_files, results_folder
+from harness.app.results.coco import AnnotatedImage, Annotation, coco_annotations, data_set, distinct_names
+from harness.app.results.journal import Journal, existing_files, has_form, results_folder
 from harness.app.results.objects import Objects, concatenate_objects
 from harness.app.results.overlay import mask_png, png
 from harness.app.segment.prompts import category_name, run_prompts
@@ -180,7 +180,7 @@ def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda resu
 def _run(
     model: Sam3, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
 ) -> list[Result]:
-    entries = {str(entry["name"]).casefold(): entry for entry in journal if "name" in entry}
+    entries = {entry["name"].casefold(): entry for entry in _entries(journal, job.categories)}
     annotations = job.out / ANNOTATIONS
     if not entries:
         journal.remove_listed(annotations)  # they belong to another question
@@ -226,11 +226,31 @@ def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) 
     images = {entry["image"] for entry in entries}
     entries += [entry for entry in done.values() if entry["image"] not in images]
     paths = [Path(entry["image"]) for entry in entries]
-    above = Path(os.path.commonpath([path.resolve().parent for path in (*paths, *job.images)]))
+    above = Path(os.path.commonpath([path.parent for path in (*paths, *(image.resolve() for image in job.images))]))
     return [
         AnnotatedImage(path.relative_to(above).as_posix(), (entry["size"][0], entry["size"][1]), entry["annotations"])
         for path, entry in zip(paths, entries, strict=True)
     ]
+
+
+class _Entry(TypedDict):
+    """The form of an entry of the journal, an image that was segmented."""
+
+    name: str
+    image: str
+    key: str
+    size: tuple[int, int]
+    annotations: list[Annotation]
+    notes: list[str]
+    seconds: float
+
+
+def _entries(journal: Journal, categories: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yields the entries of images, without damaged ones and those with objects of other categories."""
+    for entry in journal:
+        is_image = has_form(entry, _Entry) and Path(entry["image"]).is_absolute()
+        if is_image and {annotation["category"] for annotation in entry["annotations"]}.issubset(categories):
+            yield entry
 
 
 _JOURNAL_FIELDS = ("size", "annotations", "notes", "seconds")

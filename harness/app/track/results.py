@@ -10,20 +10,20 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.app.results.coco import AnnotatedImage, coco_annotations, write_video_data_set
-from harness.app.results.journal import Journal, entries_of, existing_files
+from harness.app.results.coco import AnnotatedImage, TrackAnnotation, coco_annotations, write_video_data_set
+from harness.app.results.journal import Journal, entries_of, existing_files, has_form
 from harness.app.results.objects import Objects
 from harness.app.results.overlay import draw, numbered_png
 from harness.app.track.video import VideoWriter, encoder_version, finish_video, frames_in
@@ -90,7 +90,7 @@ class Results(AbstractContextManager["Results"]):
         self._overlay: VideoWriter | None = None
         self._encoder = encoder_version(out / OVERLAY) if has_overlay else None
         make_folder(out)
-        self._journal_length = sum(1 for _ in _contiguous(entries_of(out, question)))
+        self._journal_length = sum(1 for _ in _contiguous(entries_of(out, question), video.categories))
         self._journal = Journal(out, question, self._existing_files(), _is_among_first(self._journal_length))
         make_folder(out / MASKS)
         self.done = next(
@@ -215,11 +215,21 @@ def _is_among_first(count: int) -> Callable[[dict[str, Any]], bool]:
     return lambda entry: "frame" not in entry or next(left, None) is not None
 
 
-def _contiguous(entries: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the entries of frames until one is not the next frame."""
+class _Entry(TypedDict):
+    """The form of an entry of the journal, a frame that is done."""
+
+    frame: int
+    size: tuple[int, int]
+    annotations: list[TrackAnnotation]
+
+
+def _contiguous(entries: Iterator[dict[str, Any]], categories: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yields the entries of frames until one is not the next frame, is damaged, or has objects of other categories."""
     frames = (entry for entry in entries if "frame" in entry)
     for index, entry in enumerate(frames):
-        if entry["frame"] != index:
+        if entry["frame"] != index or not has_form(entry, _Entry):
+            return
+        if not {annotation["category"] for annotation in entry["annotations"]}.issubset(categories):
             return
         yield entry
 

@@ -165,9 +165,9 @@ def _read_safetensors(path: Path) -> Any:
 
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, ValueError) as error:  # PyTorch's, of an extent beyond 64 bits
         raise HarnessError(
-            f"The checkpoint {path} is not a safetensors file or is truncated ({error}); download it again."
+            f"The checkpoint {path} is not a safetensors file or truncated ({_first_line(error)}); download it again."
         ) from error
 
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from harness.core.errors import HarnessError
 from harness.core.processors import Remote
 from harness.core.program import Array
 from harness.runtime.artifact import Tensors, check_inputs
+from harness.runtime.decoding import convert, decode
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import MANIFEST, OPTIONAL, read_manifest
 from harness.runtime.weights import check_files
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
     from harness.compiler.execution.remote.device import Description
 
+
+Value = TypeVar("Value")
 
 WAIT_SECONDS = 30.0
 """Seconds without an answer after which a device is lost; a crashed server is started again within them."""
@@ -70,6 +74,13 @@ def describe_remote(remote: Remote) -> Description:
         ) from None
 
 
+@dataclass(frozen=True)
+class _Described:
+    """The part of a device's description that every version has; the others are understood if versions are equal."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
 class DeviceSession:
     """A session on a device, to be closed.
 
@@ -92,24 +103,44 @@ class DeviceSession:
         """
         if find_spec("tvm") is None:
             raise HarnessError("--remote needs TVM, which is not installed here: pip install 'sam3-tvm[device]'")
-        from harness.compiler.execution.remote.device import Description, own_versions
-
         self._remote = remote
         self.sent_bytes = 0
         self.rpc: rpc.RPCSession | None = _connect(remote, wait)
         try:
-            answer = json.loads(self.ask("describe"))
-        except AttributeError as error:
-            raise HarnessError(f"{remote} is TVM's RPC server alone: start sam3-tvm serve-device instead") from error
-        if (device_versions := answer.get("versions", {})) != own_versions():
+            self.description = self._describe()
+        except HarnessError:
             self.close()
-            device_text, own_text = (
-                ", ".join(map(" ".join, pairs.items())) for pairs in (device_versions, own_versions())
-            )
+            raise
+
+    def _describe(self) -> Description:
+        from harness.compiler.execution.remote.device import Description, own_versions
+
+        try:
+            answer = self.ask("describe")
+        except AttributeError as error:
             raise HarnessError(
-                f"the device {remote} has {device_text}, and this machine {own_text}: install the same versions"
+                f"{self._remote} is TVM's RPC server alone: start sam3-tvm serve-device instead"
+            ) from error
+        versions = self._convert(answer, _Described).versions
+        if versions != own_versions():
+            device_text, own_text = (", ".join(map(" ".join, pairs.items())) for pairs in (versions, own_versions()))
+            raise HarnessError(
+                f"the device {self._remote} has {device_text}, and this machine {own_text}: install the same versions"
             )
-        self.description = Description(**answer)
+        return self._convert(answer, Description)
+
+    def _convert(self, answer: str, kind: type[Value]) -> Value:
+        """Makes a value of a type from an answer in JSON.
+
+        Raises:
+            HarnessError: The answer has another form.
+        """
+        try:
+            return convert(decode(str(answer)), kind)
+        except ValueError as error:
+            raise HarnessError(
+                f"an answer of the device {self._remote} cannot be understood ({error}): start serve-device there again"
+            ) from error
 
     def close(self) -> None:
         """Ends the session, even if its tensors are still referenced."""
@@ -160,9 +191,11 @@ class DeviceSession:
         Raises:
             RemoteError: The device cannot write or load them.
             DeviceLostError: The session ended.
+            HarnessError: An answer of the device cannot be understood.
         """
         sizes = {digest: content.size for digest, content in contents.items()}
-        for digest in json.loads(self.ask("missing", json.dumps(sizes))):
+        missing = set(self._convert(self.ask("missing", json.dumps(sizes)), list[str]))
+        for digest in (digest for digest in contents if digest in missing):
             content = contents[digest]
             for offset in range(0, max(content.size, 1), PART_BYTES):
                 self.ask("receive", digest, content.size, offset, content[offset : offset + PART_BYTES].tobytes())

@@ -24,12 +24,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from harness import __version__
@@ -42,6 +44,7 @@ from harness.core.processes.threads import set_variable
 from harness.core.processors import Processors
 from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import cpu_features, this_platform
+from harness.runtime.decoding import Count, convert, decode
 from harness.runtime.errors import ModelError
 from harness.runtime.executable import Executable
 from harness.runtime.loading import open_library
@@ -100,6 +103,31 @@ class Description:
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"{self.name}: {self.cpu}, {self.system} on {self.architecture}, {threads}"
+
+
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+"""The SHA-256 of a file, its name in the store."""
+ArrayForm = tuple[str, tuple[Count, ...]]
+"""The dtype and the shape of an array."""
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """A request to load a compiled model, or a library with its parameters.
+
+    Attributes:
+        target: Name of the target that it was compiled for.
+        files: The files of its folder.
+        manifest: The manifest of a model, as JSON.
+        library: The library's name among the files.
+        parameters: The file, dtype and shape of each parameter of the library.
+    """
+
+    target: str
+    files: Mapping[Annotated[str, msgspec.Meta(pattern=r"^[^/\0]+\Z")], Digest]
+    manifest: str | None = None
+    library: str = ""
+    parameters: Sequence[tuple[Digest, str, tuple[Count, ...]]] = ()
 
 
 def own_versions() -> dict[str, str]:
@@ -206,7 +234,8 @@ def _end_with_parent() -> None:
 
 def _missing(store: Path, sizes: str) -> str:
     """Returns the names of absent files as JSON; marks the present files as recently used."""
-    sizes_by_name = json.loads(sizes)
+    with _explain_requests():
+        sizes_by_name = convert(decode(sizes), dict[Digest, Count])
     present = [
         name
         for name in sizes_by_name
@@ -219,7 +248,8 @@ def _missing(store: Path, sizes: str) -> str:
 
 def _receive(store: Path, digest: str, size: int, offset: int, part: bytes) -> None:
     """Appends a part to a file, which gets its name when it is complete and its checksum is right."""
-    path = store / digest
+    with _explain_requests():
+        path = store / convert(digest, Digest)
     partial_file = temporary_name(path)
     with explain_write_errors(store, "free some space on the device, or give serve-device another --store"):
         with partial_file.open("ab" if offset else "wb") as file:
@@ -239,32 +269,53 @@ def _load(store: Path, request: str) -> Callable[..., Any]:
     import tvm
     import tvm_ffi
 
-    fields = json.loads(request)
-    device = TARGETS[fields["target"]].device()
-    folder = Path(tempfile.mkdtemp(dir=Path.cwd()))  # TVM's server removes the folder of the session with it
-    for name, digest in fields["files"].items():
-        (folder / name).symlink_to(store / digest)
-    if "manifest" in fields:
-        (folder / MANIFEST).write_text(fields["manifest"], encoding="utf-8")
+    with _explain_requests():
+        asked = convert(decode(request), LoadRequest)
+        if asked.manifest is None and asked.library not in asked.files:
+            raise ValueError(f"{asked.library!r} is none of its files")
+        device = TARGETS[asked.target].device()
+        folder = Path(tempfile.mkdtemp(dir=Path.cwd()))  # TVM's server removes the folder of the session with it
+        if asked.manifest is not None:
+            (folder / MANIFEST).write_text(asked.manifest, encoding="utf-8")
+        for name, digest in asked.files.items():
+            (folder / name).symlink_to(store / digest)
+        weights = [np.fromfile(store / digest, dtype).reshape(shape) for digest, dtype, shape in asked.parameters]
+    if asked.manifest is not None:
         artifact = Artifact.load(folder, check=False)  # files were checked when they arrived
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
-            names = (spec.name for spec in artifact.manifest.entries[entry].inputs)
-            return list(artifact.call(entry, **dict(zip(names, tensors, strict=True))).values())
+            with _explain_requests():
+                names = [spec.name for spec in artifact.manifest.entries[entry].inputs]
+                inputs = dict(zip(names, tensors, strict=True))
+            return list(artifact.call(entry, **inputs).values())
     else:
-        weights = [np.fromfile(store / digest, dtype).reshape(shape) for digest, dtype, shape in fields["parameters"]]
-        executable = Executable(folder / fields["library"], device, weights)
+        executable = Executable(folder / asked.library, device, weights)
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
             return [tvm.runtime.tensor(result) for result in executable.run(tensors)]
 
-    def tensor(value: Any, kind: Any) -> Any:
+    def tensor(value: Any, form: ArrayForm) -> Any:
         if not isinstance(value, bytes):
             return value[0]
-        return tvm.runtime.tensor(np.frombuffer(value, kind[0]).reshape(kind[1]), device)
+        return tvm.runtime.tensor(np.frombuffer(value, form[0]).reshape(form[1]), device)
 
-    def run(entry: str, kinds: str, *values: Any) -> Any:
-        tensors = [tensor(value, kind) for value, kind in zip(values, json.loads(kinds), strict=True)]
+    def run(entry: str, forms: str, *values: Any) -> Any:
+        with _explain_requests():
+            arrays = zip(values, convert(decode(forms), list[ArrayForm]), strict=True)
+            tensors = [tensor(value, form) for value, form in arrays]
         return tvm_ffi.Array([tvm_ffi.Array([result]) for result in call(entry, tensors)])
 
     return run
+
+
+@contextmanager
+def _explain_requests() -> Iterator[None]:
+    """Turns the errors of reading a request into a sentence.
+
+    Raises:
+        ModelError: The request cannot be understood.
+    """
+    try:
+        yield
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise ModelError(f"the device cannot understand the request ({error}): run it again") from error

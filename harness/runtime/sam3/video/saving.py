@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.masklets import Bucket
+from harness.runtime.sam3.video.memory_bank import RULES
 from harness.runtime.sam3.video.outputs import FrameResult
 from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor
 from harness.runtime.sam3.video.rules import VideoState
@@ -124,10 +125,20 @@ class SessionFile:
                 raise ModelError(f"{path} is damaged or of another version; start a new session.")
 
             def decode(kind: type, value: Any) -> Any:
-                return np.float32(value) if kind is np.float32 else arrays[value]
+                with np.errstate(over="ignore"):
+                    return np.float32(value) if kind is np.float32 else arrays[value]
 
             self._state = msgspec.msgpack.decode(arrays[_STATE].tobytes(), type=_State, dec_hook=decode)
-        except (OSError, SafetensorError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+            _check(self._state)
+        except (
+            OSError,
+            SafetensorError,
+            msgspec.MsgspecError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ) as error:
             raise ModelError(f"{path} cannot be read as a saved session ({error}); start a new one.") from error
         if self._state.model != model_digest(manifest):
             raise ModelError(f"{path} was saved with another model; load that one.")
@@ -171,6 +182,32 @@ class SessionFile:
                 saved.request, saved.scope, range(*saved.order), hotstart_buffer, outputs
             )
         processor.progress = progress
+
+
+def _check(state: _State) -> None:
+    """Checks what the types of a state do not say.
+
+    Raises:
+        ValueError: Its parts do not fit together.
+    """
+    saved = state.propagation
+    if len(state.groups) != max(len(state.prompts), 1) or (saved is not None and abs(saved.order[2]) != 1):
+        raise ValueError("its prompts or its frames are incomplete")
+    for bucket in (bucket for group in state.groups for bucket in group.buckets.values()):
+        bank = bucket.bank
+        entries = (*bank.conditioning.values(), *bank.tracked.values())
+        arrays = [array for entry in entries for array in (entry.memory, entry.pointer, entry.object_logits, entry.iou)]
+        rows = {array.shape[:1] for array in (*arrays, *bucket.mask_logits.values()) if array is not None}
+        if not rows <= {(len(bank.objects),)} or bank.rules != RULES:
+            raise ValueError("its memories are not those of its objects")
+    for result in (*state.frame_results.values(), *((*saved.hotstart_buffer, *saved.outputs) if saved else ())):
+        width, height = result.size
+        forms = {(bits.dtype.name, bits.shape) for bits in result.bits.values()}
+        if (
+            not forms <= {("uint8", ((width * height + 7) // 8,))}
+            or not result.bits.keys() <= result.tracker_scores.keys()
+        ):
+            raise ValueError(f"the masks of frame {result.index} are not those of {width} x {height} pixels")
 
 
 def _state(processor: VideoProcessor) -> _State:

@@ -1,4 +1,4 @@
-"""Works around layers: attention, group normalization, and matrix products of other dtypes than float32."""
+"""Works around layers: attention, group normalization, maximum pooling, and products of other dtypes than float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import Node
 from tvm import relax
 
 from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom, normal
-from harness.compiler.lowering.frontends.rewriting import argument, value_of
+from harness.compiler.lowering.frontends.rewriting import argument, calls, overloads, value_of
 
 
 def _four_dimensions(shape: tuple[int, ...]) -> list[int]:
@@ -80,6 +80,16 @@ def _convert_group_norm(node: Node, importer: Any) -> Any:
     )
 
 
+_POOLS = overloads("max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", "default")
+
+
+def _fill_strides(module: torch.fx.GraphModule) -> None:
+    for node in calls(module, *_POOLS):
+        if not argument(node, "stride"):
+            size = argument(node, "kernel_size")
+            node.args = (*node.args[:2], size, *node.args[3:])
+
+
 def _double(*shape: int) -> torch.Tensor:
     return torch.arange(1, 1 + math.prod(shape), dtype=torch.float64).reshape(shape) / 3
 
@@ -141,6 +151,20 @@ DEFECTS = (
         raw=RawOutcome(Symptom.REJECTED, "InternalError", "null pointer"),
         workaround="A converter that fills in ones and zeros.",
         converters={"native_group_norm.default": _convert_group_norm},
+    ),
+    Defect(
+        name="max_pool_without_stride",
+        title="max_pool2d and max_pool3d with padding and without a stride are rejected",
+        location="BaseFXGraphImporter._max_pool2d_impl",
+        description=(
+            "torch.export writes an omitted stride as an empty list, which stands for the size of the kernel. The "
+            "converters know that of None alone, and hand the list on as a stride of no dimensions."
+        ),
+        function=lambda x: torch.nn.functional.max_pool2d(x, 2, padding=1),
+        args=normal((1, 2, 4, 4)),
+        raw=RawOutcome(Symptom.REJECTED, "InternalError", "strides"),
+        workaround="The size of the kernel is written as the stride.",
+        passes=(_fill_strides,),
     ),
     Defect(
         name="matmul_float32",
