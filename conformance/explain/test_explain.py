@@ -319,8 +319,15 @@ def on(target: str, module: tvm.IRModule) -> list[Operator]:
     return trace(module, TARGETS[target].pipeline(tvm_target), tvm_target)
 
 
-@pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("name", ["scoring_head", "transformer_encoder", "segmentation_head"])
+# For Metal one component by day: its rules are those of CUDA.
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("scoring_head", "metal"),
+        *(pytest.param(name, "metal", marks=pytest.mark.wide) for name in ("transformer_encoder", "segmentation_head")),
+        *((name, "cuda") for name in ("scoring_head", "transformer_encoder", "segmentation_head")),
+    ],
+)
 def test_every_operator_is_told_once_on_gpus(name: str, target: str) -> None:
     calls = [b.value for block in imported(name)["main"].body.blocks for b in block.bindings]
     operators = on(target, imported(name))
