@@ -105,6 +105,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
         (["compile", "--boxes", "0", "--out", "model"], "Invalid value for '--boxes'"),
         (["compile", "--db", ".", "--out", "model"], "there is no tuning database in ."),
         (["compile", "--db", ".", "--untuned", "--out", "model"], "--db and --untuned contradict each other"),
+        (["compile", "--weights", "outliers", "--checkpoint", "notes.txt", "--out", "model"], "give one of them"),
         (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
         (["compile", "--out", "notes.txt/model"], "cannot write "),
         (["compile", "--out", "."], "holds something else than a compiled model"),
