@@ -100,7 +100,10 @@ def test_unmodified_accepts(frontend: Frontend, defect: Defect) -> None:
 @EXPECTED
 @each_defect(Symptom.WRONG_RESULT)
 def test_unmodified_is_right(frontend: Frontend, defect: Defect) -> None:
-    if not is_same(outputs(frontend, repaired=False)[defect.name], run_torch(*defect.reproduction())):
+    """In the program of all, or where it is right there, alone."""
+    program, expected = defect.reproduction(), run_torch(*defect.reproduction())
+    together = outputs(frontend, repaired=False)[defect.name]
+    if not (is_same(together, expected) and is_same(run_raw(frontend.import_raw, *program), expected)):
         raise Predicted(defect.name)
 
 
