@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
 
 import mpmath
 import numpy as np
@@ -19,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
-from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, programs
+from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, hold_together, programs
 from conformance.support.examples import examples
 from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends.running import run_module
@@ -114,61 +112,24 @@ PER_OPERATION, ANY, AT_ONCE = 2, 30, 10
 """How many programs are drawn that begin with each operator and how many of any kind, and how many share a build."""
 
 
-@pytest.fixture(scope="module")
-def lowered() -> Callable[[str], list[tuple[Program, list[torch.Tensor]]]]:
-    """(operator) → the programs that begin with it, and what they return when PyTorch runs them lowered."""
-
-    @cache
-    def some(names: tuple[str, ...]) -> dict[str, list[tuple[Program, list[torch.Tensor]]]]:
-        chosen = [(name, program) for name in names for program in drawn(programs(first=name), PER_OPERATION)]
-        outputs = together(in_pytorch, [program for _, program in chosen])
-        found: dict[str, list[tuple[Program, list[torch.Tensor]]]] = {name: [] for name in names}
-        for (name, program), results in zip(chosen, outputs, strict=True):
-            found[name].append((program, results))
-        return found
-
-    def of(name: str) -> list[tuple[Program, list[torch.Tensor]]]:
-        first = [*OPERATIONS].index(name) // AT_ONCE * AT_ONCE
-        return some(tuple(OPERATIONS)[first : first + AT_ONCE])[name]
-
-    return of
-
-
-def together(run, chosen: list[Program]) -> list[list[torch.Tensor]]:
-    return run_together(run, [Part(program, program.module(), program.arguments()) for program in chosen])
-
-
-def hold(program: Program, outputs: list[torch.Tensor]) -> None:
-    try:
-        assert_within(outputs, program.expected())
-    except AssertionError as error:
-        error.add_note(f"in {program}")
-        raise
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_drawn_programs_lowered_in_pytorch(lowered, operation: str):
-    found = lowered(operation)
-    assert len(found) == PER_OPERATION
-    for program, outputs in found:
-        assert program.steps[0].operation == operation
-        hold(program, outputs)
+@pytest.mark.parametrize("first", range(0, len(OPERATIONS), AT_ONCE), ids=[*OPERATIONS][::AT_ONCE])
+def test_drawn_programs_lowered_in_pytorch(first: int):
+    names = [*OPERATIONS][first : first + AT_ONCE]
+    chosen = [program for name in names for program in drawn(programs(first=name), PER_OPERATION)]
+    assert [program.steps[0].operation for program in chosen] == [n for n in names for _ in range(PER_OPERATION)]
+    hold_together(in_pytorch, chosen)
 
 
 def test_drawn_programs_lowered_in_tvm():
     chosen = drawn(programs(), ANY)
     assert len(chosen) == ANY
     for first in range(0, ANY, AT_ONCE):
-        batch = chosen[first : first + AT_ONCE]
-        for program, outputs in zip(batch, together(in_tvm, batch), strict=True):
-            hold(program, outputs)
+        hold_together(in_tvm, chosen[first : first + AT_ONCE])
 
 
 @EITHER
 def test_examples(run):
-    parts = [Part(name, example.module(), example.arguments()) for name, example in EXAMPLES.items()]
-    for part, outputs in zip(parts, run_together(run, parts), strict=True):
-        assert_within(outputs, EXAMPLES[part.what].expected())
+    hold_together(run, EXAMPLES.values())
 
 
 def test_nothing_complex_is_left_and_the_original_is_untouched():

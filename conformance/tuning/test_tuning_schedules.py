@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
-from conformance.schedules.cpu.test_cpu_bf16 import target_for
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from conformance.schedules.cpu.test_cpu_bf16 import target_for
 from conformance.support import faulty_builds
+from conformance.support.cpus import target_for
 from conformance.support.place import executes
 from conformance.support.tuning import database_of, record
 from harness.cli.main import app

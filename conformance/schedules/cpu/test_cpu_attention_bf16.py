@@ -22,13 +22,13 @@ from conformance.schedules.cpu.test_cpu_bf16 import (
     DOT_PRODUCTS,
     WITHOUT_INSTRUCTION,
     runs,
-    target_for,
     with_instruction,
 )
 from conformance.schedules.cpu.test_cpu_threads import hold_module as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.attention import attention, attention_bf16, hold_beyond_the_last_key, hold_padding, operands
 from conformance.support.bf16 import hold_to_upstream
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.kernels import call_of, functions_of, lowered, lowered_for, machine_of, run
 from conformance.support.operators import normal, rms

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-from conformance.schedules.cpu.test_cpu_targets import target_for
 from conformance.support.attention import (
     attention,
     hold_beyond_the_last_key,
@@ -27,6 +26,7 @@ from conformance.support.attention import (
     operands,
     reference,
 )
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.kernels import call_of, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal

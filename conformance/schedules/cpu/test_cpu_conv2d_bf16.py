@@ -23,7 +23,6 @@ from conformance.schedules.cpu.test_cpu_bf16 import (
     assembled,
     extreme,
     runs,
-    target_for,
     with_instruction,
 )
 from conformance.schedules.cpu.test_cpu_threads import hold_module as hold_on_threads
@@ -40,6 +39,7 @@ from conformance.support.convolutions import (
     transposed_by_taps,
     upsampled_by_places,
 )
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal

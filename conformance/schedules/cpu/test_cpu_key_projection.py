@@ -12,10 +12,11 @@ import tvm
 from torch.nn import functional
 from tvm import relax, tirx
 
-from conformance.schedules.cpu.test_cpu_targets import assert_in_registers, product_loops, target_for
+from conformance.schedules.cpu.test_cpu_targets import assert_in_registers
 from conformance.schedules.cpu.test_cpu_threads import hold_module as hold_on_threads
-from conformance.support.assembly import assembly
+from conformance.support.assembly import assembly, product_loops
 from conformance.support.attention import kernels
+from conformance.support.cpus import target_for
 from conformance.support.kernels import call_of, functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target

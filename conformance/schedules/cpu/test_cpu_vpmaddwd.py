@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.schedules.cpu.test_cpu_bf16 import INTEGERS, runs, target_for
+from conformance.schedules.cpu.test_cpu_bf16 import INTEGERS, runs
 from conformance.support.assembly import assembly, innermost_loops
 from conformance.support.bf16 import Processor, linear, product, rounded
+from conformance.support.cpus import target_for
 from conformance.support.kernels import call_of, functions_of, lowered, machine_of
 from conformance.support.operators import normal, rms
 from harness.compiler.schedules.cpu.vpmaddwd import LONGEST, largest_integer
