@@ -19,7 +19,7 @@ from conformance.support.attention import kernels
 from conformance.support.cpus import target_for
 from conformance.support.kernels import call_of, functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
-from conformance.support.place import cpu_target
+from harness.compiler.targets import HOST
 
 op = relax.op
 TOKENS = 36
@@ -146,8 +146,9 @@ def test_what_lies_behind_the_last_memory_changes_nothing() -> None:
 
 
 def test_threads_do_not_change_a_number(tmp_path: Path) -> None:
-    module = for_any_bank(2, 97, 16, 32)
-    hold_on_threads(module, cpu_target(), tmp_path, inputs(2, 97, 23, 7, 16, 32), weights(16, 32))
+    target = HOST.tvm_target()
+    module = for_any_bank(2, 97, 16, 32, target)
+    hold_on_threads(module, target, tmp_path, inputs(2, 97, 23, 7, 16, 32), weights(16, 32))
 
 
 @pytest.mark.parametrize("cpu", ["x86-64-v4", "x86-64-v3"])
