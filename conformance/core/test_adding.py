@@ -75,15 +75,16 @@ DEFECT = """    Defect(
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A copy of what the recipes change."""
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the recipes change, each on top of those before it."""
+    copy = tmp_path_factory.mktemp("project")
     for folder in ("harness", "conformance", "docs"):
-        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+        shutil.copytree(REPOSITORY / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     for file in ("conftest.py", "pyproject.toml"):
-        shutil.copyfile(REPOSITORY / file, tmp_path / file)
-    (tmp_path / "fixtures").symlink_to(REPOSITORY / "fixtures")
-    return tmp_path
+        shutil.copyfile(REPOSITORY / file, copy / file)
+    (copy / "fixtures").symlink_to(REPOSITORY / "fixtures")
+    return copy
 
 
 def python(project: Path, *arguments: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ from safetensors.torch import save_file
 from conformance.support.folders import change_manifest, rewrite
 from conformance.support.shallow import interactive_model, photograph, shallow_model
 from harness.compiler.deployment.packing import pack_model
+from harness.core.case import TINY
 from harness.core.errors import HarnessError
 from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.settings import REPOSITORY, Settings
+from harness.models.sam3.build import build_model
+from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding
 from harness.models.sam3.hugging_face import to_hugging_face
@@ -56,19 +61,19 @@ def artifact(shallow_artifact: Path) -> Artifact:
     return Artifact.load(shallow_artifact)
 
 
+@pytest.fixture
+def folder(tiny_artifact: Path, tmp_path: Path) -> Path:
+    """A copy of a folder, for tests that judge no number of SAM 3; files are hard links, as those of `copy`."""
+    return Path(shutil.copytree(tiny_artifact, tmp_path / "copy", copy_function=os.link))
+
+
 def features(artifact: Artifact) -> np.ndarray:
     return to_numpy(artifact.call("encode_text", **TEXT)["text_features"]).copy()
 
 
-def text_features_of(seed: int) -> np.ndarray:
+def text_features_of(model: torch.nn.Module) -> np.ndarray:
     """What PyTorch says."""
-    import torch
-
-    from harness.models.sam3.build import build_model
-    from harness.models.sam3.components import COMPONENTS
-
     with upstream(), torch.no_grad():
-        model = shallow_model() if seed == 0 else build_model("shallow", seed)
         return COMPONENTS["text_encoder"].build(model).eval()(torch.from_numpy(TOKENS))[0].numpy()
 
 
@@ -100,14 +105,15 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
         (["compile", "--boxes", "0", "--out", "model"], "Invalid value for '--boxes'"),
         (["compile", "--db", ".", "--out", "model"], "there is no tuning database in ."),
         (["compile", "--db", ".", "--untuned", "--out", "model"], "--db and --untuned contradict each other"),
+        (["compile", "--weights", "outliers", "--checkpoint", "notes.txt", "--out", "model"], "give one of them"),
         (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
         (["compile", "--out", "notes.txt/model"], "cannot write "),
         (["compile", "--out", "."], "holds something else than a compiled model"),
         (
-            ["compile", "--scale", "shallow", "--checkpoint", "notes.txt", "--out", "model"],
+            ["compile", "--scale", "tiny", "--checkpoint", "notes.txt", "--out", "model"],
             "notes.txt is not a checkpoint",
         ),
-        (["compile", "--scale", "shallow", "--strategy", "none", "--out", "model"], "complex64 is not handled yet"),
+        (["compile", "--scale", "tiny", "--strategy", "none", "--out", "model"], "complex64 is not handled yet"),
         (["pack", "--into", "model"], "model is not a folder: make one with `sam3-tvm compile --out model`"),
     ],
 )
@@ -140,7 +146,7 @@ def test_weights_are_safetensors_that_need_no_copy(shallow_artifact: Path) -> No
 
 def test_encoders_are_the_models(artifact: Artifact) -> None:
     """The whole path is held to upstream's in test_end_to_end; here that the folder holds the right weights."""
-    np.testing.assert_allclose(features(artifact), text_features_of(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(features(artifact), text_features_of(shallow_model()), rtol=1e-5, atol=1e-5)
 
 
 def resident(file: str) -> int:
@@ -248,9 +254,9 @@ def test_an_index_out_of_range_is_a_sentence(artifact: Artifact, entry: str, nam
         assert str(caught.value) == f"{entry} takes {name} from 0 to {below - 1}, not {wrong}"
 
 
-def test_compiled_code_reads_nothing_outside_whatever_an_index_is(shallow_artifact: Path) -> None:
+def test_compiled_code_reads_nothing_outside_whatever_an_index_is(tiny_artifact: Path) -> None:
     """As it is called from C++, or in a folder without ranges: an index is the nearest that there is."""
-    result = run_isolated("conformance.support.indices:outside", str(shallow_artifact), timeout=300)
+    result = run_isolated("conformance.support.indices:outside", str(tiny_artifact), timeout=300)
     assert result.kind is WorkerEnd.OK, result.error
     assert result.value == []
 
@@ -266,16 +272,16 @@ def test_arrays_of_any_layout_are_taken(artifact: Artifact) -> None:
         assert np.array_equal(to_numpy(result), expected)
 
 
-def test_weights_that_are_written_into_are_not_read(copy: Path) -> None:
-    path = copy / weights_file("encode_text")
+def test_weights_that_are_written_into_are_not_read(folder: Path) -> None:
+    path = folder / weights_file("encode_text")
     content = path.read_bytes()
     rewrite(path, content)
-    loaded = Artifact.load(copy)
+    loaded = Artifact.load(folder)
     before = features(loaded)
     rewrite(path, bytes(len(content)))  # replaced, as `pack` does: what was loaded is still there
     assert np.array_equal(features(loaded), before)
     rewrite(path, content)
-    loaded = Artifact.load(copy)
+    loaded = Artifact.load(folder)
     with path.open("rb+") as file:
         file.seek(len(content) // 2)
         file.write(b"other")
@@ -283,55 +289,67 @@ def test_weights_that_are_written_into_are_not_read(copy: Path) -> None:
         features(loaded)
 
 
-def test_a_flipped_bit_is_found(copy: Path) -> None:
-    for name in read_manifest(copy).files:
-        content = bytearray((copy / name).read_bytes())
+def test_a_flipped_bit_is_found(folder: Path) -> None:
+    for name in read_manifest(folder).files:
+        content = bytearray((folder / name).read_bytes())
         content[len(content) // 2] ^= 1
-        original = copy / f"{name}.original"
-        (copy / name).rename(original)
-        (copy / name).write_bytes(content)
+        original = folder / f"{name}.original"
+        (folder / name).rename(original)
+        (folder / name).write_bytes(content)
         with pytest.raises(ArtifactError, match=f"{name} is damaged, its checksum is wrong: copy it or compile again$"):
-            Artifact.load(copy)
-        original.replace(copy / name)
+            Artifact.load(folder)
+        original.replace(folder / name)
 
 
-def test_a_cut_off_file_is_found_without_reading_it(copy: Path) -> None:
-    content = (copy / LIBRARY).read_bytes()
-    rewrite(copy / LIBRARY, content[:-1])
-    with pytest.raises(ArtifactError, match=f"{LIBRARY} is damaged: {len(content) - 1} bytes instead of"):
-        Artifact.load(copy, check=False)
+def of_another_machine(folder: Path) -> None:
+    header = bytearray((folder / LIBRARY).read_bytes())
+    header[18:20] = (243).to_bytes(2, "little")  # e_machine of ELF: RISC-V
+    rewrite(folder / LIBRARY, bytes(header))
 
 
-def test_a_missing_file_is_named(copy: Path) -> None:
-    (copy / weights_file("ground")).unlink()
-    with pytest.raises(ArtifactError, match=r"is incomplete: ground\.safetensors is missing; copy the whole folder"):
-        Artifact.load(copy)
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut off": (
+        lambda folder: rewrite(folder / LIBRARY, (folder / LIBRARY).read_bytes()[:-1]),
+        rf"{LIBRARY} is damaged: \d+ bytes instead of",
+    ),
+    "missing file": (
+        lambda folder: (folder / weights_file("ground")).unlink(),
+        r"is incomplete: ground\.safetensors is missing; copy the whole folder",
+    ),
+    "version": (
+        lambda folder: change_manifest(folder, format=FORMAT + 1),
+        f"in version {FORMAT + 1} of the format, this program reads version",
+    ),
+    "target": (
+        lambda folder: change_manifest(folder, target="vulkan"),
+        "was compiled for vulkan, and only llvm, cuda, metal can be loaded",
+    ),
+    "machine": (of_another_machine, "was compiled for Linux on riscv64"),
+    **{
+        f"manifest {content!r}": (
+            lambda folder, content=content: rewrite(folder / MANIFEST, content),  # type: ignore[misc]
+            "compile the model again",
+        )
+        for content in (b"", b"{", b"[]", b'{"format": 1}', b'{"format": 1, "entries": 3}', b"\xff")
+    },
+}
 
 
-def test_what_only_packing_needs_may_be_left_out(copy: Path) -> None:
-    (copy / PACKING_LIBRARY).unlink()
-    assert Artifact.load(copy).manifest.files
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_not_the_folder_that_was_written_is_a_sentence(
+    damage: Callable[[Path], None], sentence: str, folder: Path
+) -> None:
+    """Without reading the weights."""
+    damage(folder)
+    with pytest.raises((LoadError, ArtifactError), match=sentence):
+        Artifact.load(folder, check=False)
+
+
+def test_what_only_packing_needs_may_be_left_out(folder: Path) -> None:
+    (folder / PACKING_LIBRARY).unlink()
+    assert Artifact.load(folder).manifest.files
     with pytest.raises(HarnessError, match=f"has no {PACKING_LIBRARY}, which packs weights: add it or compile"):
-        pack_model(DEPLOYABLE, copy, seed=1)
-
-
-def test_another_version_is_refused(copy: Path) -> None:
-    change_manifest(copy, format=FORMAT + 1)
-    with pytest.raises(ArtifactError, match=f"in version {FORMAT + 1} of the format, this program reads version"):
-        Artifact.load(copy)
-
-
-def test_another_target_is_refused(copy: Path) -> None:
-    change_manifest(copy, target="vulkan")
-    with pytest.raises(ArtifactError, match="was compiled for vulkan, and only llvm, cuda, metal can be loaded"):
-        Artifact.load(copy)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b'{"format": 1, "entries": 3}', b"\xff"])
-def test_a_damaged_manifest_is_a_sentence(copy: Path, content: bytes) -> None:
-    rewrite(copy / MANIFEST, content)
-    with pytest.raises(ArtifactError, match="compile the model again"):
-        Artifact.load(copy)
+        pack_model(DEPLOYABLE, folder, seed=1)
 
 
 def test_no_artifact_is_a_sentence(tmp_path: Path) -> None:
@@ -341,31 +359,25 @@ def test_no_artifact_is_a_sentence(tmp_path: Path) -> None:
         Artifact.load(tmp_path)
 
 
-def test_another_machine_is_refused(copy: Path) -> None:
-    header = bytearray((copy / LIBRARY).read_bytes())
-    header[18:20] = (243).to_bytes(2, "little")  # e_machine of ELF: RISC-V
-    rewrite(copy / LIBRARY, bytes(header))
-    with pytest.raises((LoadError, ArtifactError), match="was compiled for Linux on riscv64"):
-        Artifact.load(copy, check=False)
-
-
-def test_other_weights_are_packed_without_compiling(copy: Path) -> None:
-    library = (copy / LIBRARY).read_bytes()
-    manifest = pack_model(DEPLOYABLE, copy, seed=1)
+def test_other_weights_are_packed_without_compiling(folder: Path) -> None:
+    library = (folder / LIBRARY).read_bytes()
+    manifest = pack_model(DEPLOYABLE, folder, seed=1)
     assert (manifest.weights, manifest.trained) == ("seed 1", False)
-    assert (copy / LIBRARY).read_bytes() == library
-    np.testing.assert_allclose(features(Artifact.load(copy)), text_features_of(1), rtol=1e-5, atol=1e-5)
-    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+    assert (folder / LIBRARY).read_bytes() == library
+    np.testing.assert_allclose(
+        features(Artifact.load(folder)), text_features_of(build_model(TINY, 1)), rtol=1e-5, atol=1e-5
+    )
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_folder_whose_code_takes_other_weights_is_not_packed_into(copy: Path) -> None:
+def test_a_folder_whose_code_takes_other_weights_is_not_packed_into(folder: Path) -> None:
     """As one that was compiled when other layers were in half precision."""
-    change_manifest(copy, precision="bf16")
-    before = {path.name: path.stat().st_mtime_ns for path in copy.iterdir()}
+    change_manifest(folder, precision="bf16")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     with pytest.raises(HarnessError, match=r"was compiled from another version of \w+: compile the model again$"):
-        pack_model(DEPLOYABLE, copy, seed=1)
-    assert {path.name: path.stat().st_mtime_ns for path in copy.iterdir()} == before
-    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+        pack_model(DEPLOYABLE, folder, seed=1)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 @pytest.mark.wide
@@ -416,7 +428,7 @@ def test_weights_of_any_shape_survive(tmp_path: Path, dtype: str) -> None:
         assert mapped[name].ctypes.data % ALIGNMENT == 0 or not mapped[name].size
 
 
-def test_it_runs_where_neither_torch_nor_sam3_nor_the_compiler_can_be_imported(shallow_artifact: Path) -> None:
+def test_it_runs_where_neither_torch_nor_sam3_nor_the_compiler_can_be_imported(tiny_artifact: Path) -> None:
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys(["torch", "torchvision", "sam3"]))
@@ -424,7 +436,7 @@ import numpy as np
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy
 tokens = np.array({TOKENS.tolist()})
-text = Artifact.load({str(shallow_artifact)!r}).call("encode_text", tokens=tokens, starts=np.zeros_like(tokens))
+text = Artifact.load({str(tiny_artifact)!r}).call("encode_text", tokens=tokens, starts=np.zeros_like(tokens))
 print(to_numpy(text["text_features"]).shape)
 print("tvm" in sys.modules)
 """
@@ -515,16 +527,16 @@ print(found.masks.shape, "tvm" in sys.modules)
 
 
 @pytest.mark.parametrize("installed", [None, "9.9"], ids=["none", "another version"])
-def test_it_runs_without_tvms_package(shallow_artifact: Path, tmp_path: Path, installed: str | None) -> None:
+def test_it_runs_without_tvms_package(tiny_artifact: Path, tmp_path: Path, installed: str | None) -> None:
     """The folder brings TVM's runtime library, which comes before one of another version."""
-    command = [*without_packages(tmp_path, installed), str(shallow_artifact)]
+    command = [*without_packages(tmp_path, installed), str(tiny_artifact)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "(200, 300, 451) False\n"), done.stderr
 
 
-def test_a_broken_runtime_library_is_a_sentence(shallow_artifact: Path, tmp_path: Path) -> None:
-    installed = read_manifest(shallow_artifact).made["apache-tvm"]
-    command = [*without_packages(tmp_path, installed), str(shallow_artifact)]
+def test_a_broken_runtime_library_is_a_sentence(tiny_artifact: Path, tmp_path: Path) -> None:
+    installed = read_manifest(tiny_artifact).made["apache-tvm"]
+    command = [*without_packages(tmp_path, installed), str(tiny_artifact)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stderr.splitlines()[-1].startswith("harness.runtime.loading.LoadError: TVM's runtime library ")
     assert done.stderr.splitlines()[-1].endswith("): install it again")

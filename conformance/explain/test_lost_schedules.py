@@ -37,7 +37,8 @@ INSIDE = ("vit", "vision_backbone")
 """Components that `image_encoder` computes, operator for operator: every night asks for theirs."""
 
 
-@pytest.mark.parametrize("target", OTHERS)
+# Every night for Metal, too: its rules are those of CUDA.
+@pytest.mark.parametrize("target", [pytest.param(n, marks=[pytest.mark.wide] if n == "metal" else []) for n in OTHERS])
 @pytest.mark.parametrize(
     "component", [pytest.param(name, marks=[pytest.mark.wide] if name in INSIDE else []) for name in COMPONENTS]
 )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.support.batches import UNOPTIMIZED, Part, drawn, run_together
-from conformance.support.complex_programs import EXAMPLES, assert_within, programs
+from conformance.support.batches import UNOPTIMIZED, drawn
+from conformance.support.complex_programs import EXAMPLES, hold_together, programs
 from harness.compiler.lowering.frontends.running import run_module
 from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
@@ -47,19 +47,11 @@ def run_converted(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) 
 def test_random_programs() -> None:
     chosen = drawn(programs(), 15)
     assert len(chosen) == 15
-    parts = [Part(program, program.module(), program.arguments()) for program in chosen]
-    for program, outputs in zip(chosen, run_together(run_converted, parts), strict=True):
-        try:
-            assert_within(outputs, program.expected())
-        except AssertionError as error:
-            error.add_note(f"in {program}")
-            raise
+    hold_together(run_converted, chosen)
 
 
 def test_programs_as_people_write_them() -> None:
-    parts = [Part(name, example.module(), example.arguments()) for name, example in EXAMPLES.items()]
-    for part, outputs in zip(parts, run_together(run_converted, parts), strict=True):
-        assert_within(outputs, EXAMPLES[part.what].expected())
+    hold_together(run_converted, EXAMPLES.values())
 
 
 class Lazy(torch.nn.Module):

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -21,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
-from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, programs
+from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, hold_together, programs
 from conformance.support.examples import examples
 from conformance.support.function_module import FunctionModule
 from harness.compiler.lowering.frontends.running import run_module
@@ -36,7 +32,6 @@ from harness.compiler.lowering.frontends.torch_export.complex import (
 from harness.compiler.lowering.frontends.torch_export.complex.calling import complex_outputs
 from harness.compiler.lowering.frontends.torch_export.lifting import decompose_and_lift
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.models.sam3.upstream import upstream
 
 LOWERING = STRATEGIES["lowering"]
 PROMISED = {
@@ -117,61 +112,24 @@ PER_OPERATION, ANY, AT_ONCE = 2, 30, 10
 """How many programs are drawn that begin with each operator and how many of any kind, and how many share a build."""
 
 
-@pytest.fixture(scope="module")
-def lowered() -> Callable[[str], list[tuple[Program, list[torch.Tensor]]]]:
-    """(operator) → the programs that begin with it, and what they return when PyTorch runs them lowered."""
-
-    @cache
-    def some(names: tuple[str, ...]) -> dict[str, list[tuple[Program, list[torch.Tensor]]]]:
-        chosen = [(name, program) for name in names for program in drawn(programs(first=name), PER_OPERATION)]
-        outputs = together(in_pytorch, [program for _, program in chosen])
-        found: dict[str, list[tuple[Program, list[torch.Tensor]]]] = {name: [] for name in names}
-        for (name, program), results in zip(chosen, outputs, strict=True):
-            found[name].append((program, results))
-        return found
-
-    def of(name: str) -> list[tuple[Program, list[torch.Tensor]]]:
-        first = [*OPERATIONS].index(name) // AT_ONCE * AT_ONCE
-        return some(tuple(OPERATIONS)[first : first + AT_ONCE])[name]
-
-    return of
-
-
-def together(run, chosen: list[Program]) -> list[list[torch.Tensor]]:
-    return run_together(run, [Part(program, program.module(), program.arguments()) for program in chosen])
-
-
-def hold(program: Program, outputs: list[torch.Tensor]) -> None:
-    try:
-        assert_within(outputs, program.expected())
-    except AssertionError as error:
-        error.add_note(f"in {program}")
-        raise
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_drawn_programs_lowered_in_pytorch(lowered, operation: str):
-    found = lowered(operation)
-    assert len(found) == PER_OPERATION
-    for program, outputs in found:
-        assert program.steps[0].operation == operation
-        hold(program, outputs)
+@pytest.mark.parametrize("first", range(0, len(OPERATIONS), AT_ONCE), ids=[*OPERATIONS][::AT_ONCE])
+def test_drawn_programs_lowered_in_pytorch(first: int):
+    names = [*OPERATIONS][first : first + AT_ONCE]
+    chosen = [program for name in names for program in drawn(programs(first=name), PER_OPERATION)]
+    assert [program.steps[0].operation for program in chosen] == [n for n in names for _ in range(PER_OPERATION)]
+    hold_together(in_pytorch, chosen)
 
 
 def test_drawn_programs_lowered_in_tvm():
     chosen = drawn(programs(), ANY)
     assert len(chosen) == ANY
     for first in range(0, ANY, AT_ONCE):
-        batch = chosen[first : first + AT_ONCE]
-        for program, outputs in zip(batch, together(in_tvm, batch), strict=True):
-            hold(program, outputs)
+        hold_together(in_tvm, chosen[first : first + AT_ONCE])
 
 
 @EITHER
 def test_examples(run):
-    parts = [Part(name, example.module(), example.arguments()) for name, example in EXAMPLES.items()]
-    for part, outputs in zip(parts, run_together(run, parts), strict=True):
-        assert_within(outputs, EXAMPLES[part.what].expected())
+    hold_together(run, EXAMPLES.values())
 
 
 def test_nothing_complex_is_left_and_the_original_is_untouched():
@@ -549,16 +507,6 @@ def test_abs_at_the_ends_of_the_range(dtype):
 # SAM 3.
 
 
-@pytest.fixture(scope="module")
-def sam3():
-    with upstream():
-        import sam3.model.vitdet as trunk
-        import sam3.sam.rope as rope
-        import sam3.sam.transformer as tracker
-
-        yield SimpleNamespace(trunk=trunk, rope=rope, tracker=tracker)
-
-
 @examples(12)
 @given(data=st.data())
 @torch.no_grad()
@@ -568,7 +516,7 @@ def test_upstreams_rotation_lowered(sam3, data):
     width, height, repeat = (data.draw(st.integers(low, 4)) for low in (1, 1, 0))
     batch, heads = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-    source = data.draw(st.sampled_from([sam3.trunk, sam3.rope]))
+    source = data.draw(st.sampled_from([sam3.trunk, sam3.tracker_rope]))
     table = source.compute_axial_cis(
         head, width, height, data.draw(st.sampled_from([2.0, 10000.0])), data.draw(st.sampled_from([1 / 3, 1.0])), 2
     )
@@ -598,94 +546,6 @@ def test_upstreams_rotation_lowered(sam3, data):
         assert bool(((got.double() - exact).abs() <= bound).all())
 
 
-@dataclass(frozen=True)
-class Tracker:
-    """The tracker's attention; where the sides of table and queries differ, forward computes another table."""
-
-    side: int
-    queries: int
-    memories: int
-    pointers: int
-    dtype: torch.dtype
-
-    def module(self, sam3) -> torch.nn.Module:
-        torch.manual_seed(0)
-        sizes = (self.side, self.side)
-        attention = sam3.tracker.RoPEAttention(32, 2, rope_k_repeat=self.memories > 1, feat_sizes=sizes)
-        module = torch.nn.Module()
-        module.attention = attention.eval().to(self.dtype)
-        module.forward = lambda q, k, v: module.attention(q, k, v, num_k_exclude_rope=self.pointers)
-        return module
-
-    def arguments(self) -> tuple[torch.Tensor, ...]:
-        generator = torch.Generator().manual_seed(1)
-        keys = self.memories * self.queries**2 + self.pointers
-        counts = self.queries**2, keys, keys
-        return tuple(torch.randn(2, count, 32, dtype=self.dtype, generator=generator) for count in counts)
-
-
-@dataclass(frozen=True)
-class Trunk:
-    """The ViT's attention: the grid that its positions are interpolated from, and the class token."""
-
-    pretrained: int
-    cls_token: bool
-
-    def module(self, sam3) -> torch.nn.Module:
-        torch.manual_seed(0)
-        pretrained = (self.pretrained, self.pretrained)
-        options = {"use_rope": True, "input_size": (6, 6), "rope_pt_size": pretrained, "rope_interp": True}
-        return sam3.trunk.Attention(32, 4, cls_token=self.cls_token, **options).eval()
-
-    def arguments(self) -> tuple[torch.Tensor, ...]:
-        shape = (2, 37, 32) if self.cls_token else (2, 6, 6, 32)
-        return (torch.randn(shape, generator=torch.Generator().manual_seed(1)),)
-
-
-ATTENTIONS = [
-    *(
-        Tracker(*shape, dtype)
-        for shape in ((4, 4, 1, 0), (4, 4, 3, 0), (4, 4, 3, 5), (4, 3, 2, 1), (2, 5, 1, 0))
-        for dtype in (torch.float32, torch.float64)
-    ),
-    *(Trunk(pretrained, cls_token) for pretrained in (6, 2) for cls_token in (False, True)),
-]
-
-
-@pytest.fixture(scope="module")
-def attended(sam3) -> Callable[..., dict[Tracker | Trunk, torch.Tensor]]:
-    """(how to run) → what each attention returns: upstream's own forward, exported with its complex code."""
-
-    @cache
-    def by(run) -> dict[Tracker | Trunk, torch.Tensor]:
-        parts = [Part(attention, attention.module(sam3), attention.arguments()) for attention in ATTENTIONS]
-        held = [[dict(vars(inner)) for inner in part.module.modules()] for part in parts]
-        with torch.no_grad():
-            outputs = run_together(lambda module, args: applied(run, module, args), parts)
-        # a table for another size was not left behind
-        assert [[dict(vars(inner)) for inner in part.module.modules()] for part in parts] == held
-        return {part.what: result for part, (result,) in zip(parts, outputs, strict=True)}
-
-    return by
-
-
-def applied(run, module: torch.nn.Module, args: tuple) -> list[torch.Tensor]:
-    with LOWERING.apply(module):
-        return run(module, args)
-
-
-@EITHER
-@pytest.mark.filterwarnings("ignore:The tensor attribute")  # torch.export's, where upstream keeps another table
-@pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
-@torch.no_grad()
-def test_attention(sam3, attended, attention: Tracker | Trunk, run):
-    """Sums as in `conformance/lowering/test_rope.py`; float64 too: upstream rotates in float32."""
-    actual, expected = attended(run)[attention], attention.module(sam3)(*attention.arguments())
-    assert actual.dtype == expected.dtype
-    bound = 32 * torch.finfo(torch.float32).eps * expected.abs().max().item()
-    torch.testing.assert_close(actual, expected, rtol=0, atol=bound)
-
-
 def test_the_trunk_gets_the_operators_of_the_real_strategy(sam3):
     """But for one reshape of each table, which moves nothing."""
     options = {"use_rope": True, "input_size": (6, 6), "rope_pt_size": (2, 2), "rope_interp": True}
@@ -699,7 +559,7 @@ def test_the_trunk_gets_the_operators_of_the_real_strategy(sam3):
     assert counts["real"] - counts["lowering"] == Counter()
 
 
-def test_results_do_not_depend_on_the_order_of_the_tables(sam3):
+def test_results_do_not_depend_on_the_order_of_the_tables():
     """Parameters come back by name, in the order in which the imported function takes them."""
     module = Held()
     z, x, scale = torch.randn(3, dtype=torch.complex64), torch.randn(2), torch.randn(3, dtype=torch.complex64)

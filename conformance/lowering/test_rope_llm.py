@@ -11,19 +11,9 @@ from hypothesis import strategies as st
 
 from harness.compiler.lowering.rope.operators.position_maps import axial, from_table, rotate
 from harness.compiler.lowering.rope.real import axial_tables
-from harness.models.sam3.upstream import upstream
 
 EPS = torch.finfo(torch.float32).eps
 SIDE, HALF, THETA = 72, 32, 10000.0
-
-
-@pytest.fixture(scope="module")
-def upstreams():
-    """Upstream's RoPE functions."""
-    with upstream():
-        import sam3.sam.rope as rope
-
-        yield rope
 
 
 @given(
@@ -34,8 +24,8 @@ def upstreams():
     offset=st.integers(-3, 100),
     class_token=st.booleans(),
 )
-def test_position_maps_hold_the_table_without_rounding(upstreams, quarter, width, height, scale, offset, class_token):
-    table = upstreams.compute_axial_cis(4 * quarter, width, height, scale_pos=scale, offset=offset)
+def test_position_maps_hold_the_table_without_rounding(sam3, quarter, width, height, scale, offset, class_token):
+    table = sam3.tracker_rope.compute_axial_cis(4 * quarter, width, height, scale_pos=scale, offset=offset)
     if class_token:
         table = torch.cat((torch.ones_like(table[:1]), table))
     positions, turns = from_table(table)
@@ -81,13 +71,13 @@ def tvms_own(x: torch.Tensor, positions: torch.Tensor, scale: float) -> torch.Te
 
 
 @pytest.mark.parametrize("scale", [1.0, 24 / 72], ids=["window", "global"])
-def test_axial_rope_is_tvms_rope_along_each_axis(upstreams, scale):
+def test_axial_rope_is_tvms_rope_along_each_axis(sam3, scale):
     """Up to the rounding of the angles, which TVM computes in another order than upstream."""
     side = 12
     torch.manual_seed(0)
     q = torch.randn(1, 3, side * side, 2 * HALF)
-    table = upstreams.compute_axial_cis(2 * HALF, side, side, scale_pos=scale)
-    expected, _ = upstreams.apply_rotary_enc(q, q, table)
+    table = sam3.tracker_rope.compute_axial_cis(2 * HALF, side, side, scale_pos=scale)
+    expected, _ = sam3.tracker_rope.apply_rotary_enc(q, q, table)
     token = torch.arange(side * side)
     halves = [
         tvms_own(half.transpose(0, 1).contiguous(), positions, scale)

@@ -20,7 +20,6 @@ from harness.compiler.lowering.frontends.running import run_module
 from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES, Strategy
-from harness.models.sam3.upstream import upstream
 
 # torch.export's, where upstream keeps another table
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")
@@ -29,17 +28,6 @@ PROMISED = [strategy for name, strategy in STRATEGIES.items() if name != "none"]
 
 every_strategy = pytest.mark.parametrize("strategy", PROMISED, ids=lambda strategy: strategy.name)
 both_places = pytest.mark.parametrize("place", ["pytorch", "tvm"])
-
-
-@pytest.fixture(scope="module")
-def sam3():
-    """The upstream modules with RoPE inside."""
-    with upstream():
-        import sam3.model.vitdet as trunk
-        import sam3.sam.rope as tracker_rope
-        import sam3.sam.transformer as tracker
-
-        yield SimpleNamespace(trunk=trunk, tracker=tracker, tracker_rope=tracker_rope)
 
 
 def in_pytorch(strategy: Strategy, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -260,6 +248,7 @@ class Tracker:
 
 TRACKER = [
     Tracker("pytorch", 4, 4, 1, 0, torch.float64),
+    Tracker("pytorch", 4, 4, 3, 0, torch.float32),
     Tracker("pytorch", 2, 5, 1, 0, torch.float32),
     Tracker("tvm", 4, 4, 3, 5, torch.float64),
     Tracker("tvm", 4, 3, 2, 1, torch.float32),
@@ -274,6 +263,15 @@ TRACKER = [
 def test_tracker_attention(sam3, outputs, strategy: Strategy, tracker: Tracker) -> None:
     (actual,) = outputs(strategy, tracker.place)[tracker]
     assert_attention(actual, tracker.module(sam3)(*tracker.tokens()))
+
+
+@pytest.mark.parametrize("tracker", [each for each in TRACKER if each.side != each.queries], ids=str)
+@torch.no_grad()
+def test_a_table_for_another_size_is_not_left_behind(sam3, tracker: Tracker) -> None:
+    module = tracker.module(sam3)
+    held = [dict(vars(inner)) for inner in module.modules()]
+    in_pytorch(STRATEGIES["lowering"], module, tracker.tokens())
+    assert [dict(vars(inner)) for inner in module.modules()] == held
 
 
 FAULTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,20 +25,8 @@ from harness.compiler.lowering.rope.operators.rotate_pairs import rotate
 from harness.compiler.schedules.common.kernel_info import info_of
 from harness.compiler.schedules.cpu import cpu_pipeline
 from harness.compiler.targets import TARGETS
-from harness.models.sam3.upstream import upstream
 
 TENSORIR = STRATEGIES["tensorir"]
-
-
-@pytest.fixture(scope="module")
-def sam3():
-    """The upstream modules with RoPE inside."""
-    with upstream():
-        import sam3.model.vitdet as trunk
-        import sam3.sam.rope as tracker_rope
-        import sam3.sam.transformer as tracker
-
-        yield SimpleNamespace(trunk=trunk, tracker=tracker, tracker_rope=tracker_rope)
 
 
 PLAIN = Setting(16, 5, 3, 10000.0, 1.0, 0, 2, 3, torch.float32, 0, True, 1)

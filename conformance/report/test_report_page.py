@@ -294,47 +294,37 @@ def test_a_report_of_nothing_is_a_page() -> None:
 # --- what is no report ---
 
 
+DISTRIBUTION, DIAGNOSIS = "cases[0].outputs[0].distribution", "cases[1].diagnosis"
+
+
 @pytest.mark.parametrize(
-    ("part", "change"),
+    ("where", "part", "change"),
     [
-        ("`: `histogram`", {"histogram": [1, 2]}),
-        (r".histogram\[0\]`", {"histogram": [0.5] * (len(EDGES) + 1)}),
-        ("`: `largest`", {"largest": ["1 2", "3"]}),
-        ("`: `largest`", {"largest": ["1 two"]}),
-        (".largest`", {"largest": ["1"] * 25}),
-        (r".masks\[0\]`", {"masks": [{"index": [0]}]}),
+        (DISTRIBUTION, "`: `histogram`", {"histogram": [1, 2]}),
+        (DISTRIBUTION, ".histogram[0]`", {"histogram": [0.5] * (len(EDGES) + 1)}),
+        (DISTRIBUTION, "`: `largest`", {"largest": ["1 2", "3"]}),
+        (DISTRIBUTION, "`: `largest`", {"largest": ["1 two"]}),
+        (DISTRIBUTION, ".largest`", {"largest": ["1"] * 25}),
+        (DISTRIBUTION, ".masks[0]`", {"masks": [{"index": [0]}]}),
         (
-            r".masks\[0\].torch`",
+            DISTRIBUTION,
+            ".masks[0].torch`",
             {"masks": [{"index": [0], "size": [1, 1], "differing": 0, "torch": '">', "tvm": None}]},
         ),
+        (DIAGNOSIS, ".told`", {"told": 3}),
+        (DIAGNOSIS, ".boundaries[0].position`", {"boundaries": [{"position": "x"}]}),
+        (DIAGNOSIS, ".first`", {"first": {}}),
+        (DIAGNOSIS, ".budget[...]`", {"budget": {"conv": "much"}}),
     ],
 )
-def test_a_distribution_of_another_form_is_refused(
-    tmp_path: Path, report: dict[str, Any], part: str, change: dict[str, Any]
+def test_what_has_another_form_is_refused(
+    tmp_path: Path, report: dict[str, Any], where: str, part: str, change: dict[str, Any]
 ) -> None:
     damaged = copy.deepcopy(report)
-    damaged["cases"][0]["outputs"][0]["distribution"] |= change
+    first, second = damaged["cases"][:2]
+    (second["diagnosis"] if where == DIAGNOSIS else first["outputs"][0]["distribution"]).update(change)
     (tmp_path / JSON).write_text(json.dumps(damaged))
-    with pytest.raises(HarnessError, match=rf"`cases\[0\].outputs\[0\].distribution{part}"):
-        read_report(tmp_path / JSON)
-
-
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        (".told`", {"told": 3}),
-        (r".boundaries\[0\].position`", {"boundaries": [{"position": "x"}]}),
-        (".first`", {"first": {}}),
-        (r".budget\[\.\.\.\]`", {"budget": {"conv": "much"}}),
-    ],
-)
-def test_a_diagnosis_of_another_form_is_refused(
-    tmp_path: Path, report: dict[str, Any], part: str, change: dict[str, Any]
-) -> None:
-    damaged = copy.deepcopy(report)
-    damaged["cases"][1]["diagnosis"] |= change
-    (tmp_path / JSON).write_text(json.dumps(damaged))
-    with pytest.raises(HarnessError, match=rf"`cases\[1\].diagnosis{part}"):
+    with pytest.raises(HarnessError, match=re.escape(f"`{where}{part}")):
         read_report(tmp_path / JSON)
 
 

@@ -40,16 +40,19 @@ FOREIGN_CPUS = {
 """Of these every machine lacks something: FMA4 went with AMD's Bulldozer, AVX-512 FP16 is Intel's, Apple has no SVE."""
 
 LOAD = """
-import sys, numpy, tvm
+import sys, numpy
 from pathlib import Path
-from harness.runtime.executable import Executable
-from harness.runtime.loading import LoadError
+from harness.runtime.devices import open_device, to_device, to_numpy
+from harness.runtime.loading import LoadError, load_library
+device = open_device("llvm")
 try:
-    executable = Executable(Path(sys.argv[1]), tvm.cpu(), [])
+    machine = load_library(Path(sys.argv[1]), device)
 except LoadError as error:
     sys.exit(f"error: {error}")
-print(executable.run([numpy.full((37, 50), 0.5, "float32")] * 3)[0].sum())
+half = to_device(numpy.full((37, 50), 0.5, "float32"), device)
+print(to_numpy(machine["main"](half, half, half)[0]).sum())
 """
+"""As folders are loaded, without TVM's compiler, whose import takes seconds."""
 LOAD_UNCHECKED = LOAD.replace(
     "try:", "from harness.runtime import loading; loading.cpu_problem = lambda *_: None\ntry:"
 )

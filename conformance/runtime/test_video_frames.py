@@ -321,6 +321,16 @@ def test_the_size_changes_in_a_file(tmp_path: Path) -> None:
     assert sentence.startswith(f"Frame 4 of {file} has 48 x 32 pixels, and those before it have 64 x 32;")
 
 
+def broken(whole: Path, packet: bytes, kept: int) -> Path:
+    """The file with zeros for all but the first bytes of a packet."""
+    content = bytearray(whole.read_bytes())
+    begin = content.index(packet)
+    content[begin + kept : begin + len(packet)] = bytes(len(packet) - kept)
+    path = whole.with_stem("broken")
+    path.write_bytes(content)
+    return path
+
+
 @pytest.mark.parametrize("codec", ["libx264", "mjpeg"])
 def test_a_broken_frame_in_a_file(tmp_path: Path, codec: str) -> None:
     """Half of a frame's bytes are overwritten; those before it are read as ever."""
@@ -333,15 +343,11 @@ def test_a_broken_frame_in_a_file(tmp_path: Path, codec: str) -> None:
     expected = list(open_frames(whole))
     with av.open(str(whole)) as container:
         packet = [bytes(packet) for packet in container.demux(video=0)][5]
-    content = bytearray(whole.read_bytes())
-    begin = content.index(packet)
-    content[begin + 40 : begin + len(packet)] = bytes(len(packet) - 40)
-    broken = tmp_path / "broken.mkv"
-    broken.write_bytes(content)
-    read, sentence = read_until_fault(open_frames(broken))
+    file = broken(whole, packet, 40)
+    read, sentence = read_until_fault(open_frames(file))
     assert len(read) == 5
     np.testing.assert_array_equal(read, expected[:5])
-    assert sentence.startswith(f"Frame 5 of {broken} cannot be decoded (")
+    assert sentence.startswith(f"Frame 5 of {file} cannot be decoded (")
 
 
 @pytest.mark.parametrize("broken_packet", [7, 12, 20])
@@ -352,16 +358,11 @@ def test_frames_before_a_broken_one_are_whole(tmp_path: Path, broken_packet: int
     with av.open(str(whole)) as container:
         packets = [(packet.dts, packet.pts, bytes(packet)) for packet in container.demux(video=0)]
     assert any(dts != pts for dts, pts, _ in packets), "frames are not decoded in the order in which they are shown"
-    packet = packets[broken_packet][2]
-    content = bytearray(whole.read_bytes())
-    begin = content.index(packet)
-    content[begin + 30 : begin + len(packet)] = bytes(len(packet) - 30)
-    broken = tmp_path / "broken.mp4"
-    broken.write_bytes(content)
-    read, sentence = read_until_fault(open_frames(broken))
+    file = broken(whole, packets[broken_packet][2], 30)
+    read, sentence = read_until_fault(open_frames(file))
     assert broken_packet - 4 <= len(read) <= broken_packet
     np.testing.assert_array_equal(read, expected[: len(read)])
-    assert sentence.startswith(f"Frame {len(read)} of {broken} cannot be decoded (")
+    assert sentence.startswith(f"Frame {len(read)} of {file} cannot be decoded (")
 
 
 def test_joined_files_are_whole(tmp_path: Path) -> None:

@@ -74,3 +74,13 @@ def hold_beyond_the_last_key(machine: relax.VirtualMachine, counts: Sequence[int
             tvm.runtime.tensor(long)._create_view(short.shape) for long, short in zip(poison, (k, v), strict=True)
         ]
         np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(q), *beginnings).numpy(), alone)
+
+
+def hold_padding(call: Callable[..., np.ndarray]) -> None:
+    """Holds 30 queries of two heads of 64 channels to the same bits whether keys are masked or are not there."""
+    arrays = operands(1, 30, 1300, 2, 64)
+    for count in (5, 601, 1200):
+        mask = np.zeros((1, 1, 1, 1300), np.float32)
+        mask[..., count:] = -np.inf
+        cut = (arrays[0], *(x[:, :count] for x in arrays[1:]), mask[..., :count])
+        np.testing.assert_array_equal(call(*arrays, mask), call(*cut))

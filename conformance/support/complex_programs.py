@@ -18,13 +18,15 @@ every intermediate value is finite and its bound small, hence a wrong result can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
+
+from conformance.support.batches import Part, Run, run_together
 
 LARGEST = 1e9
 """Programs with larger intermediate values are not drawn."""
@@ -212,6 +214,17 @@ def assert_within(actual: Sequence[torch.Tensor], expected: Sequence[Traced]) ->
         error = (got.to(want.value.dtype) - want.value).abs()
         share = (error / want.error).max().item() if error.numel() else 0.0
         assert bool((error <= want.error).all()), f"output {position}: {share:.3g} times the rounding bound"
+
+
+def hold_together(run: Run, chosen: Iterable[Program | Example]) -> None:
+    """Holds the outputs of programs, all of them from one run, to their bounds; names the program that is wrong."""
+    parts = [Part(program, program.module(), program.arguments()) for program in chosen]
+    for part, outputs in zip(parts, run_together(run, parts), strict=True):
+        try:
+            assert_within(outputs, part.what.expected())
+        except AssertionError as error:
+            error.add_note(f"in {part.what}")
+            raise
 
 
 # How operands are picked.

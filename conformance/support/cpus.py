@@ -1,4 +1,4 @@
-"""Lists other processors whose code the tests execute here, because kernels differ with the width of vectors."""
+"""Names other processors that tests compile for: kernels differ with the width of vectors and with instructions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from harness.runtime.cpu import architecture
 from harness.runtime.loading import cpu_problem
 
 _AVX2 = "haswell"
+_LINUX, _MACOS = "aarch64-linux-gnu", "arm64-apple-macos"
+_TRIPLES = {"neoverse-n1": _LINUX, "neoverse-v1": _LINUX, "neoverse-n2": _LINUX, "apple-m1": _MACOS, "apple-m2": _MACOS}
+
+
+def target_for(cpu: str) -> tvm.target.Target:
+    """Returns the target of a CPU by its name, which is of x86 unless it is one of those above."""
+    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": _TRIPLES.get(cpu, "x86_64-linux-gnu")})
 
 
 def narrower(processors: Processors = THIS_MACHINE) -> tuple[str, ...]:

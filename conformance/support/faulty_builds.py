@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,16 @@ from harness.compiler.schedules.cpu.tile import vector_unit
 from harness.tuning import kernels
 from harness.tuning.search import candidates
 
+FAULTS = {
+    "crash": (lambda _: os.abort, "it crashed"),
+    "hang": (lambda _: lambda: time.sleep(600), "it was not done after 20 s"),
+    "wrong": (lambda run: lambda: _wrong(run), "its result is wrong"),
+}
+"""Ways to make a kernel of a right one, and what is said of it."""
 
-def build(workload: Workload, schedule: Schedule, target: str) -> kernels.Run:
-    """Builds kernels: the first candidate crashes, the second hangs, the third is wrong; all others are right.
+
+def build(workload: Workload, schedule: Schedule, target: str, faults: Sequence[str] = tuple(FAULTS)) -> kernels.Run:
+    """Builds kernels: the first candidates have these faults, one each; all others are right.
 
     The default takes some milliseconds longer than it does, so that all candidates are faster.
     """
@@ -25,7 +33,7 @@ def build(workload: Workload, schedule: Schedule, target: str) -> kernels.Run:
     if not schedule:
         return lambda: _late(run)
     number = candidates(workload, vector_unit(tvm.target.Target(target)), {}).index(schedule)
-    return [os.abort, lambda: time.sleep(600), lambda: _wrong(run), run][min(number, 3)]
+    return FAULTS[faults[number]][0](run) if number < len(faults) else run
 
 
 def _late(run: kernels.Run) -> Any:

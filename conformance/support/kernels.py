@@ -62,11 +62,17 @@ def run(
 
 def run_module(module: tvm.IRModule, inputs: Arrays, weights: Arrays, target: tvm.target.Target) -> np.ndarray:
     """Computes the result of a lowered module for inputs and weights."""
-    machine = machine_of(module, target)
-    arguments, loaded = ([tvm.runtime.tensor(np.asarray(a, order="C")) for a in group] for group in (inputs, weights))
-    if loaded:
-        loaded = list(machine["main_transform_params"](loaded))
-    return machine["main"](*arguments, *loaded).numpy()
+    return call_of(machine_of(module, target), weights)(*inputs)
+
+
+def call_of(machine: Any, weights: Arrays = ()) -> Callable[..., np.ndarray]:
+    """Returns the function of its inputs that a module on a virtual machine is with weights that are loaded once."""
+
+    def tensors(arrays: Arrays) -> list[tvm.runtime.Tensor]:
+        return [tvm.runtime.tensor(np.asarray(array, order="C")) for array in arrays]
+
+    loaded = list(machine["main_transform_params"](tensors(weights))) if weights else []
+    return lambda *inputs: machine["main"](*tensors(inputs), *loaded).numpy()
 
 
 def machine_of(module: tvm.IRModule, target: tvm.target.Target | None = None) -> Any:

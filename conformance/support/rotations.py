@@ -17,8 +17,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Axial:
-    """Everything that axial RoPE depends on but the values of the tokens."""
+class Setting:
+    """One draw of everything that axial RoPE depends on."""
 
     head_size: int
     width: int
@@ -29,6 +29,9 @@ class Axial:
     batch: int
     heads: int
     dtype: torch.dtype
+    exponent: int
+    contiguous: bool
+    seed: int
 
     @property
     def grid(self) -> dict:
@@ -37,29 +40,6 @@ class Axial:
     @property
     def axial(self) -> dict:
         return {**self.grid, "scale_pos": self.scale, "offset": self.offset}
-
-
-def axial_draws(quarters: int, side: int, batch: int) -> dict[str, st.SearchStrategy]:
-    """Strategies for the fields of `Axial` but the dtype: heads up to 4 · quarters wide, grids up to side × side."""
-    return {
-        "head_size": st.integers(1, quarters).map(lambda quarter: 4 * quarter),
-        "width": st.integers(1, side),
-        "height": st.integers(1, side),
-        "theta": st.sampled_from((2.0, 100.0, 10000.0, 500000.0)),
-        "scale": st.sampled_from((24 / 72, 0.5, 1.0, 2.0)),
-        "offset": st.integers(-3, 100),
-        "batch": st.integers(1, batch),
-        "heads": st.integers(1, 3),
-    }
-
-
-@dataclass(frozen=True)
-class Setting(Axial):
-    """One draw of everything that RoPE depends on."""
-
-    exponent: int
-    contiguous: bool
-    seed: int
 
     def tokens(self, salt: int, repeat: int = 1) -> torch.Tensor:
         """Queries or keys, [batch, heads, repeat·tokens, head_size]; float32 or float64 values that the dtype holds."""
@@ -76,11 +56,19 @@ class Setting(Axial):
         return torch.float32 if self.dtype in HALVES else self.dtype
 
 
-def any_setting() -> st.SearchStrategy[Setting]:
+def any_setting(*dtypes: torch.dtype) -> st.SearchStrategy[Setting]:
+    """Draws settings in one of these dtypes, or in any."""
     return st.builds(
         Setting,
-        **axial_draws(quarters=16, side=7, batch=2),
-        dtype=st.sampled_from((torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float32)),
+        head_size=st.integers(1, 16).map(lambda quarter: 4 * quarter),
+        width=st.integers(1, 7),
+        height=st.integers(1, 7),
+        theta=st.sampled_from((2.0, 100.0, 10000.0, 500000.0)),
+        scale=st.sampled_from((24 / 72, 0.5, 1.0, 2.0)),
+        offset=st.integers(-3, 100),
+        batch=st.integers(1, 2),
+        heads=st.integers(1, 3),
+        dtype=st.sampled_from(dtypes or (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float32)),
         exponent=st.integers(-30, 30),
         contiguous=st.booleans(),
         seed=st.integers(0, 2**20),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
-from conformance.schedules.cpu.test_cpu_bf16 import target_for
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms
@@ -119,50 +119,28 @@ def test_a_workload_alone_computes_what_pytorch_computes(workload: Workload) -> 
     hold(workload, {}, schedules[len(schedules) // 2], schedules[-1])
 
 
-@examples(12)
-@given(
-    rows=st.integers(1, 130),
-    columns=st.integers(1, 130),
-    depth=st.integers(1, 300),
-    streaming=st.sampled_from(["left", "right"]),
-    at_load=st.booleans(),
-    data=st.data(),
-)
-def test_every_schedule_of_a_product_computes_the_same(
-    rows: int, columns: int, depth: int, streaming: str, at_load: bool, data: st.DataObject
-) -> None:
-    extents = Extents(1, rows, columns, depth)
-    # Of two activations the larger one streams.
-    workload = Product(extents, streaming if at_load else "left" if rows >= columns else "right", 1, at_load)  # type: ignore[arg-type]
-    hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[Workload, Schedule]:
+    """A product, a convolution or an attention of any size, and one of its schedules."""
+    few, many = (st.integers(1, most) for most in (70, 130))
+    kind = draw(st.sampled_from(["product", "convolution", "attention"]))
+    if kind == "product":
+        rows, columns, at_load = draw(many), draw(many), draw(st.booleans())
+        # Of two activations the larger one streams.
+        streaming = draw(st.sampled_from(["left", "right"])) if at_load else "left" if rows >= columns else "right"
+        workload: Workload = Product(Extents(1, rows, columns, draw(st.integers(1, 300))), streaming, 1, at_load)  # type: ignore[arg-type]
+    elif kind == "convolution":
+        workload = Convolution(window(draw(few), draw(few), draw(st.integers(4, 20))))
+    else:
+        channels = draw(few)
+        workload = Attention(1, 2, draw(many), draw(many), channels, channels)
+    return workload, draw(st.sampled_from(space(workload, UNIT)))
 
 
-@examples(8)
-@given(
-    channels=st.integers(1, 70),
-    filters=st.integers(1, 70),
-    size=st.integers(4, 20),
-    data=st.data(),
-)
-def test_every_schedule_of_a_convolution_computes_the_same(
-    channels: int, filters: int, size: int, data: st.DataObject
-) -> None:
-    workload = Convolution(window(channels, filters, size))
-    hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
-
-
-@examples(8)
-@given(
-    queries=st.integers(1, 120),
-    keys=st.integers(1, 120),
-    channels=st.integers(1, 70),
-    data=st.data(),
-)
-def test_every_schedule_of_attention_computes_the_same(
-    queries: int, keys: int, channels: int, data: st.DataObject
-) -> None:
-    workload = Attention(1, 2, queries, keys, channels, channels)
-    hold(workload, data.draw(st.sampled_from(space(workload, UNIT))))
+@examples(28)
+@given(drawn())
+def test_every_schedule_computes_the_same(problem: tuple[Workload, Schedule]) -> None:
+    hold(*problem)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)
@@ -273,7 +251,8 @@ def test_without_the_instruction_nothing_of_it_is_tuned_in_bfloat16(half: Worklo
 def test_every_schedule_of_bfloat16_is_as_accurate_as_autocast(half: Workload) -> None:
     schedules = space(half, vector_unit(HALF_TARGET))
     expected, exact = torch_result(half), torch_result(half, exact=True)
-    chosen = ({}, *schedules[:: max(1, len(schedules) // 3)], schedules[-1])
+    step = max(1, len(schedules) // 3)
+    chosen = ({}, *schedules[step:-1:step], schedules[-1])
     for schedule, actual in zip(chosen, computed(half, *chosen, target=HALF_TARGET), strict=True):
         filtered = bool(schedule.get("filtering"))
         assert (rms(actual - exact) < 0.01 * rms(expected - exact)) == filtered, schedule

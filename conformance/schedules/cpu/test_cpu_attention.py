@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from conformance.support.attention import attention, kernels, mask_of, operands, reference
 from conformance.support.examples import examples
-from conformance.support.kernels import call_function, functions_of, hold, lowered, run
+from conformance.support.kernels import call_function, call_of, functions_of, hold, hold_result, lowered, machine_of
 from conformance.support.operators import normal
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 
@@ -58,27 +58,30 @@ def test_additive_bias_with_masked_keys(
     hold(attention(), reference(), [*operands(2, queries, keys, 3, 32), bias])
 
 
-@examples(12)
+@examples(16)
 @given(
-    queries=st.sampled_from([12, 17, 201]),
-    keys=st.sampled_from([577, 600, 1155, 1183, 1728]),
+    batch=st.integers(1, 3),
+    queries=st.sampled_from([12, 17, 50, 97, 201]),
+    keys=st.sampled_from([577, 600, 601, 1155, 1183, 1399, 1728, 2502]),
+    heads=st.integers(1, 3),
+    extents=st.sampled_from([(16, 16), (5, 1), (64, 20), (256, 64), (130, 256)]),
     rising=st.sampled_from([-30.0, 0.0, 30.0]),
     masked=st.sampled_from([None, 0.0, 0.5]),
-    parts=st.sampled_from([1, 2]),
 )
-def test_keys_in_blocks(queries: int, keys: int, rising: float, masked: float | None, parts: int) -> None:
-    """Of 577 and 1183 there are no equal ones. Where scores rise, each has a new highest; some queries lack some."""
-    q, k, v = operands(parts, queries, keys, 2, 16)
-    k[..., 0] += np.linspace(0.0, rising, keys, dtype=np.float32)[:, None]
-    q[..., 0] = np.abs(q[..., 0])
-    if masked is None:
-        hold(attention(), reference(), [q, k, v])
-        return
-    bias = normal((1, 1, queries, keys), 3)
-    bias[np.random.default_rng(0).random(bias.shape) < masked] = -np.inf
-    for query, block in enumerate((slice(0, keys // 2), slice(keys // 2, None), slice(None))):
-        bias[:, :, query, block] = -np.inf
-    hold(attention(), reference(), [q, k, v, bias])
+def test_keys_in_blocks(
+    batch: int, queries: int, keys: int, heads: int, extents: tuple[int, int], rising: float, masked: float | None
+) -> None:
+    """Of half of them no blocks are equal. Where scores rise, each has a new highest; some queries lack some or all."""
+    arrays = operands(batch, queries, keys, heads, *extents)
+    arrays[0][..., 0] = np.abs(arrays[0][..., 0])
+    arrays[1][..., 0] += np.linspace(0.0, rising, keys, dtype=np.float32)[:, None]
+    if masked is not None:
+        bias = normal((1, 1, queries, keys), 3)
+        bias[np.random.default_rng(0).random(bias.shape) < masked] = -np.inf
+        for query, block in enumerate((slice(0, keys // 2), slice(keys // 2, None), slice(None))):
+            bias[:, :, query, block] = -np.inf
+        arrays.append(bias)
+    hold(attention(), reference(), arrays)
 
 
 @pytest.mark.parametrize(("keys", "at_a_time"), [(576, 576), (1155, 385), (5184, 576)])
@@ -121,21 +124,18 @@ def test_a_buffer_that_is_overwritten_after_it_was_read(loops: int) -> None:
 
 
 @pytest.mark.smoke
-def test_boolean_mask() -> None:
-    mask = np.random.default_rng(0).random((2, 1, 20, 36)) < 0.5
-    mask[:, :, 7] = False
-    hold(attention(), reference(), [*operands(2, 20, 36, 3, 32), mask])
-
-
-def test_queries_without_keys_give_zero() -> None:
-    bias = np.zeros((1, 1, 20, 36), np.float32)
-    bias[..., 7, :] = -np.inf
-    actual = hold(attention(), reference(), [*operands(2, 20, 36, 2, 32), bias])
+@pytest.mark.parametrize("boolean", [True, False])
+def test_queries_without_keys_give_zero(boolean: bool) -> None:
+    seen = np.random.default_rng(0).random((2, 1, 20, 36)) < 0.5
+    seen[:, :, 7] = False
+    mask = seen if boolean else np.where(seen, np.float32(0.0), np.float32(-np.inf))
+    actual = hold(attention(), reference(), [*operands(2, 20, 36, 3, 32), mask])
     assert (actual[:, 7] == 0).all() and (actual[:, 6] != 0).any()
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (5, 40), (40, 17)])
+@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (5, 40), (40, 17), (1, 200), (3, 200)])
 def test_causal(queries: int, keys: int) -> None:
+    """Of a few queries of many keys, too."""
     arrays = operands(2, queries, keys, 2, 64)
     hold(attention("TopLeft"), reference(causal=True), arrays)
     hold(attention("BottomRight"), lambda q, k, v: reference()(q, k, v, mask_of(queries, keys, q.dtype)), arrays)
@@ -192,29 +192,22 @@ def test_a_few_queries_of_many_keys(
     hold(attention(), reference(), arrays)
 
 
-@pytest.mark.parametrize("sizes", [(1.0, 30.0), (-200.0, 1000.0)])
 @pytest.mark.parametrize("parts", [1, 3, 11])
-def test_parts_of_the_keys_are_put_together_exactly(
-    parts: int, sizes: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_the_keys_are_put_together_exactly(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest scores are in different parts, so far apart that those of the others vanish or overflow.
 
     Two queries are few for vectors of every width.
     """
     monkeypatch.setattr("harness.compiler.schedules.cpu.schedule._TASKS", 2 * parts)
-    arrays = operands(1, len(sizes), 5184, 2, 32)
-    for query, size in enumerate(sizes):
-        arrays[1][0, 2000 * (query + 1), :, query] = size
-        arrays[0][0, query, :, query] = 10.0
-    hold(attention(), reference(), arrays, large=True)
-    assert [info.decisions["parts"] for info in kernels(lowered(attention(), arrays))] == [parts]
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-def test_a_few_queries_of_causal_attention(queries: int) -> None:
-    arrays = operands(2, queries, 200, 2, 32)
-    hold(attention("TopLeft"), reference(causal=True), arrays)
-    hold(attention("BottomRight"), lambda q, k, v: reference()(q, k, v, mask_of(queries, 200, q.dtype)), arrays)
+    module = lowered(attention(), operands(1, 2, 5184, 2, 32))
+    assert [info.decisions["parts"] for info in kernels(module)] == [parts]
+    call = call_of(machine_of(module))
+    for sizes in ((1.0, 30.0), (-200.0, 1000.0)):
+        arrays = operands(1, len(sizes), 5184, 2, 32)
+        for query, size in enumerate(sizes):
+            arrays[1][0, 2000 * (query + 1), :, query] = size
+            arrays[0][0, query, :, query] = 10.0
+        hold_result(call(*arrays), reference(), arrays, large=True)
 
 
 def test_keys_of_a_few_queries_are_read_where_they_lie() -> None:
@@ -240,21 +233,28 @@ NANS = [np.array(bits, np.uint32).view(np.float32) for bits in (0x7FC00000, 0xFF
 """The usual one, and those of memory that nobody set: their bits must not become an exponential's exponent."""
 
 
-@pytest.mark.parametrize("nan", NANS)
-def test_nan_stays_in_its_query_and_head_of_a_few(nan: np.float32) -> None:
-    arrays = operands(1, 3, 1200, 2, 32)
-    arrays[0][0, 1, 1, 3] = nan
-    actual = run(attention(), arrays)
-    assert np.isnan(actual[0, 1, 1]).all() and np.isnan(actual).sum() == 32
-    arrays = operands(1, 1, 1200, 2, 32)
-    arrays[1][0, 1100, 0, 3] = nan
-    actual = run(attention(), arrays)
-    assert np.isnan(actual[0, 0, 0]).all() and np.isnan(actual).sum() == 32
+@pytest.mark.parametrize(("queries", "keys"), [(40, 36), (40, 1155), (40, 1183), (3, 1200), (1, 1200)])
+def test_nan_stays_in_its_query_and_head(queries: int, keys: int) -> None:
+    """A NaN of a query, and one of a key, which all queries of its head see."""
+    clean = operands(1, queries, keys, 2, 32)
+    call = call_of(machine_of(lowered(attention(), clean)))
+    for nan in NANS:
+        for operand, place in ((0, (0, queries // 2, 1, 3)), (1, (0, keys - 7, 0, 3))):
+            arrays = [array.copy() for array in clean]
+            arrays[operand][place] = nan
+            expected = np.zeros((1, queries, 2, 32), bool)
+            expected[:, queries // 2 if operand == 0 else slice(None), place[2]] = True
+            np.testing.assert_array_equal(np.isnan(call(*arrays)), expected)
 
 
 @pytest.mark.parametrize(("keys", "channels"), [(576, 64), (5184, 64), (5184, 32)])
 def test_long_sequences_are_as_accurate_as_pytorch(keys: int, channels: int) -> None:
     hold(attention(), reference(), operands(1, 96, keys, 1, channels), large=True)
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_keys_of_many_memories_are_as_accurate_as_pytorch(width: int) -> None:
+    hold(attention(), reference(), operands(1, 48, 36352 + 64, 1, 256, width), large=True)
 
 
 def test_the_score_matrix_is_never_stored() -> None:
@@ -263,21 +263,11 @@ def test_the_score_matrix_is_never_stored() -> None:
     assert sizes and max(sizes) <= 4 * 576 * 4 * 64 * 1.05
 
 
-@pytest.mark.parametrize("keys", [50, 1155])
-@pytest.mark.parametrize("scale", [30.0, 1e4])
-def test_large_scores_do_not_overflow(scale: float, keys: int) -> None:
-    actual = run(attention(), operands(1, 33, keys, 2, 32, scale=scale))
-    q, k, v = (torch.from_numpy(x).double() for x in operands(1, 33, keys, 2, 32, scale=scale))
-    exact = reference()(q, k, v).numpy()
-    # A score of size s is rounded by s·2⁻²⁴, which is the relative error of its weight.
-    assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale
-
-
-@pytest.mark.parametrize("nan", NANS)
-@pytest.mark.parametrize("keys", [36, 1155])
-def test_nan_stays_in_its_query_and_head(keys: int, nan: np.float32) -> None:
-    arrays = operands(1, 40, keys, 2, 32)
-    arrays[0][0, 5, 1, 3] = nan
-    actual = run(attention(), arrays)
-    assert np.isnan(actual[0, 5, 1]).all()
-    assert np.isnan(actual).sum() == 32
+@pytest.mark.parametrize("keys", [50, 1155, 1183])
+def test_large_scores_do_not_overflow(keys: int) -> None:
+    call = call_of(machine_of(lowered(attention(), operands(1, 33, keys, 2, 32))))
+    for scale in (30.0, 1e4):
+        arrays = operands(1, 33, keys, 2, 32, scale=scale)
+        actual, exact = call(*arrays), reference()(*(torch.from_numpy(x).double() for x in arrays)).numpy()
+        # A score of size s is rounded by s·2⁻²⁴, which is the relative error of its weight.
+        assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-from conformance.schedules.cpu.test_cpu_targets import target_for
-from conformance.support.attention import attention, hold_beyond_the_last_key, kernels, mask_of, operands, reference
+from conformance.support.attention import (
+    attention,
+    hold_beyond_the_last_key,
+    hold_padding,
+    kernels,
+    mask_of,
+    operands,
+    reference,
+)
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
-from conformance.support.kernels import hold, hold_result, lowered, lowered_for, machine_of, run
+from conformance.support.kernels import call_of, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
 from harness.compiler.schedules.common.kernel_info import describe
 
 op = relax.op
 MEGABYTE = 1 << 20
-
-
-def compiled(module: tvm.IRModule) -> Callable[..., np.ndarray]:
-    machine = machine_of(module)
-    return lambda *arrays: machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 
 def length() -> tirx.Var:
@@ -61,7 +63,7 @@ def test_one_kernel_for_any_number_of_keys(
     shapes = [(batch, queries, heads, channels), (batch, n, heads, channels), (batch, n, heads, width)]
     module = lowered_for(attention(), shapes)
     assert streams(module)
-    call = compiled(module)
+    call = call_of(machine_of(module))
     for count in keys:
         arrays = operands(batch, queries, count, heads, channels, width)
         hold_result(call(*arrays), reference(), arrays)
@@ -73,7 +75,7 @@ def test_numbers_of_keys_around_a_block_and_a_tile(channels: int) -> None:
     module = lowered_for(attention(), [(1, 30, 1, channels), (1, n, 1, channels), (1, n, 1, channels)])
     block = int(kernels(module)[0].decisions["keys at a time"])
     rows = kernels(module)[0].tile["score rows"]
-    call = compiled(module)
+    call = call_of(machine_of(module))
     for count in (rows - 1, rows, rows + 1, block - 1, block, block + 1, 2 * block, 2 * block + rows + 1):
         arrays = operands(1, 30, count, 1, channels)
         hold_result(call(*arrays), reference(), arrays)
@@ -86,7 +88,7 @@ def test_a_bias_lowered_for(shape: str) -> None:
     around = (2, 3, 30) if shape == "every" else (1, 1, 1)
     module = lowered_for(attention(), [(2, 30, 3, 32), (2, n, 3, 32), (2, n, 3, 32), (*around, n)])
     assert streams(module)
-    call = compiled(module)
+    call = call_of(machine_of(module))
     for count in (3, 601, 1400):
         bias = normal((*around, count), 3)
         bias[np.random.default_rng(0).random(bias.shape) < 0.3] = -np.inf
@@ -100,7 +102,7 @@ def test_a_bias_lowered_for(shape: str) -> None:
 def test_causal_with_any_number_of_keys() -> None:
     n = length()
     shapes = [(2, 40, 2, 32), (2, n, 2, 32), (2, n, 2, 32)]
-    first, last = (compiled(lowered_for(attention(corner), shapes)) for corner in ("TopLeft", "BottomRight"))
+    first, last = (call_of(machine_of(lowered_for(attention(corner), shapes))) for corner in ("TopLeft", "BottomRight"))
     for count in (17, 40, 700):
         arrays = operands(2, 40, count, 2, 32)
         hold_result(first(*arrays), reference(causal=True), arrays)
@@ -124,7 +126,7 @@ def test_moves_of_keys_of_any_length_are_followed() -> None:
 
     module = lowered_for(operator, [(2, 30, 64), (2, n, 64), (2, n, 64)])
     assert [name for name in names_of(module) if "reshape" not in name] == ["attention"]
-    call = compiled(module)
+    call = call_of(machine_of(module))
     for count in (5, 700):
         arrays = [normal((2, extent, 64), seed) for seed, extent in enumerate((30, count, count))]
         hold_result(call(*arrays), expected, arrays)
@@ -148,7 +150,7 @@ def test_keys_of_memories_and_pointers() -> None:
 
     module = lowered_for(operator, [(1, 30, 1, 64), (m, 36, 64), (p, 4, 64)])
     assert streams(module)
-    call = compiled(module)
+    call = call_of(machine_of(module))
     for counts in ((1, 1), (7, 16), (10, 19)):
         arrays = [
             normal(shape, seed) for seed, shape in enumerate([(1, 30, 1, 64), (counts[0], 36, 64), (counts[1], 4, 64)])
@@ -169,50 +171,17 @@ def test_facts_of_a_kernel_for_any_number_of_keys() -> None:
 def test_what_lies_behind_the_last_key_changes_nothing() -> None:
     """Neither in the tensors, where NaN follows, nor in the workspace, where the keys of a longer call lay."""
     n = length()
-    module = lowered_for(attention(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)])
-    machine = machine_of(module)
+    machine = machine_of(lowered_for(attention(), [(1, 30, 1, 72), (1, n, 1, 72), (1, n, 1, 72)]))
     hold_beyond_the_last_key(machine, (1, 130, 601))
 
 
-@pytest.mark.parametrize("count", [5, 601, 1200])
-def test_padding_with_a_mask_changes_nothing(count: int) -> None:
-    """Keys beyond `count` are masked, and there are none: the same numbers, bit by bit."""
+def test_padding_with_a_mask_changes_nothing() -> None:
     n = length()
     shapes = [(1, 30, 2, 64), (1, n, 2, 64), (1, n, 2, 64), (1, 1, 1, n)]
-    call = compiled(lowered_for(attention(), shapes))
-    arrays = operands(1, 30, 1300, 2, 64)
-    mask = np.zeros((1, 1, 1, 1300), np.float32)
-    mask[..., count:] = -np.inf
-    cut = [arrays[0], *(x[:, :count] for x in arrays[1:]), mask[..., :count]]
-    np.testing.assert_array_equal(call(*arrays, mask), call(*map(np.ascontiguousarray, cut)))
+    hold_padding(call_of(machine_of(lowered_for(attention(), shapes))))
 
 
 # --- many keys, known when it is compiled ---
-
-
-@examples(8)
-@given(
-    batch=st.integers(1, 3),
-    queries=st.sampled_from([12, 50, 97]),
-    keys=st.sampled_from([577, 601, 1183, 1399, 2502]),
-    heads=st.integers(1, 3),
-    extents=st.sampled_from([(16, 16), (5, 1), (64, 20), (256, 64), (130, 256)]),
-    masked=st.sampled_from([None, 0.5]),
-    rising=st.sampled_from([-30.0, 0.0, 30.0]),
-)
-def test_keys_that_no_equal_blocks_divide(
-    batch: int, queries: int, keys: int, heads: int, extents: tuple[int, int], masked: float | None, rising: float
-) -> None:
-    """Where scores rise, each block has a new highest; some queries lack whole blocks, one lacks all keys."""
-    arrays = operands(batch, queries, keys, heads, *extents)
-    arrays[1][..., 0] += np.linspace(0.0, rising, keys, dtype=np.float32)[:, None]
-    if masked is not None:
-        bias = normal((1, 1, queries, keys), 3)
-        bias[np.random.default_rng(0).random(bias.shape) < masked] = -np.inf
-        for query, block in enumerate((slice(0, keys // 2), slice(keys // 2, None), slice(None))):
-            bias[:, :, query, block] = -np.inf
-        arrays.append(bias)
-    hold(attention(), reference(), arrays)
 
 
 def test_which_attention_streams() -> None:
@@ -221,39 +190,6 @@ def test_which_attention_streams() -> None:
     assert not streams(lowered(attention(), operands(1, 200, 1155, 1, 16)))
     assert streams(lowered(attention(), operands(1, 200, 1183, 1, 16)))
     assert streams(lowered(attention(), operands(1, 200, 5184, 1, 256)))
-
-
-@pytest.mark.parametrize("width", [64, 256])
-def test_many_keys_are_as_accurate_as_pytorch(width: int) -> None:
-    hold(attention(), reference(), operands(1, 48, 36352 + 64, 1, 256, width), large=True)
-
-
-def test_nan_stays_in_its_query_and_head_of_many_keys() -> None:
-    arrays = operands(1, 40, 1183, 2, 32)
-    arrays[0][0, 5, 1, 3] = np.nan
-    actual = run(attention(), arrays)
-    assert np.isnan(actual[0, 5, 1]).all() and np.isnan(actual).sum() == 32
-
-
-@pytest.mark.parametrize("scale", [30.0, 1e4])
-def test_large_scores_of_many_keys_do_not_overflow(scale: float) -> None:
-    arrays = operands(1, 33, 1183, 2, 32, scale=scale)
-    exact = reference()(*(torch.from_numpy(x).double() for x in arrays)).numpy()
-    actual = run(attention(), arrays)
-    # A score of size s is rounded by s·2⁻²⁴, which is the relative error of its weight.
-    assert np.isfinite(actual).all() and np.abs(actual - exact).max() < 2e-6 * scale
-
-
-DIGEST = """
-import hashlib
-from conformance.support.attention import attention, operands
-from conformance.support.kernels import run
-print(hashlib.sha256(run(attention(), operands(1, 200, 1183, 2, 72)).tobytes()).hexdigest())
-"""
-
-
-def test_threads_do_not_change_a_number() -> None:
-    assert len({in_new_process(DIGEST, threads) for threads in (1, 2)}) == 1
 
 
 def in_new_process(script: str, threads: int) -> str:

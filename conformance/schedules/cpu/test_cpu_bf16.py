@@ -16,6 +16,7 @@ from tvm import relax
 
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import ARM, SMALLEST, Processor, hold_to_upstream, linear, product, rounded
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.instructions import AVX2, emulated, emulates
 from conformance.support.kernels import functions_of, lowered, machine_of, run, run_module
@@ -31,17 +32,19 @@ few = examples(4)
 EXTENTS = st.sampled_from([1, 2, 7, 13, 32, 33, 65])
 DEPTHS = st.sampled_from([2, 16, 62, 130, 256])
 
-LINUX, MACOS = "aarch64-linux-gnu", "arm64-apple-macos"
-TRIPLES = {"neoverse-n1": LINUX, "neoverse-v1": LINUX, "neoverse-n2": LINUX, "apple-m1": MACOS, "apple-m2": MACOS}
 DOT_PRODUCTS = ("znver5", "cooperlake", "sapphirerapids")
 ARM_PRODUCTS = ("neoverse-v1", "neoverse-n2", "apple-m2")
 INTEGERS = ("x86-64-v3", "znver3", "cascadelake")
 SHIFTS = ("x86-64-v4", "neoverse-n1", "apple-m1")
 WITHOUT_INSTRUCTION = (*INTEGERS, *SHIFTS)
 
+DAILY = ("znver5", "neoverse-n2", "x86-64-v4", "neoverse-n1")
 
-def target_for(cpu: str) -> tvm.target.Target:
-    return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": TRIPLES.get(cpu, "x86_64-linux-gnu")})
+
+def assembled(*cpus: str) -> pytest.MarkDecorator:
+    """Names the processors whose assembly is read: every night those, too, that have the instructions of one by day."""
+    marked = [pytest.param(cpu, marks=[] if cpu in DAILY else pytest.mark.wide) for cpu in cpus]
+    return pytest.mark.parametrize("cpu", marked)
 
 
 def runs(*cpus: str) -> pytest.MarkDecorator:
@@ -227,7 +230,7 @@ def instructions_of(cpu: str, rows: int) -> set[str]:
 SHAPES = [(96, 384, 512), (37, 65, 4736), (1, 260, 256), (2, 260, 256), (96, 8, 256)]
 
 
-@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS, *SHIFTS])
+@assembled(*DOT_PRODUCTS, *ARM_PRODUCTS, *SHIFTS)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 def test_sums_stay_in_registers(cpu: str, rows: int, columns: int, depth: int) -> None:
     target = target_for(cpu)

@@ -14,7 +14,7 @@ from tvm import relax
 
 from conformance.support.convolutions import AROUND, Geometry, convolutions, filters, of_upsampled
 from conformance.support.examples import examples
-from conformance.support.kernels import functions_of, hold, lowered
+from conformance.support.kernels import call_of, functions_of, hold, hold_result, lowered, machine_of
 from conformance.support.operators import normal
 
 op = relax.op
@@ -160,17 +160,6 @@ def test_other_transposed_convolutions(stride: int, padding: int, output_padding
         lambda x, w: functional.conv_transpose2d(x, w, None, stride, padding, output_padding, groups),
         [normal((2, 8, 5, 6))],
         [normal((8, 4, 3, 3), 1, scale=0.12)],
-    )
-
-
-def test_long_sums_are_as_accurate_as_pytorch() -> None:
-    """256 channels × 3 × 3 terms, all positive, as after a ReLU."""
-    hold(
-        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
-        lambda x, w: functional.conv2d(x, w, None, padding=1),
-        [np.abs(normal((1, 256, 12, 12)))],
-        [filters(32, 256, 3, 3)],
-        large=True,
     )
 
 
@@ -327,16 +316,6 @@ def test_which_images_are_read_before_they_are_upsampled(
     assert not taken or names == ["pack", "winograd_upsampled"]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_reaches_as_far_as_the_filter_in_an_upsampled_image(value: float) -> None:
-    x, w = normal((2, 40, 8, 23)), filters(33, 40, 3, 3)
-    for place in ((0, 3, 0, 0), (0, 7, 4, 11), (1, 0, 7, 22), (1, 39, 4, 15)):
-        x[place] = value
-    w[4, 1, 2, 2], w[9] = 0.0, np.abs(w[9])
-    actual = hold(of_upsampled(AROUND.conv2d), upsampled, [x], [w])
-    assert not np.isfinite(actual[0, :, 7:11, 21:25]).all() and np.isfinite(actual[0, :, 11:]).all()
-
-
 def test_differences_beyond_fp32_do_no_harm() -> None:
     """Neighbours of opposite signs: their difference overflows, and no output does."""
     x = np.full((1, 32, 6, 8), 2e38, np.float32)
@@ -347,20 +326,42 @@ def test_differences_beyond_fp32_do_no_harm() -> None:
 # --- minimal filtering: what is not finite, and accuracy ---
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_reaches_as_far_as_the_filter(value: float) -> None:
+@pytest.mark.parametrize(
+    ("operator", "reference", "size", "places", "reached"),
+    [
+        (
+            lambda x, w: op.nn.relu(AROUND.conv2d(x, w)),
+            lambda x, w: torch.relu(functional.conv2d(x, w, padding=1)),
+            (12, 37),
+            ((0, 3, 0, 0), (0, 7, 5, 17), (1, 0, 11, 36), (1, 39, 6, 20)),
+            (slice(4, 7), slice(16, 19), slice(8, None)),
+        ),
+        (
+            of_upsampled(AROUND.conv2d),
+            upsampled,
+            (8, 23),
+            ((0, 3, 0, 0), (0, 7, 4, 11), (1, 0, 7, 22), (1, 39, 4, 15)),
+            (slice(7, 11), slice(21, 25), slice(11, None)),
+        ),
+    ],
+    ids=["image", "upsampled image"],
+)
+def test_what_is_not_finite_reaches_as_far_as_the_filter(
+    operator: Callable[..., relax.Expr],
+    reference: Callable[..., torch.Tensor],
+    size: tuple[int, int],
+    places: tuple[tuple[int, ...], ...],
+    reached: tuple[slice, slice, slice],
+) -> None:
     """Patches overlap: without care one NaN would spoil every output of the tiles that read it."""
-    x, w = normal((2, 40, 12, 37)), filters(33, 40, 3, 3)
-    for place in ((0, 3, 0, 0), (0, 7, 5, 17), (1, 0, 11, 36), (1, 39, 6, 20)):
-        x[place] = value
+    x, w = normal((2, 40, *size)), filters(33, 40, 3, 3)
     w[4, 1, 2, 2], w[9] = 0.0, np.abs(w[9])
-    actual = hold(
-        lambda x, w: op.nn.relu(op.nn.conv2d(x, w, padding=(1, 1, 1, 1))),
-        lambda x, w: torch.relu(functional.conv2d(x, w, padding=1)),
-        [x],
-        [w],
-    )
-    assert not np.isfinite(actual[0, :, 4:7, 16:19]).all() and np.isfinite(actual[0, :, 8:]).all()
+    call, (lines, columns, below) = call_of(machine_of(lowered(operator, [x], [w])), [w]), reached
+    for value in (np.nan, np.inf, -np.inf):
+        for place in places:
+            x[place] = value
+        actual = hold_result(call(x), reference, [x, w])
+        assert not np.isfinite(actual[0, :, lines, columns]).all() and np.isfinite(actual[0, :, below]).all()
 
 
 def test_sums_beyond_fp32_only_on_the_way_are_right() -> None:
@@ -373,10 +374,12 @@ def test_sums_beyond_fp32_only_on_the_way_are_right() -> None:
     )
 
 
-def test_filtered_sums_are_as_accurate_as_pytorch() -> None:
+@pytest.mark.parametrize("stride", [1, 2], ids=["filtered", "directly"])
+def test_long_sums_are_as_accurate_as_pytorch(stride: int) -> None:
+    """256 channels × 3 × 3 terms, all positive, as after a ReLU."""
     hold(
-        lambda x, w: op.nn.conv2d(x, w, padding=(1, 1, 1, 1)),
-        lambda x, w: functional.conv2d(x, w, padding=1),
+        lambda x, w: op.nn.conv2d(x, w, (stride, stride), (1,) * 4),
+        lambda x, w: functional.conv2d(x, w, None, stride, 1),
         [np.abs(normal((1, 256, 24, 24)))],
         [filters(64, 256, 3, 3)],
         large=True,

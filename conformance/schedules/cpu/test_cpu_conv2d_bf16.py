@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -21,12 +20,12 @@ from conformance.schedules.cpu.test_cpu_bf16 import (
     DOT_PRODUCTS,
     WITH_INSTRUCTION,
     WITHOUT_INSTRUCTION,
+    assembled,
     extreme,
     runs,
-    target_for,
     with_instruction,
 )
-from conformance.schedules.cpu.test_cpu_threads import hold as hold_on_threads
+from conformance.schedules.cpu.test_cpu_threads import hold_module as hold_on_threads
 from conformance.support.assembly import assembly, product_loops
 from conformance.support.bf16 import hold_to_upstream, product, rounded
 from conformance.support.convolutions import (
@@ -40,10 +39,11 @@ from conformance.support.convolutions import (
     transposed_by_taps,
     upsampled_by_places,
 )
+from conformance.support.cpus import target_for
 from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, lowered, run
 from conformance.support.operators import normal
-from conformance.support.place import build, computes, virtual_machine
+from conformance.support.place import computes
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
 from harness.compiler.schedules.cpu import cpu_pipeline
@@ -166,12 +166,8 @@ def test_padding_is_zero_beside_infinities(cpu: str) -> None:
 @runs("cooperlake")
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_threads_do_not_change_a_number(kernel: int, tmp_path: Path) -> None:
-    x, weight = normal((1, 64, 30, 50)), filters(96, 64, kernel, kernel)
-    target, library = target_for("cooperlake"), tmp_path / "kernel.so"
-    module = lowered(rounding(), [x, weight], target=target)
-    build(module, target).export_library(str(library))
-    machine = virtual_machine(tvm.runtime.load_module(str(library)), target)
-    hold_on_threads(library, lambda: [machine["main"](*map(tvm.runtime.tensor, (x, weight))).numpy()])
+    arrays, target = [normal((1, 64, 30, 50)), filters(96, 64, kernel, kernel)], target_for("cooperlake")
+    hold_on_threads(lowered(rounding(), arrays, target=target), target, tmp_path, arrays)
 
 
 # --- which kernel ---
@@ -193,31 +189,22 @@ def test_without_the_instruction_minimal_filtering_in_fp32_is_faster(cpu: str) -
     assert kernels[0] == kernels[1]
 
 
-@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS])
-@pytest.mark.parametrize(("channels", "outer", "kernel"), [(256, 256, 3), (256, 32, 1), (64, 8, 3), (2, 8, 3)])
-def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int) -> None:
-    target = target_for(cpu)
-    x, weight = normal((1, channels, 24, 72)), filters(outer, channels, kernel, kernel)
-    loops = product_loops(assembly(lowered(rounding(AROUND), [x], [weight], target), target))
+IMAGES = [(256, 256, 3, 72, False), (256, 32, 1, 72, False), (64, 8, 3, 72, False), (2, 8, 3, 72, False)]
+IMAGES += [(256, 256, 3, 72, True), (256, 48, 3, 11, True)]
+"""Channels, filters, their size, the width of an image of 24 lines, and whether it is upsampled."""
+
+
+@assembled(*DOT_PRODUCTS, *ARM_PRODUCTS)
+@pytest.mark.parametrize(("channels", "outer", "kernel", "width", "upsampled"), IMAGES)
+def test_sums_stay_in_registers(cpu: str, channels: int, outer: int, kernel: int, width: int, upsampled: bool) -> None:
+    target, operator = target_for(cpu), of_upsampled(rounding(AROUND)) if upsampled else rounding(AROUND)
+    x, weight = normal((1, channels, 24, width)), filters(outer, channels, kernel, kernel)
+    loops = product_loops(assembly(lowered(operator, [x], [weight], target), target))
     assert loops
     for loop in loops:
         shown = "\n".join(instruction.text for instruction in loop.instructions)
         assert not loop.spills, shown
         wanted = "vdpbf16ps" if cpu in DOT_PRODUCTS else "bfmmla" if channels % 4 == 0 else "bfdot"
-        assert {instruction.operation for instruction in loop.fused} == {wanted}, shown
-
-
-@pytest.mark.parametrize("cpu", [*DOT_PRODUCTS, *ARM_PRODUCTS])
-@pytest.mark.parametrize(("outer", "width"), [(256, 72), (48, 11)])
-def test_sums_of_an_upsampled_image_stay_in_registers(cpu: str, outer: int, width: int) -> None:
-    target = target_for(cpu)
-    x, weight = normal((1, 256, 24, width)), filters(outer, 256, 3, 3)
-    loops = product_loops(assembly(lowered(of_upsampled(rounding(AROUND)), [x], [weight], target), target))
-    assert loops
-    for loop in loops:
-        shown = "\n".join(instruction.text for instruction in loop.instructions)
-        assert not loop.spills, shown
-        wanted = "vdpbf16ps" if cpu in DOT_PRODUCTS else "bfmmla"
         assert {instruction.operation for instruction in loop.fused} == {wanted}, shown
 
 

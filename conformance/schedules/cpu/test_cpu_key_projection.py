@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import tvm
 from torch.nn import functional
 from tvm import relax, tirx
 
-from conformance.schedules.cpu.test_cpu_attention_streaming import in_new_process
-from conformance.schedules.cpu.test_cpu_targets import assert_in_registers, product_loops, target_for
-from conformance.support.assembly import assembly
+from conformance.schedules.cpu.test_cpu_targets import assert_in_registers
+from conformance.schedules.cpu.test_cpu_threads import hold_module as hold_on_threads
+from conformance.support.assembly import assembly, product_loops
 from conformance.support.attention import kernels
-from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, machine_of
+from conformance.support.cpus import target_for
+from conformance.support.kernels import call_of, functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
+from harness.compiler.targets import HOST
 
 op = relax.op
 TOKENS = 36
@@ -115,13 +118,11 @@ def test_one_kernel_for_any_bank(batch: int, queries: int, narrow: int, channels
     module = for_any_bank(batch, queries, narrow, channels)
     assert computes_keys(module)
     assert {name.rstrip("0123456789") for name in functions_of(module)} == {"attention", "matmul", "pack"}
-    machine = machine_of(module)
     parameters = weights(narrow, channels)
-    loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(array) for array in parameters]))
+    call = call_of(machine_of(module), parameters)
     for m, t in ((1, 1), (3, 80), (16, 1), (25, 37)):
         arrays = inputs(batch, queries, m, t, narrow, channels)
-        actual = machine["main"](*map(tvm.runtime.tensor, arrays), *loaded).numpy()
-        hold_result(actual, expected, [*arrays, *parameters])
+        hold_result(call(*arrays), expected, [*arrays, *parameters])
 
 
 def test_what_lies_behind_the_last_memory_changes_nothing() -> None:
@@ -144,18 +145,10 @@ def test_what_lies_behind_the_last_memory_changes_nothing() -> None:
         np.testing.assert_array_equal(call(tvm.runtime.tensor(q), *views), alone)
 
 
-DIGEST = """
-import hashlib, tvm
-from conformance.schedules.cpu.test_cpu_key_projection import for_any_bank, inputs, machine_of, weights
-machine = machine_of(for_any_bank(2, 97, 16, 32))
-loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(array) for array in weights(16, 32)]))
-arrays = inputs(2, 97, 23, 7, 16, 32)
-print(hashlib.sha256(machine["main"](*map(tvm.runtime.tensor, arrays), *loaded).numpy().tobytes()).hexdigest())
-"""
-
-
-def test_threads_do_not_change_a_number() -> None:
-    assert len({in_new_process(DIGEST, threads) for threads in (1, 2)}) == 1
+def test_threads_do_not_change_a_number(tmp_path: Path) -> None:
+    target = HOST.tvm_target()
+    module = for_any_bank(2, 97, 16, 32, target)
+    hold_on_threads(module, target, tmp_path, inputs(2, 97, 23, 7, 16, 32), weights(16, 32))
 
 
 @pytest.mark.parametrize("cpu", ["x86-64-v4", "x86-64-v3"])

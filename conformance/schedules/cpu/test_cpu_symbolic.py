@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-import tvm
 from torch.nn import functional
 from tvm import relax, tirx
 
-from conformance.support.kernels import hold_result, lowered_for, machine_of
+from conformance.support.kernels import call_of, hold_result, lowered_for, machine_of
 from conformance.support.operators import normal
 
 op = relax.op
@@ -92,11 +91,7 @@ def test_an_unknown_extent(operation: Operation) -> None:
     for extent in (1, 7, 33):
         shapes = [[extent if isinstance(e, tirx.Var) else int(e) for e in shape] for shape in operation.shapes]
         arrays = [normal(shape, seed, scale=0.25 if seed else 1.0) for seed, shape in enumerate(shapes)]
-        inputs, weights = (
-            [tvm.runtime.tensor(a) for a in g] for g in (arrays[: operation.inputs], arrays[operation.inputs :])
-        )
-        if weights:
-            weights = list(machine["main_transform_params"](weights))
-        actual = machine["main"](*inputs, *weights).numpy()
+        call = call_of(machine, arrays[operation.inputs :])
+        actual = call(*arrays[: operation.inputs])
         assert np.isfinite(actual).all()
         hold_result(actual, operation.reference, arrays)

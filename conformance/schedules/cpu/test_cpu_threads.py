@@ -17,6 +17,8 @@ import tvm
 from torch import nn
 from tvm.script.ir_builder import tirx as T
 
+from conformance.support.kernels import Arrays, call_of
+from conformance.support.place import build, virtual_machine
 from harness.compiler.schedules.common.kernel import Argument, fp32, parallel_with_workspace, prim_func
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, Case
@@ -91,6 +93,16 @@ def hold(library: Path, run: Callable[[], list[np.ndarray]]) -> None:
             check(f"on {count} threads")
     with launched_by(library, one_by_one(APART)):
         check("one task after the other, the last one first")
+
+
+def hold_module(
+    module: tvm.IRModule, target: tvm.target.Target, folder: Path, inputs: Arrays, weights: Arrays = ()
+) -> None:
+    """Holds a lowered module, of arrays, in the same way."""
+    library = folder / "kernel.so"
+    build(module, target).export_library(str(library))
+    call = call_of(virtual_machine(tvm.runtime.load_module(str(library)), target), weights)
+    hold(library, lambda: [call(*inputs)])
 
 
 @pytest.mark.parametrize("name", KERNELS)

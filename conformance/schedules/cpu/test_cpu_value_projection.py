@@ -15,7 +15,7 @@ from tvm import relax, tirx
 
 from conformance.support.attention import kernels
 from conformance.support.examples import examples
-from conformance.support.kernels import functions_of, hold, hold_result, lowered, lowered_for, machine_of
+from conformance.support.kernels import call_of, functions_of, hold, hold_result, lowered, lowered_for, machine_of
 from conformance.support.operators import normal
 from conformance.support.place import cpu_target
 from harness.compiler.schedules.common.kernel_info import infos_of
@@ -182,12 +182,10 @@ def test_any_number_of_keys() -> None:
     shapes = [(2, 50, 32), (2, n, 32), (2, n, 16), (64, 16), (64,)]
     module = lowered_for(layer(), shapes, inputs=3)
     assert projected(module)
-    machine = machine_of(module)
-    loaded = list(machine["main_transform_params"]([tvm.runtime.tensor(array) for array in weights]))
+    call = call_of(machine_of(module), weights)
     for keys in (1, 17, 1201):
         inputs, _ = tensors(50, keys, 16, 64, batch=2)
-        actual = machine["main"](*map(tvm.runtime.tensor, inputs), *loaded).numpy()
-        hold_result(actual, reference(), [*inputs, *weights])
+        hold_result(call(*inputs), reference(), [*inputs, *weights])
 
 
 # --- where it is not done ---

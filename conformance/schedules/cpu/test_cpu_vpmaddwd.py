@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
-from conformance.schedules.cpu.test_cpu_bf16 import INTEGERS, runs, target_for
+from conformance.schedules.cpu.test_cpu_bf16 import INTEGERS, runs
 from conformance.support.assembly import assembly, innermost_loops
 from conformance.support.bf16 import Processor, linear, product, rounded
-from conformance.support.kernels import functions_of, lowered, run
+from conformance.support.cpus import target_for
+from conformance.support.kernels import call_of, functions_of, lowered, machine_of
 from conformance.support.operators import normal, rms
 from harness.compiler.schedules.cpu.vpmaddwd import LONGEST, largest_integer
 
@@ -22,8 +25,15 @@ PROCESSOR = Processor(integers=True)
 MULTIPLY = ("vpmaddwd", "vpdpwssd")
 
 
+@cache
+def layer(rows: int, columns: int, depth: int) -> Any:
+    """The virtual machine of a layer, which several tests run."""
+    x, weight = np.zeros((rows, depth), np.float32), rounded(np.zeros((columns, depth), np.float32))
+    return machine_of(lowered(linear, [x], [weight], target_for(AVX2)), target_for(AVX2))
+
+
 def multiplied(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return run(linear, [x], [rounded(weight)], target_for(AVX2))
+    return call_of(layer(len(x), *weight.shape), [rounded(weight)])(x)
 
 
 def errors(x: np.ndarray, weight: np.ndarray) -> tuple[float, float]:

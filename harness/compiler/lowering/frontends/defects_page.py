@@ -37,7 +37,7 @@ _ONNX_INTRODUCTION = f"""# Defects on the way through ONNX
 
 Seen in apache-tvm {TESTED_VERSION} and PyTorch's exporter (`torch.onnx.export(dynamo=True)`, opset {OPSET}), with
 `tvm.relax.frontend.onnx.from_onnx`. Each is worked around in `harness/compiler/lowering/frontends/onnx/defects/`.
-`conformance/lowering/test_onnx_defects.py` runs every reproduction below: unmodified, it must fail as described (a
+`conformance/lowering/test_frontend_defects.py` runs every reproduction below: unmodified, it must fail as described (a
 release that repairs a defect fails the test, so that the workaround goes), and with the workaround the result must be
 PyTorch's. `docs/FRONTENDS.md` has what is known and not worked around, and compares this way with that of torch.export.
 """
