@@ -328,6 +328,22 @@ def test_what_has_another_form_is_refused(
         read_report(tmp_path / JSON)
 
 
+def test_a_negative_error_is_refused(tmp_path: Path, report: dict[str, Any]) -> None:
+    damaged = copy.deepcopy(report)
+    damaged["cases"][1]["diagnosis"]["boundaries"][0]["local"]["r_rms"] = -1.0
+    (tmp_path / JSON).write_text(json.dumps(damaged))
+    with pytest.raises(HarnessError, match=re.escape("boundaries[0].local.r_rms`")):
+        read_report(tmp_path / JSON)
+
+
+def test_an_error_may_have_no_details(tmp_path: Path, report: dict[str, Any]) -> None:
+    changed = copy.deepcopy(report)
+    error = next(case["error"] for case in changed["cases"] if case["error"])
+    error.pop("details")
+    (tmp_path / JSON).write_text(json.dumps(changed))
+    assert error["message"] in render_page(read_report(tmp_path / JSON))
+
+
 # --- how it is made ---
 
 

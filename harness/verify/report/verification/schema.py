@@ -18,6 +18,7 @@ from harness.runtime.decoding import Count
 SCHEMA = 1
 
 _Float = float | Literal["inf", "-inf"] | None
+_Error = Annotated[float, Meta(ge=0)] | Literal["inf"] | None
 
 
 def number(value: float | str | None) -> float:
@@ -61,21 +62,21 @@ class _Output(Struct):
     dtype: str
     elements: Count
     outside: Count
-    max_abs: _Float
-    mean_abs: _Float
-    max_rel: _Float
-    required_tolerance: _Float
+    max_abs: _Error
+    mean_abs: _Error
+    max_rel: _Error
+    required_tolerance: _Error
     sqnr_db: _Float
-    r_rms: _Float
-    r_inf: _Float
+    r_rms: _Error
+    r_inf: _Error
     verdict: VerdictKind
     reason: str
     distribution: _Distribution | UnsetType = UNSET
 
 
 class _Deviation(Struct):
-    r_rms: _Float
-    r_inf: _Float
+    r_rms: _Error
+    r_inf: _Error
 
 
 class _Boundary(Struct):
