@@ -324,7 +324,7 @@ def test_a_video_is_held_to_upstreams_answer_from_the_compiled_models_logits(ans
     assert verdicts["walk/masks"].kind is VerdictKind.FAILED
 
 
-@pytest.mark.parametrize("fault", [None, flip_a_pixel, change_a_score], ids=str)
+@pytest.mark.parametrize("fault", [None, flip_a_pixel, change_a_score], ids=["none", "a pixel", "a score"])
 @pytest.mark.parametrize("rounding", [True, False])
 def test_upstream_answers_again_where_the_compiled_model_answers_otherwise(
     answer: Reference, fault: Callable[[Arrays], None] | None, rounding: bool, monkeypatch: pytest.MonkeyPatch
