@@ -105,7 +105,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
         (["compile", "--boxes", "0", "--out", "model"], "Invalid value for '--boxes'"),
         (["compile", "--db", ".", "--out", "model"], "there is no tuning database in ."),
         (["compile", "--db", ".", "--untuned", "--out", "model"], "--db and --untuned contradict each other"),
-        (["compile", "--weights", "outliers", "--checkpoint", "notes.txt", "--out", "model"], "give one of them"),
+        (["compile", "--weights", "outliers", "--checkpoint", "zip", "--out", "model"], "give one of them"),
         (["compile", "--out", "notes.txt"], "notes.txt is a file: give the name of a folder"),
         (["compile", "--out", "notes.txt/model"], "cannot write "),
         (["compile", "--out", "."], "holds something else than a compiled model"),
@@ -119,13 +119,14 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
 )
 def test_wrong_usage_is_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "zip").write_bytes(b"PK\x03\x04")
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "harness", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "zip"]
 
 
 def test_nothing_else_is_left_beside_it(shallow_artifact: Path) -> None:
