@@ -270,17 +270,17 @@ def _load(store: Path, request: str) -> Callable[..., Any]:
     import tvm_ffi
 
     with _explain_requests():
-        asked = convert(decode(request), LoadRequest)
-        if asked.manifest is None and asked.library not in asked.files:
-            raise ValueError(f"{asked.library!r} is none of its files")
-        device = TARGETS[asked.target].device()
+        load = convert(decode(request), LoadRequest)
+        if load.manifest is None and load.library not in load.files:
+            raise ValueError(f"{load.library!r} is none of its files")
+        device = TARGETS[load.target].device()
         folder = Path(tempfile.mkdtemp(dir=Path.cwd()))  # TVM's server removes the folder of the session with it
-        if asked.manifest is not None:
-            (folder / MANIFEST).write_text(asked.manifest, encoding="utf-8")
-        for name, digest in asked.files.items():
+        if load.manifest is not None:
+            (folder / MANIFEST).write_text(load.manifest, encoding="utf-8")
+        for name, digest in load.files.items():
             (folder / name).symlink_to(store / digest)
-        weights = [np.fromfile(store / digest, dtype).reshape(shape) for digest, dtype, shape in asked.parameters]
-    if asked.manifest is not None:
+        weights = [np.fromfile(store / digest, dtype).reshape(shape) for digest, dtype, shape in load.parameters]
+    if load.manifest is not None:
         artifact = Artifact.load(folder, check=False)  # files were checked when they arrived
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -289,7 +289,7 @@ def _load(store: Path, request: str) -> Callable[..., Any]:
                 inputs = dict(zip(names, tensors, strict=True))
             return list(artifact.call(entry, **inputs).values())
     else:
-        executable = Executable(folder / asked.library, device, weights)
+        executable = Executable(folder / load.library, device, weights)
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
             return [tvm.runtime.tensor(result) for result in executable.run(tensors)]

@@ -42,9 +42,9 @@ def answer(upstream: UpstreamModel, question: Question | SessionQuestion, actual
     module, judge = (
         (upstream_session, judge_session) if isinstance(question, SessionQuestion) else (tracking, judge_frames)
     )
-    own = upstream.cached(module.__name__, question, lambda: module.answer(upstream, question))
-    if not actual or is_strict(judge(question.name, select(actual, "frames"), select(own.first, "frames"))):
-        return own
+    reference = upstream.cached(module.__name__, question, lambda: module.answer(upstream, question))
+    if not actual or is_strict(judge(question.name, select(actual, "frames"), select(reference.first, "frames"))):
+        return reference
     computed = computed_frames(question, actual)
     digests = [f"{frame} {arrays_digest(arrays)}" for frame, arrays in computed.items()]
 
@@ -56,4 +56,4 @@ def answer(upstream: UpstreamModel, question: Question | SessionQuestion, actual
         return Reference(arrays, arrays)
 
     followed = upstream.cached(module.__name__, question, follow, followed=digests)
-    return replace(own, first=own.first | add_prefix("followed", followed.first))
+    return replace(reference, first=reference.first | add_prefix("followed", followed.first))

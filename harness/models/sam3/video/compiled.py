@@ -33,7 +33,7 @@ from harness.runtime.sam3.video.tracker import Bits, TrackedMasks, Tracker
 
 Floats = npt.NDArray[np.float32]
 Computed = dict[int, Arrays]
-"""What `RecordingTracker` records by frame."""
+"""The results that `RecordingTracker` records, by frame."""
 
 
 def _no_results() -> Arrays:

@@ -76,18 +76,18 @@ class Following:
             "scores": self._take(frame, "detected_scores", scores, gate),
         }
 
-    def _take_logits(self, frame: int, name: str, own: Tensor) -> Tensor:
-        return self._take(frame, name, own, np.array([leeway(logits) for logits in own.numpy()])[:, None, None])
+    def _take_logits(self, frame: int, name: str, values: Tensor) -> Tensor:
+        return self._take(frame, name, values, np.array([leeway(logits) for logits in values.numpy()])[:, None, None])
 
-    def _take(self, frame: int, name: str, own: Tensor, tolerance: Array) -> Tensor:
+    def _take(self, frame: int, name: str, values: Tensor, tolerance: Array) -> Tensor:
         """Returns the next rows of the compiled model's array, as many as upstream's own.
 
         Raises:
             NotRoundingError: There are not as many, or one differs by more than the tolerance.
         """
-        rows = self._remaining(frame, name)[: len(own)]
-        self._taken[frame, name] += len(own)
-        if rows.shape != own.shape or not (np.abs(rows - own.numpy()) <= tolerance).all():
+        rows = self._remaining(frame, name)[: len(values)]
+        self._taken[frame, name] += len(values)
+        if rows.shape != values.shape or not (np.abs(rows - values.numpy()) <= tolerance).all():
             raise NotRoundingError(f"{name} of frame {frame} differ by more than rounding")
         return torch.from_numpy(rows.copy())
 

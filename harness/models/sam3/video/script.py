@@ -49,8 +49,8 @@ def _judge_sessions(
     answers: Iterable[Answer[SessionQuestion]], _expectation: Expectation | None, _by_oracle: bool
 ) -> Iterator[Verdict]:
     for answer in answers:
-        own, followed = (select(answer.reference.first, part) for part in ("frames", "followed"))
-        verdicts = judge_session(answer.question.name, select(answer.actual, "frames"), followed or own)
+        first, followed = (select(answer.reference.first, part) for part in ("frames", "followed"))
+        verdicts = judge_session(answer.question.name, select(answer.actual, "frames"), followed or first)
         yield from with_note(verdicts) if followed else verdicts
 
 
