@@ -146,6 +146,14 @@ def test_inputs_of_another_form_are_one_sentence(served: Served, component: tupl
                 function("main", forms, bytes(96))
 
 
+def test_parameters_of_another_form_are_one_sentence(served: Served, component: tuple[Path, list[np.ndarray]]) -> None:
+    library, (weight, table) = component
+    with closing(DeviceSession(served.remote)) as session, pytest.raises(RemoteError) as raised:
+        RemoteExecutable(session, library, "llvm", [weight.reshape(2, 2, 4), table])
+    (line,) = str(raised.value).strip().splitlines()[-1:]
+    assert "the device cannot understand the request (" in line and line.endswith("): run it again")
+
+
 def test_an_answer_of_another_form_is_one_sentence(tmp_path: Path) -> None:
     def prepare() -> None:
         tvm.register_global_func("sam3_tvm.describe", (tmp_path / "answer").read_text)

@@ -289,7 +289,8 @@ def _load(store: Path, request: str) -> Callable[..., Any]:
                 inputs = dict(zip(names, tensors, strict=True))
             return list(artifact.call(entry, **inputs).values())
     else:
-        executable = Executable(folder / load.library, device, weights)
+        with _explain_requests():
+            executable = Executable(folder / load.library, device, weights)
 
         def call(entry: str, tensors: Sequence[Any]) -> Sequence[Any]:
             return [tvm.runtime.tensor(result) for result in executable.run(tensors)]
@@ -318,4 +319,5 @@ def _explain_requests() -> Iterator[None]:
     try:
         yield
     except (KeyError, OSError, TypeError, ValueError) as error:
-        raise ModelError(f"the device cannot understand the request ({error}): run it again") from error
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the device cannot understand the request ({reason}): run it again") from error
