@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -148,13 +148,13 @@ def entries_of(folder: Path, question: dict[str, Any]) -> Iterator[dict[str, Any
             yield {name: value for name, value in line.items() if name != _QUESTION}
 
 
-def has_form(entry: dict[str, Any], form: type) -> bool:
-    """Returns whether the values of an entry have the types of a form; a damaged one may lack them."""
+def has_form(entry: dict[str, Any], form: type, categories: Collection[str]) -> bool:
+    """Returns whether an entry has the types of a form, and its annotations these categories; a damaged one may not."""
     try:
         convert(entry, form)
     except ValueError:
         return False
-    return True
+    return all(annotation["category"] in categories for annotation in entry["annotations"])
 
 
 def is_whole(folder: Path, question: dict[str, Any]) -> bool:

@@ -248,8 +248,7 @@ class _Entry(TypedDict):
 def _entries(journal: Journal, categories: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yields the entries of images, without damaged ones and those with objects of other categories."""
     for entry in journal:
-        is_image = has_form(entry, _Entry) and Path(entry["image"]).is_absolute()
-        if is_image and {annotation["category"] for annotation in entry["annotations"]}.issubset(categories):
+        if has_form(entry, _Entry, categories) and Path(entry["image"]).is_absolute():
             yield entry
 
 

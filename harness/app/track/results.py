@@ -227,9 +227,7 @@ def _contiguous(entries: Iterator[dict[str, Any]], categories: Collection[str]) 
     """Yields the entries of frames until one is not the next frame, is damaged, or has objects of other categories."""
     frames = (entry for entry in entries if "frame" in entry)
     for index, entry in enumerate(frames):
-        if entry["frame"] != index or not has_form(entry, _Entry):
-            return
-        if not {annotation["category"] for annotation in entry["annotations"]}.issubset(categories):
+        if entry["frame"] != index or not has_form(entry, _Entry, categories):
             return
         yield entry
 

@@ -176,7 +176,7 @@ class ObjectCache:
         try:
             with explain_write_errors(path, ADVICE):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Of killed processes; another that writes the same object just now loses nothing by it.
+                # Of killed processes; another that writes the same object just now may warn, and it is stored here.
                 remove_temporary_files([path])
             write_bytes(path, hashlib.sha256(content).digest() + content, advice=ADVICE)
         except HarnessError as error:
