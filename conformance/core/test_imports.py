@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.compiler import tir
 
 PACKAGE = Path(harness.__file__).parent
 
@@ -99,3 +100,16 @@ ENVIRONMENT = {
 
 def test_the_environment_is_touched_where_the_table_says_and_nowhere_else() -> None:
     assert users("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv") == ENVIRONMENT.keys()
+
+
+def test_names_of_the_low_level_ir_have_types() -> None:
+    """The stub file gives types to every name that kernels may use, and to no other."""
+    typed = set()
+    for statement in ast.parse(Path(tir.__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "tvm.tirx":
+            typed |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            typed.add(statement.name)
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            typed.add(statement.target.id)
+    assert {name for name in typed if not name.startswith("_")} == set(tir.__all__)

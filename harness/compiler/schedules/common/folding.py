@@ -15,9 +15,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import extents, is_call, permutation, same, static_shape
@@ -51,6 +51,12 @@ Element = Callable[["Reader", Index], Any]
 """Takes a reader and the index of an element, and returns the element's value."""
 
 
+class Readable(Protocol):
+    """A buffer, or its stand-in, whose elements are read."""
+
+    def __getitem__(self, index: tuple[Any, ...], /) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Reader:
     """The buffers and the analyzer for the computation of an element.
@@ -60,7 +66,7 @@ class Reader:
         analyzer: Knows the ranges of the loop variables.
     """
 
-    buffers: Sequence[T.Buffer]
+    buffers: Sequence[Readable]
     analyzer: sym.Analyzer
 
 
@@ -145,10 +151,10 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
 
     def place(analyzer: sym.Analyzer, row: Any, k: Any) -> Any:
         position = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
-        return analyzer.simplify(tirx.convert(ravel(position, source)))
+        return analyzer.simplify(T.convert(ravel(position, source)))
 
     analyzer = sym.Analyzer()
-    row, k = tirx.Var("row", "int32"), tirx.Var("k", "int32")
+    row, k = T.Var("row", "int32"), T.Var("k", "int32")
     analyzer.bind(row, ir.Range(0, rows))
     analyzer.bind(k, ir.Range(0, depth))
     if not analyzer.can_prove_equal(place(analyzer, row, k), place(analyzer, row, 0) + k):
@@ -163,7 +169,7 @@ class _Indices:
         return index
 
 
-def _load(buffer: Any, position: Index) -> Any:
+def _load(buffer: Readable, position: Index) -> Any:
     return buffer[tuple(position)] if position else buffer[()]
 
 
@@ -174,7 +180,7 @@ def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any
     for n, extent in enumerate(shape):
         inner //= extent if n else 1
         position = flat // inner if inner > 1 else flat
-        result.append(analyzer.simplify(position % extent) if n else analyzer.simplify(tirx.convert(position)))
+        result.append(analyzer.simplify(position % extent) if n else analyzer.simplify(T.convert(position)))
     return result
 
 
@@ -221,7 +227,7 @@ def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | N
         result: list[Any] = []
         for source_part, result_part in parts:
             flat = ravel(position[: len(result_part)], result_part)
-            result += unravel(reader.analyzer, reader.analyzer.simplify(tirx.convert(flat)), source_part)
+            result += unravel(reader.analyzer, reader.analyzer.simplify(T.convert(flat)), source_part)
             position = position[len(result_part) :]
         return result
 
@@ -295,7 +301,7 @@ def _tile(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None
 
     def index(reader: Reader, position: Index) -> Index:
         return [
-            i if count == 1 else reader.analyzer.simplify(tirx.convert(i % extent))
+            i if count == 1 else reader.analyzer.simplify(T.convert(i % extent))
             for i, count, extent in zip(position, repeats, source_shape, strict=True)
         ]
 
@@ -312,7 +318,7 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
     """Folds the replacement of a run of indices along one axis."""
     axis = int(value.attrs.axis) % len(shape)
     run = static_shape(value.args[1], None)
-    if run is None or not can_fold(value.args[0]) or not all(isinstance(n, tirx.IntImm) for n in value.args[2:]):
+    if run is None or not can_fold(value.args[0]) or not all(isinstance(n, T.IntImm) for n in value.args[2:]):
         return None
     start, _, step = (int(number) for number in value.args[2:])
     if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
@@ -326,7 +332,7 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
             parts[0].element(select_reader(reader, 0), position),
             parts[1].element(select_reader(reader, 1), inner_position),
         )
-        return T.if_then_else(tirx.all(position[axis] >= start, position[axis] < start + run[axis]), inside, outer)
+        return T.if_then_else(T.all(position[axis] >= start, position[axis] < start + run[axis]), inside, outer)
 
     period = math.lcm(*(part.period for part in parts)) if axis < len(shape) - 1 else 1
     # Choosing between the two counts as an operation.
@@ -371,14 +377,14 @@ def _concatenate(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> 
     def element(reader: Reader, position: Index) -> Any:
         def read_part(n: int) -> Any:
             # Where it is read, the index is known to be one of the part's own.
-            with reader.analyzer.constraint_scope(tirx.convert(position[axis]) >= starts[n]):
+            with reader.analyzer.constraint_scope(T.convert(position[axis]) >= starts[n]):
                 return parts[n].element(
                     select_reader(reader, n), [*position[:axis], position[axis] - starts[n], *position[axis + 1 :]]
                 )
 
         for n in range(len(parts) - 1):
-            if not reader.analyzer.can_prove(tirx.convert(position[axis]) >= starts[n + 1]):
-                if reader.analyzer.can_prove(tirx.convert(position[axis]) < starts[n + 1]):
+            if not reader.analyzer.can_prove(T.convert(position[axis]) >= starts[n + 1]):
+                if reader.analyzer.can_prove(T.convert(position[axis]) < starts[n + 1]):
                     return read_part(n)
                 break
         else:
@@ -402,7 +408,7 @@ def _astype(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | No
     source, dtype = fold(scope, value.args[0]), str(value.ty.dtype)
 
     def element(reader: Reader, position: Index) -> Any:
-        return tirx.Cast(dtype, source.element(reader, position))
+        return T.Cast(dtype, source.element(reader, position))
 
     return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
 
@@ -447,13 +453,13 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...
     def element(reader: Reader, position: Index) -> Any:
         *outer, token, feature = position
         simplify = reader.analyzer.simplify
-        pair, member = (simplify(tirx.convert(number)) for number in (feature // 2, feature % 2))
-        place = [simplify(tirx.convert(token % positions)), pair]
+        pair, member = (simplify(T.convert(number)) for number in (feature // 2, feature % 2))
+        place = [simplify(T.convert(token % positions)), pair]
         re, im = (parts[0].element(select_reader(reader, 0), [*outer, token, pair * 2 + n]) for n in range(2))
         c, s = (parts[n].element(select_reader(reader, n), place) for n in (1, 2))
-        if isinstance(member, tirx.IntImm):
+        if isinstance(member, T.IntImm):
             return re * s + im * c if int(member) else re * c - im * s
-        return T.if_then_else(tirx.EQ(member, 0), re * c - im * s, re * s + im * c)
+        return T.if_then_else(T.EQ(member, 0), re * c - im * s, re * s + im * c)
 
     # Each element reads both of its pair; choosing which of the two it is counts as an operation.
     operations = 4 + 2 * parts[0].operations + parts[1].operations + parts[2].operations
@@ -484,7 +490,7 @@ def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
     definition = scope.definition(value)
     if isinstance(definition, relax.Tuple | relax.ShapeExpr):
         fields = definition.fields if isinstance(definition, relax.Tuple) else definition.values
-        return [int(field) if isinstance(field, tirx.IntImm) else field for field in fields]
+        return [int(field) if isinstance(field, T.IntImm) else field for field in fields]
     if isinstance(definition, ir.GenericConst):
         return [int(number) for number in definition.value.numpy().reshape(-1)]
     return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir, relax, sym, tirx, topi
+from tvm import ir, relax, sym, topi
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.compiler import tir as T
@@ -35,7 +35,7 @@ def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int,
     if not isinstance(ty, relax.TensorType) or ty.shape is None or (dtype is not None and str(ty.dtype) != dtype):
         return None
     extents = list(ty.shape)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+    if not all(isinstance(extent, T.IntImm) for extent in extents):
         return None
     return tuple(int(extent) for extent in extents)
 
@@ -45,12 +45,12 @@ def extents(value: relax.Expr) -> tuple[Any, ...] | None:
     ty = value.ty
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
         return None
-    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in ty.shape)
+    return tuple(int(extent) if isinstance(extent, T.IntImm) else extent for extent in ty.shape)
 
 
 def number(value: relax.Expr) -> float | None:
     """Returns the value of an fp32 constant of one element; None for anything else."""
-    if isinstance(value, tirx.FloatImm):
+    if isinstance(value, T.FloatImm):
         return float(value.value)
     if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
         return float(value.value.numpy().item())
@@ -62,13 +62,13 @@ def same(shape: Sequence[Any], other: Sequence[Any]) -> bool:
     analyzer = sym.Analyzer()
     if len(shape) != len(other):
         return False
-    pairs = zip(map(tirx.convert, shape), map(tirx.convert, other), strict=True)
+    pairs = zip(map(T.convert, shape), map(T.convert, other), strict=True)
     return all(analyzer.can_prove_equal(extent, counterpart) for extent, counterpart in pairs)
 
 
 def call(builder: relax.BlockBuilder, name: str, function: T.PrimFunc, arguments: Sequence[relax.Expr]) -> relax.Expr:
     """Emits a call of a kernel whose last parameter is its result; identical kernels share one function."""
-    result = function.params[-1]
+    result: T.Buffer = function.params[-1]
     variable = builder.add_func(function, name)
     ty = relax.TensorType([int(extent) for extent in result.shape], str(result.dtype))
     return relax.call_tir(variable, list(arguments), out_ty=ty)

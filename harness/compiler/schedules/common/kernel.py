@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
@@ -57,17 +57,17 @@ def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
     """Returns the size of tensors in bytes, given as shape and dtype; None if an extent is symbolic."""
     total = 0
     for shape, dtype in tensors:
-        if not all(isinstance(extent, int | tirx.IntImm) for extent in shape):
+        if not all(isinstance(extent, int | T.IntImm) for extent in shape):
             return None
         total += math.prod(int(extent) for extent in shape) * int(tvm.DataType(str(dtype)).itemsize)
     return total
 
 
-def free_variables(arguments: Sequence[Argument]) -> list[tirx.Var]:
+def free_variables(arguments: Sequence[Argument]) -> list[T.Var]:
     """Returns the variables in extents that are not an extent by themselves; a kernel takes them as parameters, too."""
     extents = [extent for argument in arguments for extent in argument.shape if not isinstance(extent, int)]
-    variables = {variable for extent in extents for variable in tirx.analysis.undefined_vars(extent)}
-    return sorted(variables - {extent for extent in extents if isinstance(extent, tirx.Var)}, key=lambda v: str(v.name))
+    variables = {variable for extent in extents for variable in T.analysis.undefined_vars(extent)}
+    return sorted(variables - {extent for extent in extents if isinstance(extent, T.Var)}, key=lambda v: str(v.name))
 
 
 def prim_func(
@@ -125,7 +125,7 @@ class ThreadWorkspace:
     number: T.Buffer
 
     @contextmanager
-    def fill_once(self, number: int | tirx.Expr) -> Iterator[None]:
+    def fill_once(self, number: T.Index) -> Iterator[None]:
         """Emits the code in the context such that a thread skips it while its content has the key `number` (≥ 0)."""
         with T.If(self.number[0] != number), T.Then():
             T.buffer_store(self.number, number, [0])
@@ -133,7 +133,7 @@ class ThreadWorkspace:
 
 
 @contextmanager
-def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterator[tuple[Any, ThreadWorkspace]]:
+def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> Iterator[tuple[T.Var, ThreadWorkspace]]:
     """Emits a parallel loop over tasks, and buffers of each thread that last through its tasks.
 
     TVM gives a thread consecutive tasks, so that a task finds the content of the one before. Memory is allocated where
@@ -150,7 +150,7 @@ def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> I
     if tasks == 1:
         # TVM removes a loop of one iteration, and refuses code for threads without a loop.
         number = registers((1,), "int32")
-        T.buffer_store(number, tirx.const(_EMPTY, "int32"), [0])
+        T.buffer_store(number, T.const(_EMPTY, "int32"), [0])
         with T.serial(0, 1) as task:
             yield task, ThreadWorkspace(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
         return
@@ -158,16 +158,16 @@ def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> I
     in_line = _LINE_BYTES // element_bytes
     sizes = [ceil_div(math.prod(shape), in_line) * in_line for shape in shapes]
     total = element_bytes * sum(sizes)
-    with T.attr(tirx.const(0, "int32"), "pragma_parallel_launch_point", 1):
-        memory = T.TVMBackendAllocWorkspace(_CPU, 0, tirx.const(total + _LINE_BYTES, "uint64"), 2, 32)
+    with T.attr(T.const(0, "int32"), "pragma_parallel_launch_point", 1):
+        memory = T.TVMBackendAllocWorkspace(_CPU, 0, T.const(total + _LINE_BYTES, "uint64"), 2, 32)
         line = T.decl_buffer(((total + _LINE_BYTES) // 4,), "int32", data=memory)
-        with T.If(tirx.isnullptr(line.data)), T.Then():
+        with T.If(T.isnullptr(line.data)), T.Then():
             T.evaluate(T.tvm_throw_last_error())
         buffers = tuple(
             T.decl_buffer(shape, dtype, data=line.data, elem_offset=sum(sizes[:n])) for n, shape in enumerate(shapes)
         )
         number = T.decl_buffer((1,), "int32", data=line.data, elem_offset=total // 4)
-        T.buffer_store(number, tirx.const(_EMPTY, "int32"), [0])
+        T.buffer_store(number, T.const(_EMPTY, "int32"), [0])
         with T.parallel(0, tasks) as task:
             yield task, ThreadWorkspace(buffers, number)
         T.evaluate(T.TVMBackendFreeWorkspace(_CPU, 0, line.data))
@@ -178,16 +178,24 @@ def view(buffer: T.Buffer, *shape: int) -> T.Buffer:
     return T.decl_buffer(shape, buffer.dtype, data=buffer.data)
 
 
-def ceil_div(a: int, b: int) -> int:
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+
+
+@overload
+def ceil_div(a: T.Expr, b: int) -> T.Expr: ...
+
+
+def ceil_div(a: T.Index, b: int) -> T.Index:
     """Computes ⌈a / b⌉."""
     return -(-a // b)
 
 
-def tail_extent(count: int, total: int, first: Any) -> Any:
+def tail_extent(count: int, total: int, first: T.Index) -> T.Index:
     """Computes min(count, total - first), a constant if `count` divides `total`."""
     return count if total % count == 0 else T.min(count, total - first)
 
 
-def fp32(value: float) -> Any:
+def fp32(value: float) -> T.Expr:
     """Returns an fp32 constant."""
-    return tirx.const(value, "float32")
+    return T.const(value, "float32")

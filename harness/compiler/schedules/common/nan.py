@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, s_tir, te, tirx, topi
+from tvm import relax, s_tir, te, topi
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize
@@ -51,44 +51,44 @@ def keep_infinities(module: tvm.IRModule, _context: tvm.transform.PassContext) -
     """Begins maxima and minima with an infinity, and pads with it; before fusion, which adds constants of the model."""
     result = module.clone()
     for variable, function in module.functions_items():
-        if isinstance(function, tirx.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
+        if isinstance(function, T.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
             starts = _starts(function)
             result[variable] = _infinite(function, starts) if starts else function
     return result
 
 
-def _starts(function: tirx.PrimFunc) -> set[tuple[str, float]]:
+def _starts(function: T.PrimFunc) -> set[tuple[str, float]]:
     """Returns the dtypes and values of the extreme finite numbers that maxima and minima of a function begin with."""
     found = set()
 
     def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlock) and isinstance(node.init, tirx.BufferStore):
+        if isinstance(node, s_tir.SBlock) and isinstance(node.init, T.BufferStore):
             value, extreme = node.init.value, getattr(node.body, "value", None)
-            if isinstance(value, tirx.FloatImm) and isinstance(extreme, tirx.Max | tirx.Min):
+            if isinstance(value, T.FloatImm) and isinstance(extreme, T.Max | T.Min):
                 dtype, number = str(value.ty.dtype), float(value.value)
-                if abs(number) == float(tirx.max_value(dtype).value):
+                if abs(number) == float(T.max_value(dtype).value):
                     found.add((dtype, number))
 
     tvm_ffi.structural_walk(function.body, visit)
     return found
 
 
-def _infinite(function: tirx.PrimFunc, starts: set[tuple[str, float]]) -> tirx.PrimFunc:
+def _infinite(function: T.PrimFunc, starts: set[tuple[str, float]]) -> T.PrimFunc:
     """Returns the function with an infinity in place of each of these numbers."""
 
-    def replace(node: tirx.FloatImm) -> tirx.FloatImm:
+    def replace(node: T.FloatImm) -> T.FloatImm:
         dtype, value = str(node.ty.dtype), float(node.value)
-        return tirx.const(math.copysign(math.inf, value), dtype) if (dtype, value) in starts else node
+        return T.FloatImm(dtype, math.copysign(math.inf, value)) if (dtype, value) in starts else node
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.FloatImm, replace)))
+    return function.with_body(tvm_ffi.structural_map(function.body, (T.FloatImm, replace)))
 
 
 def _replace_extremes(block: s_tir.SBlock) -> Any:
     return tvm_ffi.structural_map(
         block,
         [
-            (tirx.Max, lambda node: _select(node, lambda a, b: a > b)),
-            (tirx.Min, lambda node: _select(node, lambda a, b: a < b)),
+            (T.Max, lambda node: _select(node, lambda a, b: a > b)),
+            (T.Min, lambda node: _select(node, lambda a, b: a < b)),
         ],
     )
 
@@ -98,14 +98,14 @@ def _select(node: Any, better: Callable[[Any, Any], Any]) -> Any:
     if not str(node.ty.dtype).startswith(FLOATS):
         return node
     for value, bound in ((a, b), (b, a)):
-        if isinstance(bound, tirx.FloatImm):  # one instruction of x86: the second operand is taken where one is NaN
-            return tirx.Select(better(bound, value), bound, value)
-    return tirx.Select(tirx.any(better(a, b), is_nan(a)), a, b)
+        if isinstance(bound, T.FloatImm):  # one instruction of x86: the second operand is taken where one is NaN
+            return T.Select(better(bound, value), bound, value)
+    return T.Select(T.any(better(a, b), is_nan(a)), a, b)
 
 
 def is_nan(value: Any) -> Any:
     """Returns whether a number of any floating-point type is NaN; TVM's `isnan` does not support bfloat16."""
-    return tirx.isnan(tirx.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value)
+    return T.isnan(T.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value)
 
 
 def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legalize:
@@ -117,13 +117,13 @@ def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legali
 
         def choose(left: Any, right: Any) -> tuple[Any, Any]:
             (i, a), (j, b) = left, right
-            equal = tirx.any(a == b, tirx.all(is_nan(a), is_nan(b)))
-            ahead = tirx.any(better(a, b), tirx.all(is_nan(a), tirx.Not(is_nan(b))))
-            wins = tirx.any(ahead, tirx.all(equal, i < j))
-            return tirx.Select(wins, i, j), tirx.Select(wins, a, b)
+            equal = T.any(a == b, T.all(is_nan(a), is_nan(b)))
+            ahead = T.any(better(a, b), T.all(is_nan(a), T.Not(is_nan(b))))
+            wins = T.any(ahead, T.all(equal, i < j))
+            return T.Select(wins, i, j), T.Select(wins, a, b)
 
         def identity(index: str, value: str) -> tuple[Any, Any]:
-            return tirx.max_value(index), tirx.const(worst, value)
+            return T.max_value(index), T.const(worst, value)
 
         extreme = te.comm_reducer(choose, identity, name=name)
 
@@ -135,7 +135,7 @@ def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legali
 
             def element(*index: Any) -> Any:
                 place = (*index[:reduced_axis], k.var, *index[reduced_axis:])
-                return extreme((tirx.Cast(dtype, k.var), data(*place)), axis=k)
+                return extreme((T.Cast(dtype, k.var), data(*place)), axis=k)
 
             shape = [*data.shape[:reduced_axis], *data.shape[reduced_axis + 1 :]]
             index, _ = te.compute(shape, element, name=name)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax, te, tirx, topi
+from tvm import ir, relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.nan import FLOATS, is_nan
 
 _SORTS = ("relax.sort", "relax.argsort", "relax.topk", "relax.median")
@@ -47,18 +48,18 @@ def _dtypes(dtype: str) -> tuple[str, str]:
 
 def _reverse_negative(bits: Any, integer: str) -> Any:
     """Reverses the order of negative numbers, whose magnitude comes after their sign."""
-    return tirx.Select(bits < 0, tirx.bitwise_xor(bits, tirx.max_value(integer)), bits)
+    return T.Select(bits < 0, T.bitwise_xor(bits, T.max_value(integer)), bits)
 
 
 def _keys(values: te.Tensor, nan_is_largest: bool) -> te.Tensor:
     """Returns integers in the order of numbers: both zeros are equal, and so are all NaN."""
     wide, integer = _dtypes(values.dtype)
-    nan = tirx.max_value(integer) if nan_is_largest else tirx.min_value(integer)
+    nan = T.max_value(integer) if nan_is_largest else T.min_value(integer)
 
     def key(*indices: Any) -> Any:
-        value = tirx.Cast(wide, values[indices])
-        bits = tirx.Select(value == tirx.const(0, wide), tirx.const(0, integer), tirx.reinterpret(integer, value))
-        return tirx.Select(is_nan(value), nan, _reverse_negative(bits, integer))
+        value = T.Cast(wide, values[indices])
+        bits = T.Select(value == T.const(0, wide), T.const(0, integer), T.reinterpret(integer, value))
+        return T.Select(is_nan(value), nan, _reverse_negative(bits, integer))
 
     return te.compute(values.shape, key, "keys")
 
@@ -72,22 +73,22 @@ def _numbers(keys: te.Tensor, dtype: str, nan_is_largest: bool) -> te.Tensor:
         nan_is_largest: Whether the least integer is no NaN, but what a window of padding alone has: -inf.
     """
     wide, integer = _dtypes(dtype)
-    lowest = tirx.const(int(np.array(-np.inf, wide).view(integer) ^ np.iinfo(integer).max), integer)
+    lowest = T.const(int(np.array(-np.inf, wide).view(integer) ^ np.iinfo(integer).max), integer)
 
     def number(*indices: Any) -> Any:
-        key = tirx.max(keys[indices], lowest) if nan_is_largest else keys[indices]
-        return tirx.Cast(dtype, tirx.reinterpret(wide, _reverse_negative(key, integer)))
+        key = T.max(keys[indices], lowest) if nan_is_largest else keys[indices]
+        return T.Cast(dtype, T.reinterpret(wide, _reverse_negative(key, integer)))
 
     return te.compute(keys.shape, number, "numbers")
 
 
 def _middle(keys: te.Tensor, axis: int) -> te.Tensor:
     """Returns the place of the lower median among sorted numbers, or that of the first NaN."""
-    count = tirx.Cast("int64", keys.shape[axis])
-    numbers = topi.sum(topi.cast(topi.less(keys, tirx.max_value(keys.dtype)), "int64"), axis, keepdims=True)
+    count = T.Cast("int64", keys.shape[axis])
+    numbers = topi.sum(topi.cast(topi.less(keys, T.max_value(keys.dtype)), "int64"), axis, keepdims=True)
 
     def place(*indices: Any) -> Any:
-        return tirx.Select(numbers[indices] < count, numbers[indices], (count - 1) // 2)
+        return T.Select(numbers[indices] < count, numbers[indices], (count - 1) // 2)
 
     return te.compute(numbers.shape, place, "place")
 

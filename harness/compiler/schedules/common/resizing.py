@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tvm import relax, tirx, topi
+from tvm import relax, topi
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, default
 
 
 def _resize2d(builder: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     """Legalizes a resize, whose extents may be symbolic; the first of two rows or columns is the only one."""
-    size = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in node.args[1].values]
+    size = [int(extent) if isinstance(extent, T.IntImm) else extent for extent in node.args[1].values]
     is_single = [isinstance(extent, int) and extent == 1 for extent in size]
     if node.attrs.coordinate_transformation_mode != "align_corners" or not any(is_single):
         return default(builder, node)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 
 
@@ -21,7 +19,7 @@ def array(length: int, dtype: str) -> T.Buffer:
 def variable(value: Any, dtype: str) -> T.Buffer:
     """Emits an array of one element that holds the value."""
     cell = array(1, dtype)
-    T.buffer_store(cell, tirx.const(value, dtype) if isinstance(value, int | float) else value, [0])
+    T.buffer_store(cell, T.const(value, dtype) if isinstance(value, int | float) else value, [0])
     return cell
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common import kernel_info
@@ -153,7 +153,7 @@ class Attention:
         return [*arguments, Argument("result", shape, self.stores)]
 
     @property
-    def variables(self) -> list[tirx.Var]:
+    def variables(self) -> list[T.Var]:
         """Returns the variables that a call passes after the inputs."""
         return free_variables(self.arguments)
 

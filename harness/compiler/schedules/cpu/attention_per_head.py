@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import (
     ceil_div,
@@ -153,7 +151,7 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
                         weight = T.Bind(state.sums[q, i])
 
                         def write(c: Any, i: Any = i, weight: Any = weight, q: Any = q, first: Any = first) -> None:
-                            value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.result(q, i, c) / weight)
+                            value = T.Select(T.EQ(weight, fp32(0.0)), fp32(0.0), state.result(q, i, c) / weight)
                             attention.store(result, value, (b, first + i, h, c))
 
                         for_each_vector(width, lanes, write)

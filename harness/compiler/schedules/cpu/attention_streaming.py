@@ -19,10 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Index, Reader
+from harness.compiler.schedules.common.folding import Folded, Index, Readable, Reader
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention, Layer
@@ -87,7 +85,7 @@ class _Plan:
     @property
     def blocks(self) -> int:
         """Returns the number of blocks of queries of a head."""
-        return ceil_div(self.attention.query.shape[1], self.columns)
+        return int(ceil_div(self.attention.query.shape[1], self.columns))
 
     @property
     def heads_together(self) -> int:
@@ -109,7 +107,7 @@ class _Plan:
     @property
     def panels(self) -> int:
         """Returns the number of panels of the channels of a value."""
-        return ceil_div(self.attention.value.shape[3], self.tiles.output.columns)
+        return int(ceil_div(self.attention.value.shape[3], self.tiles.output.columns))
 
     @property
     def padded(self) -> int:
@@ -330,8 +328,8 @@ def _computed(
         )
 
     def element(reader: Reader, index: Index) -> Any:
-        row = reader.analyzer.simplify(tirx.convert(index[1] - begin))
-        inputs = list(reader.buffers)
+        row = reader.analyzer.simplify(T.convert(index[1] - begin))
+        inputs: list[Readable] = list(reader.buffers)
         inputs.insert(layer.place, _Row(result, row, bias))
         return plan.attention.key.element(Reader(inputs, reader.analyzer), index)
 
@@ -353,7 +351,7 @@ class _Row:
     bias: Sequence[T.Buffer]
 
     def __getitem__(self, index: tuple[Any, ...]) -> Any:
-        value = self.result[self.row, index[-1]]
+        value: T.Expr = self.result[self.row, index[-1]]
         for bias in self.bias:
             value = value + bias[(*(0 for _ in bias.shape[1:]), index[-1])]
         return value
@@ -495,7 +493,7 @@ def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: T.Buffer) ->
             weight = T.Bind(state.sums[task, i])
 
             def write(c: Any) -> None:
-                value = T.Select(tirx.EQ(weight, fp32(0.0)), fp32(0.0), state.results[task, i, c] / weight)
+                value = T.Select(T.EQ(weight, fp32(0.0)), fp32(0.0), state.results[task, i, c] / weight)
                 attention.store(result, value, (b, first + i, h, c))
 
             for_each_vector(attention.value.shape[3], plan.lanes, write)

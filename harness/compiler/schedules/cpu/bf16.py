@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.target import codegen
 
 from harness.compiler import tir as T
@@ -158,44 +158,44 @@ def _multiply_add_terms(
     lanes = tile.lanes
     for i in range(tile.rows):
         for start in range(0, tile.columns, lanes):
-            index = tirx.Ramp(start, 1, lanes)
-            terms = [tirx.Broadcast(term, lanes) for term in left(i)]
+            index = T.Ramp(start, 1, lanes)
+            terms = [T.Broadcast(term, lanes) for term in left(i)]
             T.buffer_store(
-                rows[i], tirx.call_extern(f"float32x{lanes}", _NAME, rows[i][index], *terms, right(index)), [index]
+                rows[i], T.call_extern(f"float32x{lanes}", _NAME, rows[i][index], *terms, right(index)), [index]
             )
 
 
 def _pack_terms(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
-    return tirx.reinterpret("int32", pair_bits(read(k), read(k + depth)))
+    return T.reinterpret("int32", pair_bits(read(k), read(k + depth)))
 
 
 def pair_bits(low: Any, high: Any) -> Any:
     """Returns the bits of a pair of terms, each rounded to the nearest bfloat16, the even one of two."""
-    return tirx.bitwise_or(tirx.shift_right(_rounded_bits(low), _bits(16)), _rounded_bits(high))
+    return T.bitwise_or(T.shift_right(_rounded_bits(low), _bits(16)), _rounded_bits(high))
 
 
 def terms_of(pair: Any) -> tuple[Any, Any]:
     """Returns the terms of a pair in fp32, the low one first."""
-    sixteen = tirx.const(16, "int32")
-    low, high = tirx.shift_left(pair, sixteen), tirx.bitwise_and(pair, tirx.const(-65536, "int32"))
-    return tirx.reinterpret("float32", low), tirx.reinterpret("float32", high)
+    sixteen = T.const(16, "int32")
+    low, high = T.shift_left(pair, sixteen), T.bitwise_and(pair, T.const(-65536, "int32"))
+    return T.reinterpret("float32", low), T.reinterpret("float32", high)
 
 
 def to_bf16(value: Any) -> Any:
     """Returns the nearest bfloat16 of an fp32 number, the even one of two; NaN becomes the quiet one."""
-    return tirx.reinterpret(BF16, tirx.Cast("uint16", tirx.shift_right(_rounded_bits(value), _bits(16))))
+    return T.reinterpret(BF16, T.Cast("uint16", T.shift_right(_rounded_bits(value), _bits(16))))
 
 
 def _rounded_bits(value: Any) -> Any:
     """Returns the bits of the nearest bfloat16, the even one of two, in the upper half; NaN becomes the quiet one."""
     if str(value.ty.dtype) == BF16:
-        return tirx.shift_left(tirx.Cast("uint32", tirx.reinterpret("uint16", value)), _bits(16))
-    bits = tirx.reinterpret("uint32", value)
-    last = tirx.bitwise_and(tirx.shift_right(bits, _bits(16)), _bits(1))
-    nearest = tirx.bitwise_and(bits + _bits(0x7FFF) + last, _bits(0xFFFF0000))
-    is_nan = tirx.bitwise_and(bits, _bits(0x7FFFFFFF)) > _bits(0x7F800000)
-    return tirx.Select(is_nan, _bits(0x7FC00000), nearest)
+        return T.shift_left(T.Cast("uint32", T.reinterpret("uint16", value)), _bits(16))
+    bits = T.reinterpret("uint32", value)
+    last = T.bitwise_and(T.shift_right(bits, _bits(16)), _bits(1))
+    nearest = T.bitwise_and(bits + _bits(0x7FFF) + last, _bits(0xFFFF0000))
+    is_nan = T.bitwise_and(bits, _bits(0x7FFFFFFF)) > _bits(0x7F800000)
+    return T.Select(is_nan, _bits(0x7FC00000), nearest)
 
 
 def _bits(value: int) -> Any:
-    return tirx.const(value, "uint32")
+    return T.const(value, "uint32")

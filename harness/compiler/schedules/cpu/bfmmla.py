@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import tirx
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.bf16 import BF16, has_instruction, pair_bits
 from harness.compiler.schedules.cpu.emit import Arithmetic, Tiles
 from harness.compiler.schedules.cpu.tile import vector_unit
@@ -50,8 +50,8 @@ def arithmetic() -> Arithmetic:
 
 def _pack_terms(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
     low, high = (pair_bits(read(k + n * depth), read(k + (n + 1) * depth)) for n in (0, 2))
-    shifted = tirx.shift_left(tirx.Cast("uint64", high), tirx.const(32, "uint64"))
-    return tirx.reinterpret("int64", tirx.bitwise_or(tirx.Cast("uint64", low), shifted))
+    shifted = T.shift_left(T.Cast("uint64", high), T.const(32, "uint64"))
+    return T.reinterpret("int64", T.bitwise_or(T.Cast("uint64", low), shifted))
 
 
 def _no_step(*_: Any) -> None:

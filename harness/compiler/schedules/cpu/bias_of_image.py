@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader, broadcast, fold
@@ -64,9 +64,7 @@ class AxialBias:
         """Returns the number of rows that a block of queries needs."""
         return self.height + self.width
 
-    def fill(
-        self, buffers: Sequence[T.Buffer], head: tuple[tirx.Var, tirx.Var], q: Any, first: Any, rows: T.Buffer
-    ) -> None:
+    def fill(self, buffers: Sequence[T.Buffer], head: tuple[T.Var, T.Var], q: Any, first: Any, rows: T.Buffer) -> None:
         """Emits rows[q, :, query] for the queries from a first one on; the last one is repeated beyond the edge.
 
         Args:
@@ -169,11 +167,11 @@ def _depends(part: Folded, width: int, on: str) -> bool:
     """Returns whether a part depends on the column of a key, or on its line, as far as indices can be simplified."""
     batch, heads, queries, keys = part.shape
     names = {"b": batch, "h": heads, "query": queries, "line": keys // width, "column": width}
-    index = {name: tirx.Var(name, "int32") for name in names}
+    index = {name: T.Var(name, "int32") for name in names}
     analyzer = sym.Analyzer()
     for name, extent in names.items():
         analyzer.bind(index[name], ir.Range(0, extent))
     buffers = [T.buffer(argument.shape, argument.dtype) for argument in part.arguments]
     key = index["line"] * width + index["column"]
     value = analyzer.simplify(part.element(Reader(buffers, analyzer), [index["b"], index["h"], index["query"], key]))
-    return any(index[on].same_as(variable) for variable in tirx.analysis.undefined_vars(value))
+    return any(index[on].same_as(variable) for variable in T.analysis.undefined_vars(value))

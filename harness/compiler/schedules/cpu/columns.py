@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers, view
 from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
@@ -57,7 +55,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
     planes = view(image, matrices, window.channels, height, width)
     flat = view(image, matrices, window.channels, height * width)
     taps = math.prod(window.kernel)
-    zero = tirx.const(0, arithmetic.dtype)
+    zero = T.const(0, arithmetic.dtype)
 
     def of_channels(read: Callable[[Any], Any], first: Any) -> Any:
         return arithmetic.pack_terms(read, first, window.channels // arithmetic.terms)
@@ -72,8 +70,8 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
             T.buffer_store(lefts, pixel % out_width * window.strides[1] - window.padding[1], [j])
         with T.serial(0, kernel_height) as ky, T.serial(0, kernel_width) as kx, T.serial(0, tile.columns) as j:
             y, x = tops[j] + ky * window.dilation[0], lefts[j] + kx * window.dilation[1]
-            within = tirx.all(y >= 0, y < height, x >= 0, x < width)
-            T.buffer_store(inside, tirx.Cast("int32", within), [ky * kernel_width + kx, j])
+            within = T.all(y >= 0, y < height, x >= 0, x < width)
+            T.buffer_store(inside, T.Cast("int32", within), [ky * kernel_width + kx, j])
 
         def fill(put: Put, start: Any, count: Any) -> None:
             with T.serial(0, count) as k:
@@ -91,7 +89,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
                     element()
                     return
                 pixel = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
-                with T.If(tirx.all(pixel >= 0, pixel + tile.columns <= height * width)):
+                with T.If(T.all(pixel >= 0, pixel + tile.columns <= height * width)):
                     with T.Then():
 
                         def neighbours(j: Any) -> None:
@@ -133,15 +131,15 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
                     with T.serial(0, run) as j:
                         index = x + j * stride
                         value = arithmetic.pack_terms(lambda channel: planes[b, channel, y, index], c, apart)
-                        within = tirx.all(y >= 0, y < height, index >= 0, index < width)
-                        put(k, v * run + j, T.if_then_else(within, value, tirx.const(0, arithmetic.dtype)))
+                        within = T.all(y >= 0, y < height, index >= 0, index < width)
+                        put(k, v * run + j, T.if_then_else(within, value, T.const(0, arithmetic.dtype)))
 
-                with T.If(tirx.all(y >= 0, y < height, x >= 0, x + span <= width)):
+                with T.If(T.all(y >= 0, y < height, x >= 0, x + span <= width)):
                     with T.Then():
                         parts = [registers((run,)) for _ in range(arithmetic.terms)]
                         for n, part in enumerate(parts):
                             values = _every(planes, [b, c + n * apart, y], x, run, stride)
-                            T.buffer_store(part, values, [tirx.Ramp(0, 1, run)])
+                            T.buffer_store(part, values, [T.Ramp(0, 1, run)])
                         with T.vectorized(0, run) as j:
                             put(k, v * run + j, arithmetic.pack_terms(lambda n: parts[n][j], 0, 1))
                     with T.Else():
@@ -156,10 +154,8 @@ def _every(planes: T.Buffer, line: list[Any], first: Any, count: int, stride: in
     """Returns a vector of `count` elements of a line, `stride` apart; nothing beyond the last of them is read."""
     last = (stride - 1) * (count - 1)
     begins = [n * count for n in range(stride - 1)] + [last]
-    loaded = [planes[(*line, tirx.Ramp(first + begin, 1, count))] for begin in begins]
+    loaded = [planes[(*line, T.Ramp(first + begin, 1, count))] for begin in begins]
     if stride == 1:
         return loaded[0]
     lanes_kept = [n * stride for n in range(count)]
-    return tirx.Shuffle(
-        loaded, [index if index < last else (stride - 1) * count + index - last for index in lanes_kept]
-    )
+    return T.Shuffle(loaded, [index if index < last else (stride - 1) * count + index - last for index in lanes_kept])

@@ -19,7 +19,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax, s_tir, sym, te, tirx
+from tvm import ir, relax, s_tir, sym, te
 from tvm.s_tir.schedule import ScheduleError
 
 from harness.compiler import tir as T
@@ -80,19 +80,19 @@ class _Block:
 def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
     """Returns the block if it has constant extents and one loop per axis, all still serial; otherwise None."""
     nodes = [sch.get(loop) for loop in sch.get_loops(handle)]
-    if not _is_nest(sch.get(handle), nodes) or not all(isinstance(n.extent, tirx.IntImm) for n in nodes):
+    if not _is_nest(sch.get(handle), nodes) or not all(isinstance(n.extent, T.IntImm) for n in nodes):
         return None
     node, loops = sch.get(handle), tuple(sch.get_loops(handle))
-    reduced = tuple(axis.iter_type == tirx.IterVar.CommReduce for axis in node.iter_vars)
+    reduced = tuple(axis.iter_type == T.IterVar.CommReduce for axis in node.iter_vars)
     return _Block(handle, node, loops, tuple(int(n.extent) for n in nodes), reduced)
 
 
 def _is_nest(node: Any, loops: Sequence[Any]) -> bool:
     """Returns whether a block has one loop per axis, in a perfect nest of serial loops."""
     kinds = [axis.iter_type for axis in node.iter_vars]
-    if len(loops) != len(kinds) or not set(kinds) <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
+    if len(loops) != len(kinds) or not set(kinds) <= {T.IterVar.DataPar, T.IterVar.CommReduce}:
         return False
-    if any(n.kind != tirx.ForKind.SERIAL or isinstance(n.body, tirx.SeqStmt) for n in loops):
+    if any(n.kind != T.ForKind.SERIAL or isinstance(n.body, T.SeqStmt) for n in loops):
         return False
     realize = loops[-1].body if loops else None
     if not isinstance(realize, s_tir.SBlockRealize):
@@ -107,13 +107,13 @@ def _schedule_symbolic(sch: s_tir.Schedule, handle: Any) -> bool:
     """
     node, loops = sch.get(handle), sch.get_loops(handle)
     nodes = [sch.get(loop) for loop in loops]
-    spatial = all(axis.iter_type == tirx.IterVar.DataPar for axis in node.iter_vars)
+    spatial = all(axis.iter_type == T.IterVar.DataPar for axis in node.iter_vars)
     if not spatial or not _is_nest(node, nodes):
         return False
     longer = [
         loop
         for loop, n in zip(loops, nodes, strict=True)
-        if not (isinstance(n.extent, tirx.IntImm) and int(n.extent) == 1)
+        if not (isinstance(n.extent, T.IntImm) and int(n.extent) == 1)
     ]
     sch.parallel(longer[0])
     return True
@@ -138,7 +138,7 @@ class _Body:
     moves: bool
 
 
-_FREE = {"tirx.if_then_else", "tirx.likely", "tirx.reinterpret", "tirx.bitwise_and", "tirx.fma", "tirx.shift_left"}
+_FREE = {"T.if_then_else", "T.likely", "T.reinterpret", "T.bitwise_and", "T.fma", "T.shift_left"}
 
 
 def _examine(block: _Block) -> _Body:
@@ -152,16 +152,16 @@ def _examine(block: _Block) -> _Body:
         counts["size"] += 1
         if isinstance(node, ir.TensorLoad):
             loads.append((node.source, tuple(analyzer.simplify(index) for index in node.indices)))
-        elif isinstance(node, tirx.Let):
+        elif isinstance(node, T.Let):
             counts["binds"] += 1
         elif (isinstance(node, ir.Call) and getattr(node.op, "name", "") not in _FREE) or (
-            isinstance(node, tirx.Div) and str(node.ty) == "float32"
+            isinstance(node, T.Div) and str(node.ty) == "float32"
         ):
             counts["costly"] += 1
 
     tvm_ffi.structural_walk(block.node.body, visit)
     value = getattr(block.node.body, "value", None)
-    moves = isinstance(value, ir.TensorLoad | tirx.IntImm | tirx.FloatImm)
+    moves = isinstance(value, ir.TensorLoad | T.IntImm | T.FloatImm)
     return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0, moves)
 
 
@@ -229,7 +229,7 @@ def _is_run(block: _Block, axes: Sequence[Any], buffer: Any, indices: Sequence[A
         return True
     places = [(index, extent) for index, extent in zip(indices, buffer.shape, strict=True) if not _is_one(extent)]
     return len(places) >= len(wide) and all(
-        index.same_as(axis) and isinstance(extent, tirx.IntImm) and int(extent) == loop
+        index.same_as(axis) and isinstance(extent, T.IntImm) and int(extent) == loop
         for (index, extent), (axis, loop) in zip(places[len(places) - len(wide) :], wide, strict=True)
     )
 
@@ -248,12 +248,12 @@ def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
 
 def _variables(expression: Any) -> list[Any]:
     variables: list[Any] = []
-    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, tirx.Var) else None)
+    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, T.Var) else None)
     return variables
 
 
 def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+    return isinstance(extent, T.IntImm) and int(extent) == 1
 
 
 def _transposed_axis(block: _Block, body: _Body) -> int | None:
@@ -274,16 +274,16 @@ def _follows(index: Any, axis: Any) -> bool:
     if not _is_affine(index) or not any(axis.same_as(variable) for variable in _variables(index)):
         return False
     following = tvm_ffi.structural_map(
-        index, (tirx.Var, lambda variable: axis + 1 if axis.same_as(variable) else variable)
+        index, (T.Var, lambda variable: axis + 1 if axis.same_as(variable) else variable)
     )
     return bool(sym.Analyzer().can_prove_equal(following - index, 1))
 
 
 def _is_affine(index: Any) -> bool:
     """Returns whether an index is made of axes and numbers by sums and products alone."""
-    if isinstance(index, tirx.Add | tirx.Mul):
+    if isinstance(index, T.Add | T.Mul):
         return _is_affine(index.a) and _is_affine(index.b)
-    return isinstance(index, tirx.Var | tirx.IntImm)
+    return isinstance(index, T.Var | T.IntImm)
 
 
 def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> None:
@@ -431,7 +431,7 @@ def _repetition(block: _Block, body: _Body) -> int:
     axes: set[int] = set()
 
     def visit(node: Any) -> None:
-        if isinstance(node, tirx.FloorDiv) and node.a.same_as(last) and isinstance(node.b, tirx.IntImm):
+        if isinstance(node, T.FloorDiv) and node.a.same_as(last) and isinstance(node.b, T.IntImm):
             axes.add(int(node.b))
 
     for _, indices in body.loads:
@@ -448,7 +448,7 @@ def _is_long_sum(block: _Block) -> bool:
         terms > _LONG_SUM
         and isinstance(store, T.BufferStore)
         and str(store.buffer.dtype) == "float32"
-        and isinstance(store.value, tirx.Add)
+        and isinstance(store.value, T.Add)
     )
 
 
@@ -490,8 +490,8 @@ def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
     summed = {
         variable.name
         for axis, value in zip(node.iter_vars, realize.iter_values, strict=True)
-        if axis.iter_type == tirx.IterVar.CommReduce
-        for variable in tirx.analysis.undefined_vars(tirx.Evaluate(value), [])
+        if axis.iter_type == T.IterVar.CommReduce
+        for variable in T.analysis.undefined_vars(T.Evaluate(value), [])
     }
     first = [loop for loop in loops if sch.get(loop).loop_var.name not in summed]
     steps = [loop for loop in loops if sch.get(loop).loop_var.name in summed]
@@ -588,12 +588,12 @@ def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
 
 
 _POWERS: dict[float, Callable[[Any], Any]] = {
-    0.5: tirx.sqrt,
+    0.5: T.sqrt,
     1.0: lambda x: x,
     2.0: lambda x: x * x,
     3.0: lambda x: x * x * x,
-    -1.0: lambda x: tirx.const(1.0, "float32") / x,
-    -0.5: lambda x: tirx.const(1.0, "float32") / tirx.sqrt(x),
+    -1.0: lambda x: T.const(1.0, "float32") / x,
+    -0.5: lambda x: T.const(1.0, "float32") / T.sqrt(x),
 }
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import tvm
-from tvm import tirx
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, registers
@@ -35,7 +34,7 @@ def for_each_vector(count: int, lanes: int, body: Callable[[Any], None]) -> None
             body(v * lanes + j)
     for start, width in vectors(count, lanes)[whole if whole > 1 else 0 :]:
         if width == 1:
-            body(tirx.const(start, "int32"))
+            body(T.const(start, "int32"))
         else:
             with T.vectorized(0, width) as j:
                 body(start + j)
@@ -51,8 +50,8 @@ def each_vector(tile: Tile, body: Callable[[int, Any, Any], None]) -> None:
 
 def columns_after(first: Any, columns: Any) -> Any:
     """Returns columns counted from a first one; those of a whole vector stay one that TVM can tell the bounds of."""
-    if isinstance(columns, tirx.Ramp):
-        return tirx.Ramp(first + columns.base, columns.stride, columns.lanes)
+    if isinstance(columns, T.Ramp):
+        return T.Ramp(first + columns.base, columns.stride, columns.lanes)
     return first + columns
 
 
@@ -70,8 +69,8 @@ def prefetch(element: Any, level: Literal[1, 2] = 1, *, write: bool = False) -> 
         level: The cache.
         write: Whether the element will be written, so that no other core may keep it.
     """
-    how = (tirx.const(value, "int32") for value in (int(write), 4 - level, 1))
-    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), *how))
+    how = (T.const(value, "int32") for value in (int(write), 4 - level, 1))
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch", T.address_of(element), *how))
 
 
 def spread(total: int, count: int, k: Any, body: Callable[[Any], None]) -> None:
@@ -175,17 +174,17 @@ class Tiles:
             added: Whether there are sums yet.
         """
         name = f"{self.function}_{tile.rows}x{tile.columns}"
-        row = tirx.const(row_bytes, "int64")
-        T.evaluate(tirx.call_extern("int32", name, *panels, row, count // self.step, tirx.Cast("int32", added)))
+        row = T.const(row_bytes, "int64")
+        T.evaluate(T.call_extern("int32", name, *panels, row, count // self.step, T.Cast("int32", added)))
 
     @contextmanager
     def tile_config(self) -> Iterator[None]:
         """Emits the configuration of the instructions before the code in the context, and its release after it."""
         if self.begin:
-            T.evaluate(tirx.call_extern("int32", self.begin))
+            T.evaluate(T.call_extern("int32", self.begin))
         yield
         if self.end:
-            T.evaluate(tirx.call_extern("int32", self.end))
+            T.evaluate(T.call_extern("int32", self.end))
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ class Arithmetic:
         """Emits the import of the functions for the code in the context."""
         if not self.functions:
             return nullcontext()
-        frame: AbstractContextManager[Any] = T.attr(tirx.const(0, "int32"), "pragma_import_llvm", self.functions)
+        frame: AbstractContextManager[Any] = T.attr(T.const(0, "int32"), "pragma_import_llvm", self.functions)
         return frame
 
     @property
@@ -387,9 +386,9 @@ def multiply_panels(
                 operands = totals[total(p, 0, 0, 0)], left(p, c * chunk, 0, 0), right(c * chunk, 0, 0)
                 # TVM would make the buffer smaller if it saw less of it being used.
                 prefetch(totals[total(p, tile.rows - 1, tile.columns - 1, tile.size - 1)], write=True)
-                addresses = [tirx.address_of(element) for element in operands]
+                addresses = [T.address_of(element) for element in operands]
                 row_bytes = (stride or arithmetic.stored(chunk, chunk)) * int(tvm.DataType(arithmetic.dtype).itemsize)
-                added = tirx.const(c > 0, "bool") if isinstance(c, int) else c > 0
+                added = T.const(c > 0, "bool") if isinstance(c, int) else c > 0
                 arithmetic.tiles.multiply(tile, addresses, row_bytes, count, added)
                 if last is not None:
                     last.write(p)

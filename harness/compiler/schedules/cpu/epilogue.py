@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import BINARY
 from harness.compiler.schedules.common.kernel import Argument, fp32, view
@@ -19,7 +17,7 @@ from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
 
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "relax.nn.relu": lambda x: tirx.Select(x < fp32(0.0), fp32(0.0), x),
+    "relax.nn.relu": lambda x: T.Select(x < fp32(0.0), fp32(0.0), x),
     "relax.nn.gelu": elementary.gelu,
     "relax.nn.silu": elementary.silu,
     "relax.sigmoid": elementary.sigmoid,

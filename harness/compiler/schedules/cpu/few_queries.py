@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tvm import ir, sym, tirx
+from tvm import ir, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader
@@ -81,7 +81,7 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> T.PrimFu
             for i in range(queries):
                 T.buffer_store(highest, top[i][0], [m, i, part])
                 # Without this exp(-inf - -inf) would be NaN where every key is masked.
-                T.buffer_store(top[i], T.Select(tirx.EQ(top[i][0], fp32(-math.inf)), fp32(0.0), top[i][0]), [0])
+                T.buffer_store(top[i], T.Select(T.EQ(top[i][0], fp32(-math.inf)), fp32(0.0), top[i][0]), [0])
             _emit_vectors(
                 queries, width, lanes, lambda i, start, j: T.buffer_store(results, fp32(0.0), [m, i, part, start + j])
             )
@@ -103,8 +103,8 @@ def few_queries_kernel(attention: Attention, lanes: int, parts: int) -> T.PrimFu
                 )
             for i in range(queries):
                 T.buffer_store(sums, _folded(total, i, lanes, lambda x, y: x + y)[0], [m, i, part])
-        with T.serial(0, batch * heads) as m, T.serial(0, queries) as i:
-            _put_together(attention, (m // heads, i, m % heads), lanes, highest, sums, results, result)
+        with T.serial(0, batch * heads) as m, T.serial(0, queries) as row:
+            _put_together(attention, (m // heads, row, m % heads), lanes, highest, sums, results, result)
 
     info = attention.info(FEW_QUERIES)
     info = replace(info, decisions={**info.decisions, "parts": parts})
@@ -118,7 +118,7 @@ def _reader(operand: Folded, source: Any, b: Any, h: Any, lanes: int) -> Callabl
     analyzer.bind(h, ir.Range(0, operand.shape[2]))
 
     def read(row: Any, start: int, lane: Any) -> Any:
-        if isinstance(row, tirx.Var):
+        if isinstance(row, T.Var):
             analyzer.bind(row, ir.Range(0, operand.shape[1]))
         analyzer.bind(lane, ir.Range(0, lanes))
         return operand.element(Reader(source, analyzer), [b, row, h, start + lane])
@@ -154,7 +154,7 @@ def _folded(buffer: T.Buffer, row: int, lanes: int, operation: Callable[[Any, An
 
 def _products(
     queries: int, channels: int, lanes: int, scaled: T.Buffer, key: Callable[[int, Any], Any]
-) -> list[T.Buffer]:
+) -> list[T.TensorLoad]:
     """Emits the products of all queries with one key; returns them as elements of registers."""
     loaded = registers((channels,))
     _emit_vectors(1, channels, lanes, lambda _, start, j: T.buffer_store(loaded, key(start, j), [start + j]))
@@ -282,7 +282,7 @@ def _put_together(
     T.buffer_store(total, fp32(0.0), [0])
     for part in range(parts):
         T.buffer_store(top, T.max(top[0], highest[m, i, part]), [0])
-    T.buffer_store(top, T.Select(tirx.EQ(top[0], fp32(-math.inf)), fp32(0.0), top[0]), [0])
+    T.buffer_store(top, T.Select(T.EQ(top[0], fp32(-math.inf)), fp32(0.0), top[0]), [0])
     for part in range(parts):
         T.buffer_store(factors, elementary.exp_below_zero(highest[m, i, part] - top[0]), [part])
         T.buffer_store(total, total[0] + factors[part] * sums[m, i, part], [0])
@@ -291,5 +291,5 @@ def _put_together(
         value: Any = factors[0] * results[m, i, 0, c]
         for part in range(1, parts):
             value = value + factors[part] * results[m, i, part, c]
-        value = T.Select(tirx.EQ(total[0], fp32(0.0)), fp32(0.0), value / total[0])
+        value = T.Select(T.EQ(total[0], fp32(0.0)), fp32(0.0), value / total[0])
         attention.store(result, value, (b, i, h, c))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import moved, ravel, row_starts
@@ -268,7 +268,7 @@ def _moved_rows(context: Context, operand: Operand, extents: Extents) -> tuple[O
         return operand, None
     shape = static_shape(source) or ()
     operand = Operand(source, shape, operand.batch, transposed=False)
-    row = tirx.Var("row", "int32")
+    row = T.Var("row", "int32")
     in_order = sym.Analyzer().can_prove_equal(starts(row), row * extents.depth)
     return operand, None if in_order and math.prod(shape) == extents.rows * extents.depth else starts
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, sym
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import FOLDED, Folded, Reader, fold
 from harness.compiler.schedules.common.graph import Facts, extents, is_call, same, static_shape
 from harness.compiler.schedules.common.scope import Scope
@@ -141,16 +142,16 @@ def _folds(definition: relax.Expr) -> bool:
 
 def _row_of(key: Folded, place: int) -> Reindex | None:
     """Returns a function from (batch, key, head) to a key's only row of input `place`; None if it needs several."""
-    b, token, pair = (tirx.Var(name, "int64") for name in ("b", "key", "pair"))
+    b, token, pair = (T.Var(name, "int64") for name in ("b", "key", "pair"))
     batch, _, _, channels = key.shape
     analyzer = sym.Analyzer()
     for variable, count in ((b, batch), (pair, channels // key.period)):
-        analyzer.bind(variable, ir.Range(tirx.const(0, "int64"), tirx.const(count, "int64")))
+        analyzer.bind(variable, ir.Range(T.const(0, "int64"), T.const(count, "int64")))
 
     def rows(analyzer: sym.Analyzer, index: Sequence[Any], channel: Any) -> list[list[Any]]:
         records = [_Record() for _ in key.inputs]
         key.element(Reader(records, analyzer), [*index, channel])
-        return [[analyzer.simplify(tirx.convert(part)) for part in row] for row in records[place].rows]
+        return [[analyzer.simplify(T.convert(part)) for part in row] for row in records[place].rows]
 
     def row(analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
         return rows(analyzer, index, 0)[0]
@@ -172,4 +173,4 @@ class _Record:
 
     def __getitem__(self, index: tuple[Any, ...]) -> Any:
         self.rows.append(tuple(index[:-1]))
-        return tirx.const(0.0, "float32")
+        return T.const(0.0, "float32")

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tvm import tirx
+from harness.compiler import tir as T
 
 if TYPE_CHECKING:
     from tvm.ir import Expr
@@ -103,46 +103,46 @@ _TAIL_FOR_BF16 = (0.188821718, 0.303946137, 0.387044519, 0.373194009, 0.24441708
 
 
 def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
+    return T.const(value, "float32")
 
 
 def _f64(value: float) -> Expr:
-    return tirx.const(value, "float64")
+    return T.const(value, "float64")
 
 
 def _i32(value: int) -> Expr:
-    return tirx.const(value, "int32")
+    return T.const(value, "int32")
 
 
 def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
-    return tirx.op.fma(x, y, z)
+    return T.fma(x, y, z)
 
 
 class _Bindings:
     """Values bound to names one after the other: `around` wraps an expression that uses them into their `Let`s."""
 
     def __init__(self) -> None:
-        self._bound: list[tuple[tirx.Var, Expr]] = []
+        self._bound: list[tuple[T.Var, Expr]] = []
 
     def __call__(self, value: Expr, name: str) -> Expr:
-        if isinstance(value, tirx.Var):
+        if isinstance(value, T.Var):
             return value
-        variable = tirx.Var(name, value.ty)
+        variable = T.Var(name, value.ty)
         self._bound.append((variable, value))
         return variable
 
     def around(self, body: Expr) -> Expr:
         for variable, value in reversed(self._bound):
-            body = tirx.Let(variable, value, body)
+            body = T.Let(variable, value, body)
         return body
 
 
 def _bits(x: Expr) -> Expr:
-    return tirx.reinterpret("int32", x)
+    return T.reinterpret("int32", x)
 
 
 def _from_bits(x: Expr) -> Expr:
-    return tirx.reinterpret("float32", x)
+    return T.reinterpret("float32", x)
 
 
 def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[float], Expr] = _f32) -> Expr:
@@ -155,12 +155,12 @@ def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[fl
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     """Returns x limited to [low, high]; NaN stays NaN (every comparison with it is false)."""
-    return tirx.Select(x > _f32(high), _f32(high), tirx.Select(x < _f32(low), _f32(low), x))
+    return T.Select(x > _f32(high), _f32(high), T.Select(x < _f32(low), _f32(low), x))
 
 
 def _power_of_two(n: Expr) -> Expr:
     """Computes 2ⁿ for an int32 n in [-126, 127]."""
-    return _from_bits(tirx.shift_left(n + _i32(127), _i32(23)))
+    return _from_bits(T.shift_left(n + _i32(127), _i32(23)))
 
 
 def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
@@ -175,7 +175,7 @@ def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
     power = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
     exponent = let(_bits(shifted) - _i32(_SHIFTER_BITS), "exponent")
     # Two factors, so that both ends work: 2¹²⁸ is no float, and subnormal results round only once.
-    half = let(tirx.shift_right(exponent, _i32(1)), "half")
+    half = let(T.shift_right(exponent, _i32(1)), "half")
     return let.around(power * _power_of_two(half) * _power_of_two(exponent - half))
 
 
@@ -195,7 +195,7 @@ def _nearest_power(let: _Bindings, x: Expr, factor: float) -> tuple[Expr, Expr]:
     """
     shifted = let(_fma(x, _f32(factor), _f32(_EXPONENT_SHIFTER)), "shifted")
     n = let(shifted - _f32(_EXPONENT_SHIFTER), "n")
-    return n, let(_from_bits(tirx.shift_left(_bits(shifted), _i32(23))), "power")
+    return n, let(_from_bits(T.shift_left(_bits(shifted), _i32(23))), "power")
 
 
 def exp_below_zero(x: Expr, *, flush_subnormals: bool = True) -> Expr:
@@ -210,11 +210,11 @@ def exp_below_zero(x: Expr, *, flush_subnormals: bool = True) -> Expr:
     """
     let = _Bindings()
     x = let(x, "x")
-    limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
+    limited = let(T.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
     n, power = _nearest_power(let, limited, _LOG2_E)
     r = let(_fma(n, _f32(-math.log(2.0)), limited), "r")
     scaled = _fma(_fma(r * r, _polynomial(r, _EXP), r), power, power)
-    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if flush_subnormals else scaled)
+    return let.around(T.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if flush_subnormals else scaled)
 
 
 def _exp2(let: _Bindings, x: Expr, factor: float, coefficients: tuple[float, ...]) -> Expr:
@@ -228,9 +228,9 @@ def exp_below_zero_for_bf16(x: Expr, *, flush_subnormals: bool = True) -> Expr:
     """Computes `exp_below_zero` within 2⁻¹³ of the result for x > -87, enough before a rounding to bfloat16."""
     let = _Bindings()
     x = let(x, "x")
-    limited = let(tirx.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
+    limited = let(T.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
     power = _exp2(let, limited, _LOG2_E, _EXP2_SHORT)
-    return let.around(tirx.Select(x < _f32(_EXP_NORMAL), _f32(0.0), power) if flush_subnormals else power)
+    return let.around(T.Select(x < _f32(_EXP_NORMAL), _f32(0.0), power) if flush_subnormals else power)
 
 
 def log(x: Expr) -> Expr:
@@ -241,12 +241,12 @@ def log(x: Expr) -> Expr:
     let = _Bindings()
     x = let(x, "x")
     subnormal = x < _f32(_SMALLEST_NORMAL)
-    normal = let(tirx.Select(subnormal, x * _f32(2.0**23), x), "normal")
+    normal = let(T.Select(subnormal, x * _f32(2.0**23), x), "normal")
     # normal = 2ᵏ·m with m from √½ to √2; the subtraction carries into the exponent where the fraction is above √2.
     offset = let(_bits(normal) - _i32(_SQRT_HALF_BITS), "offset")
-    m = _from_bits(tirx.bitwise_and(offset, _i32(_FRACTION_MASK)) + _i32(_SQRT_HALF_BITS))
+    m = _from_bits(T.bitwise_and(offset, _i32(_FRACTION_MASK)) + _i32(_SQRT_HALF_BITS))
     f = let(m - _f32(1.0), "f")
-    exponent = tirx.shift_right(offset, _i32(23)) - tirx.Select(subnormal, _i32(23), _i32(0))
+    exponent = T.shift_right(offset, _i32(23)) - T.Select(subnormal, _i32(23), _i32(0))
     k = let(exponent.astype("float32"), "k")
     # high + f is split into its rounding and the error of that, since |high| is 0 or above |f|; high is exact.
     high = let(k * _f32(_LN2_HIGH), "high")
@@ -254,9 +254,9 @@ def log(x: Expr) -> Expr:
     rest = (high - total) + f
     tail = f * f * _fma(f, _polynomial(f, _LOG), _f32(-0.5))
     result = total + (rest + _fma(k, _f32(_LN2_LOW), tail))
-    outside = tirx.Select(x == _f32(0.0), _from_bits(_i32(_INFINITY_BITS - 2**31)), _from_bits(_i32(_NAN_BITS)))
-    finite = tirx.Select(x > _f32(_LARGEST), x, result)
-    return let.around(tirx.Select(x > _f32(0.0), finite, outside))
+    outside = T.Select(x == _f32(0.0), _from_bits(_i32(_INFINITY_BITS - 2**31)), _from_bits(_i32(_NAN_BITS)))
+    finite = T.Select(x > _f32(_LARGEST), x, result)
+    return let.around(T.Select(x > _f32(0.0), finite, outside))
 
 
 def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
@@ -269,13 +269,13 @@ def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
     def part(n: int) -> Expr:
         result = _f64(float.fromhex(_TWO_OVER_PI[0][1][n]))
         for limit, parts in _TWO_OVER_PI[1:]:
-            result = tirx.Select(tirx.abs(x) < _f32(limit), _f64(float.fromhex(parts[n])), result)
+            result = T.Select(T.abs(x) < _f32(limit), _f64(float.fromhex(parts[n])), result)
         return result
 
     def split(value: Expr) -> tuple[Expr, Expr]:
         """Returns the nearest integer, once in its low bits and once as a number."""
         shifted = let(value + _f64(_F64_SHIFTER), "shifted")
-        return tirx.reinterpret("int64", shifted), let(shifted - _f64(_F64_SHIFTER), "integer")
+        return T.reinterpret("int64", shifted), let(shifted - _f64(_F64_SHIFTER), "integer")
 
     wide = let(x.astype("float64"), "wide")
     high, middle = let(wide * part(0), "high"), let(wide * part(1), "middle")
@@ -298,10 +298,10 @@ def _sine(x: Expr, quarters: int) -> Expr:
     sine = let(_bits((f * _polynomial(square, _SIN, _f64)).astype("float32")), "sine")
     cosine = _bits(_polynomial(square, _COS, _f64).astype("float32"))
     # The cosine in odd quadrants, the sign changed in the last two; by masks, since TE widens integers of conditions.
-    odd = _i32(0) - tirx.bitwise_and(q, _i32(1))
-    magnitude = tirx.bitwise_xor(sine, tirx.bitwise_and(tirx.bitwise_xor(sine, cosine), odd))
-    sign = tirx.shift_left(tirx.bitwise_and(q, _i32(2)), _i32(30))
-    return let.around(_from_bits(tirx.bitwise_xor(magnitude, sign)))
+    odd = _i32(0) - T.bitwise_and(q, _i32(1))
+    magnitude = T.bitwise_xor(sine, T.bitwise_and(T.bitwise_xor(sine, cosine), odd))
+    sign = T.shift_left(T.bitwise_and(q, _i32(2)), _i32(30))
+    return let.around(_from_bits(T.bitwise_xor(magnitude, sign)))
 
 
 def sin(x: Expr) -> Expr:
@@ -332,10 +332,10 @@ def erf(x: Expr) -> Expr:
     x = let(x, "x")
     square = let(x * x, "square")
     small = _fma(x, _polynomial(square, _ERF_SMALL), x)
-    a = let(_clamp(tirx.abs(x), 0.0, _ERF_ONE), "a")
+    a = let(_clamp(T.abs(x), 0.0, _ERF_ONE), "a")
     large = let(_f32(1.0) - _exp_reduced(_f32(0.0) - _polynomial(a, _ERF_LARGE)), "large")
-    signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
-    return let.around(tirx.Select(tirx.abs(x) < _f32(_ERF_SMALL_LIMIT), small, signed))
+    signed = T.Select(x < _f32(0.0), _f32(0.0) - large, large)
+    return let.around(T.Select(T.abs(x) < _f32(_ERF_SMALL_LIMIT), small, signed))
 
 
 def gelu(x: Expr) -> Expr:
@@ -347,16 +347,16 @@ def gelu(x: Expr) -> Expr:
     """
     let = _Bindings()
     x = let(x, "x")
-    a = let(_clamp(tirx.abs(x), 0.0, _TAIL_END), "a")
+    a = let(_clamp(T.abs(x), 0.0, _TAIL_END), "a")
     small = x * _fma(x, _polynomial(let(a * a, "square"), _GELU_SMALL), _f32(0.5))
     # a² = high² + (a - high)·(a + high), both without a rounding error that the exponential would magnify.
-    high = let(_from_bits(tirx.bitwise_and(_bits(a), _i32(-4096))), "high")
+    high = let(_from_bits(T.bitwise_and(_bits(a), _i32(-4096))), "high")
     low = (a - high) * (a + high) * _f32(-0.5)
     bell = _exp_reduced(high * high * _f32(-0.5), low)
     t = let(_f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0)), "t")
     tail = a * t * _polynomial(t - _f32(0.5), _TAIL) * bell
-    large = tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail
-    return let.around(tirx.Select(a < _f32(_GELU_SMALL_LIMIT), small, large))
+    large = T.Select(x > _f32(0.0), x, _f32(0.0)) - tail
+    return let.around(T.Select(a < _f32(_GELU_SMALL_LIMIT), small, large))
 
 
 def gelu_for_bf16(x: Expr) -> Expr:
@@ -366,8 +366,8 @@ def gelu_for_bf16(x: Expr) -> Expr:
     """
     let = _Bindings()
     x = let(x, "x")
-    a = let(_clamp(tirx.abs(x), 0.0, _TAIL_END_FOR_BF16), "a")
+    a = let(_clamp(T.abs(x), 0.0, _TAIL_END_FOR_BF16), "a")
     bell = _exp2(let, let(a * a, "square"), -0.5 * _LOG2_E, _EXP2)
     t = let(_f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0)), "t")
     tail = a * t * _polynomial(t - _f32(0.5), _TAIL_FOR_BF16) * bell
-    return let.around(tirx.Select(x > _f32(0.0), x, _f32(0.0)) - tail)
+    return let.around(T.Select(x > _f32(0.0), x, _f32(0.0)) - tail)

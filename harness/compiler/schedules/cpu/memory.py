@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.op import memory
 
 from harness.compiler import tir as T
@@ -130,6 +130,6 @@ def _allocated_bytes(value: relax.Expr) -> int | None:
     if not is_call(value, "relax.builtin.alloc_tensor"):
         return None
     extents = list(value.args[0].values)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents) or value.args[3].value != "global":
+    if not all(isinstance(extent, T.IntImm) for extent in extents) or value.args[3].value != "global":
         return None
     return math.prod(int(extent) for extent in extents) * tvm.DataType(str(value.ty.dtype)).itemsize or None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
@@ -76,7 +76,7 @@ def group_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
             mean, squares = moments(i)
             high = scalar(to_f32(mean), "float32")
             T.buffer_store(out, high, [i, 0])
-            T.buffer_store(out, to_f32(mean - tirx.Cast("float64", high)), [i, 1])
+            T.buffer_store(out, to_f32(mean - T.Cast("float64", high)), [i, 1])
             T.buffer_store(out, inverse_root(squares, count, epsilon), [i, 2])
 
     arguments = [Argument("data", (lines, count)), Argument("out", (lines, 3))]

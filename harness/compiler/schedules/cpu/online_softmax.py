@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, sym, tirx
+from tvm import ir, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader
@@ -59,7 +59,7 @@ class State:
 
         def finite(score: Any) -> Any:
             # Without this exp(-inf - -inf) would be NaN where every key is masked.
-            return T.Select(tirx.EQ(score, fp32(-math.inf)), fp32(0.0), score)
+            return T.Select(T.EQ(score, fp32(-math.inf)), fp32(0.0), score)
 
         def store_factor(j: Any) -> None:
             T.buffer_store(factor, elementary.exp_below_zero(self.highest[q, j] - finite(highest[j])), [j])
@@ -119,7 +119,7 @@ def copy_rows(
     rows = min(length, int(target.shape[0])) if rows is None else rows
     analyzer = sym.Analyzer()
     for number, extent in zip(head, (batch, heads), strict=True):
-        if isinstance(number, tirx.Var):
+        if isinstance(number, T.Var):
             analyzer.bind(number, ir.Range(0, extent))
     pairs = channels // operand.period
 
@@ -178,7 +178,7 @@ def _clear(target: T.Buffer, row: Any, first: int) -> None:
     end = int(target.shape[1])
     if first < end:
         with T.serial(first, end) as k:
-            T.buffer_store(target, tirx.const(0, target.dtype), [row, k])
+            T.buffer_store(target, T.const(0, target.dtype), [row, k])
 
 
 def _clear_after(target: T.Buffer, rows: Any) -> None:

@@ -19,8 +19,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import (
     HELPER,
@@ -152,7 +150,7 @@ def pack_function(
                 index = p * panel + i
                 value = element(b, index, first + step)
                 if width % panel:
-                    value = T.if_then_else(index < width, value, tirx.const(0, dtype))
+                    value = T.if_then_else(index < width, value, T.const(0, dtype))
                 T.buffer_store(packed, value, [b, p, i, begin + step] if by_row else [b, p, begin + step, i])
             if scaled is not None:
                 scaled.columns(packed, lambda k, j: [b, p, begin + k, j], part, panel, tile.lanes)
@@ -708,9 +706,9 @@ def _write_together(
     rows, run = interleaved.rows, interleaved.run
     batch, row, column = first
     with T.serial(0, width // run) as v:
-        lines = [totals[p, tirx.Ramp((i + n) * tile.columns + v * run, 1, run)] for n in range(rows)]
+        lines = [totals[p, T.Ramp((i + n) * tile.columns + v * run, 1, run)] for n in range(rows)]
         mixed = registers((rows * run,))
         order = [index % rows * run + index // rows for index in range(rows * run)]
-        T.buffer_store(mixed, tirx.Shuffle(lines, order), [tirx.Ramp(0, 1, rows * run)])
+        T.buffer_store(mixed, T.Shuffle(lines, order), [T.Ramp(0, 1, rows * run)])
         with T.vectorized(0, rows * run) as index:
             interleaved.store(batch, row + i, column + v * run, index, mixed[index])

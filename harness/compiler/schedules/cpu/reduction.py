@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, tirx, topi
+from tvm import relax, topi
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
@@ -36,17 +36,17 @@ _NAN_BITS = 0x7F800000
 
 def fp64(value: float) -> Any:
     """Returns an fp64 constant."""
-    return tirx.const(value, "float64")
+    return T.const(value, "float64")
 
 
 def to_f64(value: Any) -> Any:
     """Converts fp32 to fp64."""
-    return tirx.Cast("float64", value)
+    return T.Cast("float64", value)
 
 
 def to_f32(value: Any) -> Any:
     """Rounds fp64 to fp32."""
-    return tirx.Cast("float32", value)
+    return T.Cast("float32", value)
 
 
 def tasks(count: int, elements: int) -> AbstractContextManager[Any]:
@@ -102,7 +102,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[Any]:
     lanes = [registers((LANES,), fold.dtype) for fold in folds] if whole else []
     for fold, lane in zip(folds, lanes, strict=False):
         with T.vectorized(0, LANES) as j:
-            T.buffer_store(lane, tirx.const(fold.start, fold.dtype), [j])
+            T.buffer_store(lane, T.const(fold.start, fold.dtype), [j])
     if whole:
         with T.serial(0, whole) as v:
             for fold, lane in zip(folds, lanes, strict=True):
@@ -119,7 +119,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[Any]:
         return results
     ones = [registers((1,), fold.dtype) for fold in folds]
     for n, (fold, one) in enumerate(zip(folds, ones, strict=True)):
-        T.buffer_store(one, results[n] if whole else tirx.const(fold.start, fold.dtype), [0])
+        T.buffer_store(one, results[n] if whole else T.const(fold.start, fold.dtype), [0])
     with T.serial(0, rest) as k:
         for fold, one in zip(folds, ones, strict=True):
             T.buffer_store(one, fold.update(one[0], whole * LANES + k), [0])
@@ -144,20 +144,20 @@ class Reduction:
 def _extreme(name: str, start: float, better: Callable[[Any, Any], Any]) -> Reduction:
     def folds(read: Callable[[Any], Any]) -> list[Fold]:
         def pick(best: Any, value: Any) -> Any:
-            return tirx.Select(better(value, best), value, best)
+            return T.Select(better(value, best), value, best)
 
         def magnitude(k: Any) -> Any:
-            return tirx.bitwise_and(tirx.reinterpret("int32", read(k)), tirx.const(0x7FFFFFFF, "int32"))
+            return T.bitwise_and(T.reinterpret("int32", read(k)), T.const(0x7FFFFFFF, "int32"))
 
         return [
             Fold("float32", start, lambda best, k: pick(best, read(k)), pick),
             # Comparisons drop NaN; the largest magnitude as an integer remembers it.
-            Fold("int32", 0, lambda seen, k: tirx.max(seen, magnitude(k)), tirx.max),
+            Fold("int32", 0, lambda seen, k: T.max(seen, magnitude(k)), T.max),
         ]
 
     def finish(results: Sequence[Any], count: int) -> Any:
         best, seen = results
-        return tirx.Select(seen > tirx.const(_NAN_BITS, "int32"), fp32(math.nan), best)
+        return T.Select(seen > T.const(_NAN_BITS, "int32"), fp32(math.nan), best)
 
     return Reduction(name, folds, finish)
 
@@ -186,7 +186,7 @@ def emit_centre(mean: Any) -> Callable[[Any], Any]:
 
 def inverse_root(squares: Any, count: int, epsilon: float) -> Any:
     """Returns 1/√(variance + ε) in fp32, computed in fp64 from the sum of squared deviations of so many terms."""
-    return to_f32(fp64(1.0) / tirx.sqrt(squares / fp64(count) + fp64(epsilon)))
+    return to_f32(fp64(1.0) / T.sqrt(squares / fp64(count) + fp64(epsilon)))
 
 
 def emit_moments(count: int, read: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -289,7 +289,7 @@ def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]])
     shapes = folds(0)
     lanes = [registers((width,), fold.dtype) for fold in shapes]
     for fold, lane in zip(shapes, lanes, strict=True):
-        _fill(lane, width, tirx.const(fold.start, fold.dtype))
+        _fill(lane, width, T.const(fold.start, fold.dtype))
     with T.serial(0, count) as k:
         for n, lane in enumerate(lanes):
 
@@ -330,7 +330,7 @@ def variance_kernel(outer: int, count: int, root: bool) -> T.PrimFunc:
         with T.serial(0, outer) as i:
             _, squares = moments(i)
             variance = squares / fp64(count)
-            T.buffer_store(out, to_f32(tirx.sqrt(variance) if root else variance), [i])
+            T.buffer_store(out, to_f32(T.sqrt(variance) if root else variance), [i])
 
     name = "std" if root else "variance"
     info = kernel(name, lines=outer, count=count)

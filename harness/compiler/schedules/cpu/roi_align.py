@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, static_shape
@@ -81,7 +81,7 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> T.
                             lower = down * (1 - along) * pixel(below, left) + down * along * pixel(below, right)
                             T.buffer_store(total, total[c] + (upper + lower), [c])
 
-                        with T.If(tirx.all(y >= -1, y <= height, x >= -1, x <= width)), T.Then():
+                        with T.If(T.all(y >= -1, y <= height, x >= -1, x <= width)), T.Then():
                             for_each_vector(lanes, lanes, add)
                 for_each_vector(lanes, lanes, lambda c: T.buffer_store(out, total[c] / count, [b, first + c, i, j]))
 
@@ -102,7 +102,7 @@ def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any,
     return (
         begin,
         bin_size,
-        tirx.const(pooling.samples, "int32") if is_fixed else T.Bind(T.cast(tirx.ceil(bin_size), "int32")),
+        T.const(pooling.samples, "int32") if is_fixed else T.Bind(T.cast(T.ceil(bin_size), "int32")),
     )
 
 

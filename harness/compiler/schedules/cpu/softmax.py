@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
@@ -28,7 +28,7 @@ from harness.compiler.schedules.cpu.reduction import (
 
 
 def _greater(a: Any, b: Any) -> Any:
-    return tirx.Select(a > b, a, b)
+    return T.Select(a > b, a, b)
 
 
 def _info(log: bool, lines: int, count: int) -> KernelInfo:
@@ -49,7 +49,7 @@ def row_kernel(rows: int, count: int, log: bool) -> T.PrimFunc:
             for_each_vector(count, LANES, lambda k: T.buffer_store(out, elementary.exp(data[i, k] - top), [i, k]))
             (total,) = fold_line(count, [Fold("float64", 0.0, lambda s, k: s + to_f64(out[i, k]), lambda a, b: a + b)])
             if log:
-                normalizer = scalar(to_f32(tirx.log(total)), "float32")
+                normalizer = scalar(to_f32(T.log(total)), "float32")
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, (data[i, k] - top) - normalizer, [i, k]))
             else:
                 normalizer = scalar(to_f32(total), "float32")
@@ -81,7 +81,7 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> T.PrimFunc:
 
                 for_each(store)
                 for_each(lambda j: T.buffer_store(total, total[j] + to_f64(out[i, k, first + j]), [j]))
-            for_each(lambda j: T.buffer_store(scale, to_f32(tirx.log(total[j]) if log else total[j]), [j]))
+            for_each(lambda j: T.buffer_store(scale, to_f32(T.log(total[j]) if log else total[j]), [j]))
             with T.serial(0, count) as k:
 
                 def finish(j: Any) -> None:

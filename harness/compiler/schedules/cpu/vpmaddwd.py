@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-from tvm import tirx
 from tvm.target import codegen
 
 from harness.compiler import tir as T
@@ -90,7 +89,7 @@ def _scale_row(panel: T.Buffer, index: Callable[[Any], Sequence[Any]], count: in
     """
     highest = registers((lanes,), "int32")
     for lane in range(lanes):
-        T.buffer_store(highest, tirx.const(0, "int32"), [lane])
+        T.buffer_store(highest, T.const(0, "int32"), [lane])
 
     def find(k: Any) -> None:
         # Tails are shorter vectors, which begin at the first lane.
@@ -123,7 +122,7 @@ def _scale_columns(
         lanes: fp32 lanes of a vector register.
     """
     highest, factor = registers((columns,), "int32"), registers((columns,))
-    for_each_vector(columns, lanes, lambda j: T.buffer_store(highest, tirx.const(0, "int32"), [j]))
+    for_each_vector(columns, lanes, lambda j: T.buffer_store(highest, T.const(0, "int32"), [j]))
 
     def find(k: Any, j: Any) -> None:
         T.buffer_store(highest, T.max(highest[j], _magnitude(panel[tuple(index(k, j))])), [j])
@@ -141,34 +140,32 @@ def _scale_columns(
 
 def _magnitude(pair: Any) -> Any:
     """Returns the bits of the larger absolute value of both terms."""
-    high, low = (tirx.bitwise_and(bits, _int(0x7FFFFFFF)) for bits in (pair, tirx.shift_left(pair, _int(16))))
-    return T.max(tirx.bitwise_and(high, _int(-0x10000)), low)
+    high, low = (T.bitwise_and(bits, _int(0x7FFFFFFF)) for bits in (pair, T.shift_left(pair, _int(16))))
+    return T.max(T.bitwise_and(high, _int(-0x10000)), low)
 
 
 def _factor(highest_term: Any, pairs: int) -> Any:
     """Returns the factor of terms, from the bits of their largest absolute value; 0 if one is not finite."""
-    highest_term = T.max(tirx.reinterpret("float32", highest_term), tirx.const(LEAST, "float32"))
-    quotient = tirx.reinterpret("int32", tirx.const(largest_integer(pairs), "float32") / highest_term)
-    factor = tirx.reinterpret("float32", tirx.bitwise_and(quotient, _int(_EXACT)))
-    return tirx.Select(highest_term < tirx.const(math.inf, "float32"), factor, tirx.const(0.0, "float32"))
+    highest_term = T.max(T.reinterpret("float32", highest_term), T.const(LEAST, "float32"))
+    quotient = T.reinterpret("int32", T.const(largest_integer(pairs), "float32") / highest_term)
+    factor = T.reinterpret("float32", T.bitwise_and(quotient, _int(_EXACT)))
+    return T.Select(highest_term < T.const(math.inf, "float32"), factor, T.const(0.0, "float32"))
 
 
 def _scale(highest_term: Any, factor: Any) -> Any:
     """Returns the bits of the factor of sums of integers; NaN if a term is not finite."""
-    inverse = tirx.reinterpret("int32", tirx.const(1.0, "float32") / factor)
-    return tirx.Select(highest_term < _int(_EXPONENT), inverse, _int(0x7FC00000))
+    inverse = T.reinterpret("int32", T.const(1.0, "float32") / factor)
+    return T.Select(highest_term < _int(_EXPONENT), inverse, _int(0x7FC00000))
 
 
 def _integers(pair: Any, factor: Any) -> Any:
     """Returns a pair of integers from one of bfloat16."""
-    low, high = (
-        tirx.reinterpret("int32", term * factor + tirx.const(_TO_INTEGER, "float32")) for term in terms_of(pair)
-    )
-    return tirx.bitwise_or(tirx.bitwise_and(low, _int(0xFFFF)), tirx.shift_left(high, _int(16)))
+    low, high = (T.reinterpret("int32", term * factor + T.const(_TO_INTEGER, "float32")) for term in terms_of(pair))
+    return T.bitwise_or(T.bitwise_and(low, _int(0xFFFF)), T.shift_left(high, _int(16)))
 
 
 def _int(value: int) -> Any:
-    return tirx.const(value, "int32")
+    return T.const(value, "int32")
 
 
 def _declared(lanes: int) -> str:

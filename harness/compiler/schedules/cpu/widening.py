@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
 from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16, has_pairs
 from harness.core.precision import ROUNDED_OPERANDS
@@ -65,15 +66,15 @@ def _may_round(value: relax.Expr) -> bool:
 
 def _bits(values: te.Tensor) -> te.Tensor:
     """Returns the bits of bfloat16 numbers: runtimes lend their arrays to code, and NumPy has no bfloat16."""
-    return te.compute(values.shape, lambda *index: tirx.reinterpret("uint16", values[index]), "bits")
+    return te.compute(values.shape, lambda *index: T.reinterpret("uint16", values[index]), "bits")
 
 
 def _from_bits(bits: te.Tensor) -> te.Tensor:
     """Returns the numbers in fp32."""
 
     def number(*index: Any) -> Any:
-        high = tirx.shift_left(tirx.Cast("uint32", bits[index]), tirx.const(16, "uint32"))
-        return tirx.reinterpret("float32", high)
+        high = T.shift_left(T.Cast("uint32", bits[index]), T.const(16, "uint32"))
+        return T.reinterpret("float32", high)
 
     return te.compute(bits.shape, number, "wide")
 

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
@@ -121,20 +121,20 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> T.Prim
                 for y in range(3):
                     for x in range(3):
                         c = element + term * elements
-                        value = tirx.Cast("float64", source[T.min(index, filters - 1), c, y, x])
+                        value = T.Cast("float64", source[T.min(index, filters - 1), c, y, x])
                         T.buffer_store(taps, value, [y, x])
                 for a in range(n):
                     for x in range(3):
                         T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
                 for a in range(n):
                     for b in range(n):
-                        value = tirx.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
+                        value = T.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
                         T.buffer_store(values, value, [term, a * n + b])
             for place in range(plan.places):
-                value = arithmetic.pack_terms(_column(values, place), 0, 1)
+                word = arithmetic.pack_terms(_column(values, place), 0, 1)
                 if filters % rows:
-                    value = T.if_then_else(index < filters, value, tirx.const(0, arithmetic.dtype))
-                T.buffer_store(packed, value, [place, panel, *((i, element) if plan.in_panels else (element, i))])
+                    word = T.if_then_else(index < filters, word, T.const(0, arithmetic.dtype))
+                T.buffer_store(packed, word, [place, panel, *((i, element) if plan.in_panels else (element, i))])
 
     return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
 
@@ -145,9 +145,9 @@ def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = 
     total: Any = None
     for k in terms:
         factor = factors[k]
-        size = value(k) if abs(factor) == 1 else value(k) * tirx.const(float(abs(factor)), dtype)
+        size = value(k) if abs(factor) == 1 else value(k) * T.const(float(abs(factor)), dtype)
         if total is None:
-            total = size if factor > 0 else tirx.const(0.0, dtype) - size
+            total = size if factor > 0 else T.const(0.0, dtype) - size
         else:
             total = total + size if factor > 0 else total - size
     return total
@@ -334,10 +334,10 @@ def _deinterleave(plan: Plan, image: T.Buffer, phases: T.Buffer, channel: tuple[
         y = T.Bind(first_line * step + r - top)
 
         def outside(x: Any) -> Any:
-            inside = tirx.all(y >= 0, y < height, x >= left, x < width + left)
+            inside = T.all(y >= 0, y < height, x >= left, x < width + left)
             return T.if_then_else(inside, image[b, c, y, x - left], fp32(0.0))
 
-        with T.If(tirx.all(y >= 0, y < height)):
+        with T.If(T.all(y >= 0, y < height)):
             with T.Then():
                 with T.serial(begin, end) as t:
                     for q in range(step):
@@ -399,22 +399,22 @@ def _repair(plan: Plan, row: T.Buffer, image: T.Buffer, weight: T.Buffer, first:
     pixels = plan.grid[1] * m
 
     def magnitude(value: Any) -> Any:
-        return tirx.bitwise_and(tirx.reinterpret("int32", value), tirx.const(0x7FFFFFFF, "int32"))
+        return T.bitwise_and(T.reinterpret("int32", value), T.const(0x7FFFFFFF, "int32"))
 
     highest = registers((1,), "int32")
-    T.buffer_store(highest, tirx.const(0, "int32"), [0])
+    T.buffer_store(highest, T.const(0, "int32"), [0])
     with T.serial(0, m) as dy, T.serial(0, pixels) as x:
         T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
-    not_finite = highest[0] >= tirx.const(_INFINITE, "int32")
+    not_finite = highest[0] >= T.const(_INFINITE, "int32")
     with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
-        is_infinite = magnitude(row[dy, x]) >= tirx.const(_INFINITE, "int32")
+        is_infinite = magnitude(row[dy, x]) >= T.const(_INFINITE, "int32")
         with T.If(is_infinite), T.Then():
             total = registers((1,), "float64")
-            T.buffer_store(total, tirx.const(0.0, "float64"), [0])
+            T.buffer_store(total, T.const(0.0, "float64"), [0])
             with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
                 index, to = y + dy + ky - top, x + kx - left
-                with T.If(tirx.all(index >= 0, index < height, to >= 0, to < width)), T.Then():
+                with T.If(T.all(index >= 0, index < height, to >= 0, to < width)), T.Then():
                     pixel = image[b, c, index // repeats, to // repeats]
-                    value, factor = (tirx.Cast("float64", v) for v in (pixel, weight[o, c, ky, kx]))
+                    value, factor = (T.Cast("float64", v) for v in (pixel, weight[o, c, ky, kx]))
                     T.buffer_store(total, total[0] + value * factor, [0])
-            T.buffer_store(row, tirx.Cast("float32", total[0]), [dy, x])
+            T.buffer_store(row, T.Cast("float32", total[0]), [dy, x])

@@ -27,8 +27,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention
@@ -383,8 +381,8 @@ class _Emitter:
             limit = None if comes_out_even(length, rows) else length
             values = source.load(self.block, position, vector, limit=limit, padded=width > channels)
             vector_registers = local(LANES)
-            for v, value in enumerate(values):
-                T.buffer_store(vector_registers, _scaled(fp32(value), scale), [v])
+            for n, value in enumerate(values):
+                T.buffer_store(vector_registers, _scaled(fp32(value), scale), [n])
             target = base + row * width + LANES * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
             with T.vectorized(0, LANES) as v:
                 T.buffer_store(self.shared, vector_registers[v], [target + v])
@@ -437,7 +435,7 @@ class _Emitter:
                 key, score = first + column + tile.columns * j, self.scores[i * keys_each + j]
                 score = masked(self.attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
                 T.buffer_store(self.scores, score, [i * keys_each + j])
-            top = self.scores[i * keys_each]
+            top: T.Expr = self.scores[i * keys_each]
             for j in range(1, keys_each):
                 top = T.max(top, self.scores[i * keys_each + j])
             tops.append(top)
@@ -458,7 +456,7 @@ class _Emitter:
                 if not isinstance(self.weight_twist, int):
                     place = T.bitwise_xor(place, self.weight_twist)
                 T.buffer_store(self.shared, self.scores[index], [self.layout.keys + (self.row + i) * tile.keys + place])
-            weights = self.scores[i * keys_each]
+            weights: T.Expr = self.scores[i * keys_each]
             for j in range(1, keys_each):
                 weights = weights + self.scores[i * keys_each + j]
             _accumulate(self.totals, i, weights)
@@ -509,7 +507,7 @@ class _Emitter:
                 with T.vectorized(0, 4) as v:
                     place = row * width + 4 * (self.column + tile.columns * n) + v
                     T.buffer_store(self.shared, self.results[(i * vectors + n) * 4 + v], [place])
-            with T.If(tirx.EQ(self.column, 0)), T.Then():
+            with T.If(T.EQ(self.column, 0)), T.Then():
                 T.buffer_store(self.shared, self.highest[i], [statistics + 2 * row])
                 T.buffer_store(self.shared, self.totals[i], [statistics + 2 * row + 1])
         barrier()
@@ -540,7 +538,7 @@ class _Emitter:
         query = self.block.first + row
         vector_registers = local(4, dtype)
         for v, value in enumerate(values):
-            mean = T.Select(tirx.EQ(total, fp32(0.0)), fp32(0.0), value / total)
+            mean = T.Select(T.EQ(total, fp32(0.0)), fp32(0.0), value / total)
             T.buffer_store(vector_registers, converted(mean, dtype), [v])
 
         def store(v: Any) -> None:
@@ -569,7 +567,7 @@ def when(conditions: list[Any], body: Callable[[], None]) -> None:
     if not conditions:
         body()
         return
-    with T.If(tirx.all(*conditions)), T.Then():
+    with T.If(T.all(*conditions)), T.Then():
         body()
 
 

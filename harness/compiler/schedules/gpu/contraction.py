@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, s_tir, sym
 
 from harness.compiler import tir as T
 
-Values = dict[tirx.Var, Any]
+Values = dict[T.Var, Any]
 """Expressions by the loop variables that they replace."""
 
 _REDUCTION = 2
@@ -29,7 +29,7 @@ _REDUCTION = 2
 class Group:
     """Loop variables that form one index, the last one fastest."""
 
-    variables: tuple[tirx.Var, ...]
+    variables: tuple[T.Var, ...]
     extents: tuple[int, ...]
 
     @property
@@ -43,8 +43,8 @@ class Group:
         stride = self.size
         for variable, extent in zip(self.variables, self.extents, strict=True):
             stride //= extent
-            value = tirx.floordiv(index, stride) if stride > 1 else index
-            values[variable] = tirx.floormod(value, extent) if stride * extent < self.size else value
+            value = T.floordiv(index, stride) if stride > 1 else index
+            values[variable] = T.floormod(value, extent) if stride * extent < self.size else value
         return values
 
 
@@ -58,7 +58,7 @@ class Element:
         value: The stored value, or the loaded element.
     """
 
-    tensor: tirx.Var
+    tensor: T.Buffer
     index: tuple[Any, ...]
     value: Any
 
@@ -82,8 +82,8 @@ class Strides:
             size = rest = math.prod(extent for extent, _ in digits)
             for extent, stride in digits:
                 rest //= extent
-                digit = tirx.floordiv(index, rest) if rest > 1 else index
-                offset += (tirx.floormod(digit, extent) if rest * extent < size else digit) * stride
+                digit = T.floordiv(index, rest) if rest > 1 else index
+                offset += (T.floormod(digit, extent) if rest * extent < size else digit) * stride
         return offset
 
     def runs_along(self, group: int, lanes: int = 1) -> bool:
@@ -138,14 +138,14 @@ class Contraction:
         result: The element that is stored.
     """
 
-    parameters: tuple[tirx.Var, ...]
+    parameters: tuple[T.Var, ...]
     batch: Group
     rows: Group
     columns: Group
     terms: Group
     left: Any
     right: Any
-    total: tirx.Var
+    total: T.Var
     result: Element
 
     def transposed(self) -> Contraction:
@@ -153,14 +153,14 @@ class Contraction:
         return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
 
 
-def substituted(expression: Any, values: Mapping[tirx.Var, Any]) -> Any:
+def substituted(expression: Any, values: Mapping[T.Var, Any]) -> Any:
     """Returns an expression with variables replaced."""
-    return tvm_ffi.structural_map(expression, (tirx.Var, lambda variable: values.get(variable, variable)))
+    return tvm_ffi.structural_map(expression, (T.Var, lambda variable: values.get(variable, variable)))
 
 
 def stored(operand: Any) -> Any:
     """Returns an operand before its conversion to the type of the sum."""
-    return operand.value if isinstance(operand, tirx.Cast) else operand
+    return operand.value if isinstance(operand, T.Cast) else operand
 
 
 def plain_load(operand: Any) -> Element | None:
@@ -175,7 +175,7 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
         function: A fused function: one reduction, with computations of its operands before and of its result after it.
     """
     try:
-        narrow = tirx.transform.ForceNarrowIndexToInt32()(_as_module(function))
+        narrow = T.transform.ForceNarrowIndexToInt32()(_as_module(function))
         blocks = _two_blocks(s_tir.Schedule(narrow))
     except (RuntimeError, ValueError):
         return None
@@ -186,16 +186,16 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
     if product is None:
         return None
     left, right = product
-    variables = [v for v in reduction.iter_vars if isinstance(v.dom.extent, tirx.IntImm)]
+    variables = [v for v in reduction.iter_vars if isinstance(v.dom.extent, T.IntImm)]
     if len(variables) < len(reduction.iter_vars):
         return None
-    total = tirx.Var("total", str(reduction.body.value.ty))
+    total = T.Var("total", str(reduction.body.value.ty))
     result = _result(reduction, last, total)
     if result is None:
         return None
     of_left, of_right = _variables(left), _variables(right)
 
-    def group(among: Iterable[tirx.IterVar]) -> Group:
+    def group(among: Iterable[T.IterVar]) -> Group:
         chosen = [v for v in among if int(v.dom.extent) > 1]
         return Group(tuple(v.var for v in chosen), tuple(int(v.dom.extent) for v in chosen))
 
@@ -244,15 +244,15 @@ def _product(block: Any) -> tuple[Any, Any] | None:
     store, init = block.body, block.init
     if not isinstance(store, T.BufferStore) or not isinstance(init, T.BufferStore):
         return None
-    if not isinstance(init.value, tirx.FloatImm) or init.value.value != 0 or not isinstance(store.value, tirx.Add):
+    if not isinstance(init.value, T.FloatImm) or init.value.value != 0 or not isinstance(store.value, T.Add):
         return None
     for sum_so_far, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
         if isinstance(sum_so_far, ir.TensorLoad) and sum_so_far.source.same_as(store.buffer):
-            return (term.a, term.b) if isinstance(term, tirx.Mul) else None
+            return (term.a, term.b) if isinstance(term, T.Mul) else None
     return None
 
 
-def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
+def _result(reduction: Any, last: Any, total: T.Var) -> Element | None:
     """Returns the value stored for a sum, in the variables of its loops; None if it is not recognized."""
     place = tuple(reduction.body.indices)
     if last is None:
@@ -276,22 +276,22 @@ def _result(reduction: Any, last: Any, total: tirx.Var) -> Element | None:
     # From the loops of the last block to those of the sum, and back.
     variables = [v.var for v in last.iter_vars]
     try:
-        back = tirx.IndexMap(variables, list(loads[0].indices), None).inverse([v.dom for v in last.iter_vars])
+        back = T.IndexMap(variables, list(loads[0].indices), None).inverse([v.dom for v in last.iter_vars])
     except (RuntimeError, ValueError):
         return None
     values: Values = dict(zip(variables, back.map_indices(list(place)), strict=True))
     return Element(store.buffer, tuple(substituted(list(store.indices), values)), substituted(value, values))
 
 
-def _variables(expression: Any) -> set[tirx.Var]:
+def _variables(expression: Any) -> set[T.Var]:
     variables: list[Any] = []
-    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, tirx.Var) else None)
+    tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, T.Var) else None)
     return set(variables)
 
 
 def _number(value: int) -> Any:
-    return tirx.const(value, "int32")
+    return T.const(value, "int32")
 
 
 def _constant(value: Any) -> int | None:
-    return int(value) if isinstance(value, tirx.IntImm) else None
+    return int(value) if isinstance(value, T.IntImm) else None

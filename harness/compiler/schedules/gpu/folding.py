@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold, stored
@@ -45,7 +45,7 @@ def pays(folded: Folded, item_bytes: int, turns: int) -> bool:
 def follow(folded: Folded, channels: int) -> bool:
     """Returns whether an operand [batch, position, head, channel] can be loaded four channels at a time."""
     analyzer = sym.Analyzer()
-    place = [tirx.Var(name, "int32") for name in ("batch", "position", "head", "vector")]
+    place = [T.Var(name, "int32") for name in ("batch", "position", "head", "vector")]
     extents = (*folded.shape[:3], math.ceil(channels / 4))
     for variable, extent in zip(place, extents, strict=True):
         analyzer.bind(variable, ir.Range(0, extent))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, topi
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, default
 from harness.core.precision import HALF_DTYPES
 
@@ -39,8 +40,8 @@ def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Exp
         products = te.compute((filters, down, across, count, height, width), product, name="products")
 
         def pixel(n: Any, o: Any, i: Any, j: Any) -> Any:
-            p, q = tirx.floormod(i, down), tirx.floormod(j, across)
-            return products[o, p, q, n, tirx.floordiv(i, down), tirx.floordiv(j, across)]
+            p, q = T.floormod(i, down), T.floormod(j, across)
+            return products[o, p, q, n, T.floordiv(i, down), T.floordiv(j, across)]
 
         return te.compute((count, filters, height * down, width * across), pixel, name="scattered")
 

@@ -113,8 +113,8 @@ class Line:
             for n in range(is_whole):
                 step(n, False)
         elif is_whole:
-            with T.serial(0, is_whole) as n:
-                step(n, False)
+            with T.serial(0, is_whole) as index:
+                step(index, False)
         if self._count % self.threads:
             step(is_whole, True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-from tvm import ir, sym, tirx
+from tvm import ir, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, ravel
@@ -80,7 +80,7 @@ class BoundOperand:
 
     def _alone(self, index: Index, analyzer: sym.Analyzer, conditions: Sequence[Any]) -> Any:
         value = self.folded.element(Reader(self.buffers, analyzer), index)
-        return T.if_then_else(tirx.all(*conditions), value, tirx.const(0.0, str(value.ty)))
+        return T.if_then_else(T.all(*conditions), value, T.const(0.0, str(value.ty)))
 
     def _registers(self, notes: Sequence[_Note], analyzer: sym.Analyzer, conditions: Sequence[Any]) -> list[Any]:
         """Emits each load once, neighbours as one vector; returns the registers in the order of the notes."""
@@ -123,8 +123,8 @@ class _Noting:
 
     def __getitem__(self, index: tuple[Any, ...]) -> Any:
         place = ravel(index, _extents(self.buffer))
-        self.notes.append(_Note(self.number, self.analyzer.simplify(tirx.convert(place))))
-        return tirx.const(0.0, str(self.buffer.dtype))
+        self.notes.append(_Note(self.number, self.analyzer.simplify(T.convert(place))))
+        return T.const(0.0, str(self.buffer.dtype))
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class _Taking:
 
 
 def _extents(buffer: T.Buffer) -> tuple[Any, ...]:
-    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape)
+    return tuple(int(extent) if isinstance(extent, T.IntImm) else extent for extent in buffer.shape)
 
 
 def _number(value: Any) -> int | None:
-    return int(value) if isinstance(value, tirx.IntImm) else None
+    return int(value) if isinstance(value, T.IntImm) else None
 
 
 def _load(line: T.Buffer, first: Any, count: int, conditions: Sequence[Any]) -> T.Buffer:
@@ -150,8 +150,8 @@ def _load(line: T.Buffer, first: Any, count: int, conditions: Sequence[Any]) -> 
     registers = local(count, dtype)
 
     def element(place: Any) -> Any:
-        zero = tirx.const(0.0, dtype)
-        return T.if_then_else(tirx.all(*conditions), line[place], zero) if conditions else line[place]
+        zero = T.const(0.0, dtype)
+        return T.if_then_else(T.all(*conditions), line[place], zero) if conditions else line[place]
 
     if count == 1:
         T.buffer_store(registers, element(first), [0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
@@ -83,7 +83,7 @@ def chunk_moments_kernel(lines: int, count: int, dtype: str) -> T.PrimFunc:
     def body(data: T.Buffer, out: T.Buffer) -> None:
         with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, length, thread):
             mean, left, squares = _centre(line, length)
-            with T.If(tirx.EQ(thread, 0)), T.Then():
+            with T.If(T.EQ(thread, 0)), T.Then():
                 T.buffer_store(out, mean + left, [i, c, 0])
                 T.buffer_store(out, squares, [i, c, 1])
 
@@ -116,7 +116,7 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
             )
             left = scalar(first / fp32(count))
             squares = scalar(within + (between - first * left))
-            with T.If(tirx.EQ(thread % threads, 0)), T.Then():
+            with T.If(T.EQ(thread % threads, 0)), T.Then():
                 store(exists, out, mean, [i, 0])
                 store(exists, out, left, [i, 1])
                 store(exists, out, _inverse_root(squares, count, epsilon), [i, 2])
@@ -147,7 +147,7 @@ def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
             return value if dtype == "float32" else value.astype("float32")
 
         def element(*index: Any) -> Any:
-            flat = tirx.const(0, "int32")
+            flat = T.const(0, "int32")
             for i, extent in zip(index, shape, strict=True):
                 flat = flat * extent + i
             line, channel = flat // count, flat // inner % (groups * channels)

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import bytes_of_all, ceil_div, chunk_length
@@ -171,9 +171,9 @@ def _add_up(
     slabs = ceil_div(count, tile.slab)
     chunks = ceil_div(slabs * tile.depth, chunk_length(slabs * tile.depth))
     slabs_of_chunk = ceil_div(slabs, chunks)
-    zero = tirx.const(0.0, "float32")
+    zero = T.const(0.0, "float32")
     emit_all(lambda n: T.buffer_store(sums, zero, [n * tile.threads + thread]))
-    fetch(tirx.const(0, "int32"))
+    fetch(T.const(0, "int32"))
     with T.serial(ceil_div(slabs, slabs_of_chunk)) as chunk:
         emit_all(lambda n: T.buffer_store(partial, zero, [n]))
         with T.serial(slabs_of_chunk) as slab:
@@ -229,7 +229,7 @@ def _store(
 
 def _digits(thread: Any, across: int, down: int, split: int) -> tuple[Any, Any, Any]:
     """Returns a thread's place along columns, rows and groups."""
-    zero = tirx.const(0, "int32")
+    zero = T.const(0, "int32")
     return (
         thread % across if across > 1 else zero,
         thread // across % down if down > 1 else zero,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
@@ -54,7 +54,7 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
             (total,) = line.fold([added(lambda value, k: value)])
             result = scalar(total if divisor == 1 else total / fp32(divisor))
-            with T.If(tirx.EQ(thread % threads, 0)), T.Then():
+            with T.If(T.EQ(thread % threads, 0)), T.Then():
                 store(exists, out, converted(result, dtypes[1]), [i, j])
 
     arguments = [Argument("data", (outer, count, inner), dtypes[0]), Argument("out", (outer, inner), dtypes[1])]
@@ -69,7 +69,7 @@ def chunk_sums_kernel(lines: int, count: int, dtype: str) -> T.PrimFunc:
     def body(data: T.Buffer, out: T.Buffer) -> None:
         with each_chunk(lines, count, lambda i, k: fp32(data[i, k])) as (i, c, line, _, thread):
             (total,) = line.fold([added(lambda value, k: value)])
-            with T.If(tirx.EQ(thread, 0)), T.Then():
+            with T.If(T.EQ(thread, 0)), T.Then():
                 T.buffer_store(out, total, [i, c])
 
     arguments = [Argument("data", (lines, count), dtype), Argument("out", (lines, chunks))]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.error import InternalError
 from tvm.s_tir import dlight
 from tvm.s_tir.schedule import ScheduleError
@@ -42,7 +42,7 @@ class OuterLoops:
             parallel = [
                 loop
                 for loop, _ in itertools.takewhile(
-                    lambda pair: pair[1].iter_type == tirx.IterVar.DataPar, zip(loops, variables, strict=False)
+                    lambda pair: pair[1].iter_type == T.IterVar.DataPar, zip(loops, variables, strict=False)
                 )
             ]
             if len(loops) != len(variables) or not parallel:
@@ -152,8 +152,8 @@ def _launches_threads(statement: Any) -> bool:
     """Returns whether the statement already launches threads, as TVM's operators for GPUs do (scatter, sort)."""
     if isinstance(statement, s_tir.SBlockRealize):
         return _launches_threads(statement.block.body)
-    if isinstance(statement, tirx.SeqStmt):
+    if isinstance(statement, T.SeqStmt):
         return any(_launches_threads(part) for part in statement.seq)
-    if isinstance(statement, tirx.AttrStmt):
+    if isinstance(statement, T.AttrStmt):
         return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
     return False

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
@@ -140,14 +139,14 @@ class Stage:
 
         def unit(register: Any, position: Any, term: Any) -> None:
             index, k = first + position, start + term
-            with T.If(tirx.all(index < self.operand.extent, k < self.operand.count)):
+            with T.If(T.all(index < self.operand.extent, k < self.operand.count)):
                 with T.Then():
                     each_lane(
                         self.lanes,
                         lambda lane: T.buffer_store(registers, self.operand.load(b, index, k, lane), [register + lane]),
                     )
                 with T.Else():
-                    zero = tirx.const(0.0, self.operand.dtype)
+                    zero = T.const(0.0, self.operand.dtype)
                     each_lane(self.lanes, lambda lane: T.buffer_store(registers, zero, [register + lane]))
 
         self._units(thread, unit)
@@ -217,7 +216,7 @@ class Result:
         """
         rows, columns, places = self._contraction.rows, self._contraction.columns, self._places
         as_vectors = lanes > 1 and self._dtype in FLOATS and places is not None and places.runs_along(2, lanes)
-        with T.If(tirx.all(i < rows.size, j < columns.size)), T.Then():
+        with T.If(T.all(i < rows.size, j < columns.size)), T.Then():
             if as_vectors and places is not None:
                 with T.unroll(lanes) as lane:
                     T.buffer_store(registers, self._value(b, i, j + lane, total(lane)), [lane])
@@ -264,7 +263,7 @@ def launch_tiles(
         T.launch_thread("blockIdx.y", ceil_div(rows, height)) as down,
         T.launch_thread("blockIdx.x", ceil_div(columns, width)) as across,
         T.launch_thread("threadIdx.x", threads) as thread,
-        T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
+        T.attr(T.const(0, "int32"), "pragma_unroll_explicit", 0),
     ):
         yield b, (down * height, across * width), thread
 
@@ -272,7 +271,7 @@ def launch_tiles(
 def each_lane(lanes: int, body: Callable[[Any], None]) -> None:
     """Emits body(lane) for all lanes as a vector."""
     if lanes == 1:
-        body(tirx.const(0, "int32"))
+        body(T.const(0, "int32"))
     else:
         with T.vectorized(lanes) as lane:
             body(lane)
@@ -283,4 +282,4 @@ def _size(tensor: Any) -> int:
 
 
 def _as(value: Any, dtype: str) -> Any:
-    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+    return value if str(value.ty) == dtype else T.Cast(dtype, value)

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.kernel import ceil_div
@@ -151,8 +149,8 @@ class _Emitter:
             limit = None if comes_out_even(length, rows) else length
             values = source.load(self.block, position, vector, limit=limit, padded=width > channels, lanes=lanes)
             vector_registers = local(lanes, self.dtype)
-            for v, value in enumerate(values):
-                T.buffer_store(vector_registers, value, [v])
+            for n, value in enumerate(values):
+                T.buffer_store(vector_registers, value, [n])
             with T.vectorized(0, lanes) as v:
                 T.buffer_store(target, vector_registers[v], [row * (width + _PADDING) + lanes * vector + v])
 
@@ -187,7 +185,7 @@ class _Emitter:
         tops = []
         for i in range(2):
             own_value = [self.scores[index] for index in range(count) if index // 2 % 2 == i]
-            top = own_value[0]
+            top: T.Expr = own_value[0]
             for other in own_value[1:]:
                 top = T.max(top, other)
             tops.append(top)
@@ -229,8 +227,8 @@ class _Emitter:
             channel = T.Bind(index // 4 * 8 + self.pair)
             for n in range(2):
                 value = self.results[index + n] / totals[i]
-                value = T.Select(tirx.EQ(totals[i], fp32(0.0)), fp32(0.0), value)
-                T.buffer_store(staged, tirx.Cast(self.dtype, value), [n])
+                value = T.Select(T.EQ(totals[i], fp32(0.0)), fp32(0.0), value)
+                T.buffer_store(staged, T.Cast(self.dtype, value), [n])
             inside = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
             if width % 2 == 0:
                 conditions = [*inside, *([channel < width] if width < self.width else [])]

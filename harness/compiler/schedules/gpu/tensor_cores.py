@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.gpu.capabilities import TENSOR_CORES, has
@@ -112,10 +110,10 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
                 stage.fetch(b, begin, start, thread, registers)
 
         # TVM would put what is used only at the end in place of the tiles, which are of another type.
-        T.buffer_store(written, tirx.const(0.0, "float32"), [thread])
+        T.buffer_store(written, T.const(0.0, "float32"), [thread])
         with T.unroll(tile.rows * tile.columns) as n:
-            T.evaluate(T.tvm_fill_fragment(sums.data, *size, n, tirx.const(0.0, "float32")))
-        fetch(tirx.const(0, "int32"))
+            T.evaluate(T.tvm_fill_fragment(sums.data, *size, n, T.const(0.0, "float32")))
+        fetch(T.const(0, "int32"))
         with T.serial(ceil_div(terms.size, tile.slab)) as slab:
             barrier()
             for stage, registers, buffer in zip((left, right), loaded, shared, strict=True):
@@ -133,8 +131,8 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
                         layout = layouts[stage.by_term]
                         T.evaluate(T.tvm_load_matrix_sync(fragments.data, *size, n, pointer, stage.pitch, layout))
                 with T.unroll(tile.rows) as i, T.unroll(tile.columns) as j:
-                    n = i * tile.columns + j
-                    T.evaluate(T.tvm_mma_sync(sums.data, n, a.data, i, c.data, j, sums.data, n))
+                    place = i * tile.columns + j
+                    T.evaluate(T.tvm_mma_sync(sums.data, place, a.data, i, c.data, j, sums.data, place))
         result = Result(contraction)
         lanes = 4
         registers = result.registers(lanes)

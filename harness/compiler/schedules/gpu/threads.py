@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tvm import tirx
-
 from harness.compiler import tir as T
 
 WARP = 32
@@ -57,13 +55,13 @@ def scalar(value: Any) -> Any:
 def fp32(value: Any) -> Any:
     """Converts a number to a constant, and an expression of another float type to fp32."""
     if isinstance(value, int | float):
-        return tirx.const(float(value), "float32")
-    return value if str(value.ty) == "float32" else tirx.Cast("float32", value)
+        return T.const(float(value), "float32")
+    return value if str(value.ty) == "float32" else T.Cast("float32", value)
 
 
 def converted(value: Any, dtype: str) -> Any:
     """Rounds an fp32 value to the type of a result."""
-    return value if dtype == "float32" else tirx.Cast(dtype, value)
+    return value if dtype == "float32" else T.Cast(dtype, value)
 
 
 def power_of_two(count: int) -> int:
@@ -88,9 +86,7 @@ def merge_lanes(values: Sequence[Any], merges: Sequence[Merge], lanes: int, thre
     while distance < lanes:
         for cell, merge in zip(cells, merges, strict=True):
             source = T.bitwise_xor(thread % WARP, distance)
-            neighbour = T.tvm_warp_shuffle(
-                tirx.const(0xFFFFFFFF, "uint32"), cell[0], source, WARP, WARP
-            )  # a whole warp
+            neighbour = T.tvm_warp_shuffle(T.const(0xFFFFFFFF, "uint32"), cell[0], source, WARP, WARP)  # a whole warp
             T.buffer_store(cell, merge(cell[0], neighbour), [0])
         distance *= 2
     return [cell[0] for cell in cells]
@@ -108,7 +104,7 @@ def merge_threads(values: Sequence[Any], merges: Sequence[Merge], threads: int, 
     exchange = shared(len(values) * 1024 // WARP)
     warp = thread // WARP
     first = warp // warps * warps
-    with T.If(tirx.EQ(thread % WARP, 0)), T.Then():
+    with T.If(T.EQ(thread % WARP, 0)), T.Then():
         for n, value in enumerate(results):
             T.buffer_store(exchange, value, [n * (1024 // WARP) + warp])
     barrier()

@@ -117,14 +117,14 @@ def _table(axis: int) -> T.PrimFunc:
         with T.parallel(tirx.const(0, "int64"), RESOLUTION // _BLOCK) as block:
             bits = _shared_bits(windows)
             with T.serial(0, _BLOCK) as position:
-                i = block * _BLOCK + position
-                total = constant(windows[3, i], "int64")
+                pixel = block * _BLOCK + position
+                total = constant(windows[3, pixel], "int64")
                 with T.serial(tirx.const(0, "int64"), taps) as j:
                     # ⌊½ + a / Σa · 2^bits⌋
-                    rounded = tirx.floordiv((numerator(i, windows[0, i] + j) << (bits + 1)) + total, total * 2)
-                    inside = j < windows[1, i]
+                    rounded = tirx.floordiv((numerator(pixel, windows[0, pixel] + j) << (bits + 1)) + total, total * 2)
+                    inside = j < windows[1, pixel]
                     weight = tirx.Select(inside, rounded, tirx.const(0, "int64"))
-                    T.buffer_store(weights, tirx.Cast("int16", weight), [i, j])
+                    T.buffer_store(weights, tirx.Cast("int16", weight), [pixel, j])
 
     arguments = [
         Argument("image", shape, "uint8"),
@@ -156,8 +156,9 @@ def _horizontal() -> T.PrimFunc:
             # No byte after the last pixel may be read.
             last_pixel = width - 1
             for r, row in enumerate(rows):
-                for c in range(3):
-                    T.buffer_store(strip, image[row, last_pixel, c], [last_pixel * lanes + r * _CHANNELS + c])
+                for channel in range(3):
+                    place = last_pixel * lanes + r * _CHANNELS + channel
+                    T.buffer_store(strip, image[row, last_pixel, channel], [place])
                 T.buffer_store(strip, tirx.const(0, "uint8"), [last_pixel * lanes + r * _CHANNELS + 3])
             bits = _shared_bits(windows)
             with T.serial(tirx.const(0, "int64"), RESOLUTION) as x:
