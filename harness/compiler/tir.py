@@ -48,6 +48,7 @@ from tvm.script.ir_builder.tirx import (
 from tvm.tirx import (
     EQ,
     Add,
+    And,
     AttrStmt,
     Broadcast,
     Buffer,
@@ -83,6 +84,7 @@ from tvm.tirx import (
     call_extern,
     call_llvm_intrin,
     ceil,
+    ceildiv,
     const,
     convert,
     exp,
@@ -114,6 +116,7 @@ Operand = float | Expr
 __all__ = [
     "EQ",
     "Add",
+    "And",
     "Assert",
     "AttrStmt",
     "Bind",
@@ -168,6 +171,7 @@ __all__ = [
     "call_llvm_intrin",
     "cast",
     "ceil",
+    "ceildiv",
     "const",
     "convert",
     "decl_buffer",

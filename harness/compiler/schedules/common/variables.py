@@ -6,8 +6,6 @@ scope `local` from the runtime's workspace, for every iteration of a parallel lo
 
 from __future__ import annotations
 
-from typing import Any
-
 from harness.compiler import tir as T
 
 
@@ -16,13 +14,13 @@ def array(length: int, dtype: str) -> T.Buffer:
     return T.alloc_buffer((length,), dtype)
 
 
-def variable(value: Any, dtype: str) -> T.Buffer:
+def variable(value: T.Operand, dtype: str) -> T.Buffer:
     """Emits an array of one element that holds the value."""
     cell = array(1, dtype)
     T.buffer_store(cell, T.const(value, dtype) if isinstance(value, int | float) else value, [0])
     return cell
 
 
-def constant(value: Any, dtype: str) -> Any:
+def constant(value: T.Operand, dtype: str) -> T.Expr:
     """Emits a variable that holds the value and is not changed, and returns it."""
     return variable(value, dtype)[0]

@@ -7,7 +7,6 @@ the output is fp32 arithmetic on the centred value, so that a large common offse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import relax, te
 
@@ -47,7 +46,7 @@ def layer_norm_kernel(
             centred = emit_centre(mean)
             factor = scalar(inverse_root(squares, count, epsilon), "float32")
 
-            def write(k: Any) -> None:
+            def write(k: T.Index) -> None:
                 value = centred(data[i, k]) * factor
                 if scaled:
                     value = value * affine[0][k]
@@ -129,8 +128,8 @@ def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     moments = bb.emit(call(bb, name, function, [reshaped(bb, problem.data, (lines, count))]))
 
     def normalized(data: te.Tensor, moments: te.Tensor, *affine: te.Tensor) -> te.Tensor:
-        def element(i: Any, c: Any, k: Any) -> Any:
-            value = ((data[i, c, k] - moments[i, 0]) - moments[i, 1]) * moments[i, 2]
+        def element(i: T.Index, c: T.Index, k: T.Index) -> T.Expr:
+            value: T.Expr = ((data[i, c, k] - moments[i, 0]) - moments[i, 1]) * moments[i, 2]
             if problem.scale is not None:
                 value = value * affine[0][i % groups, c]
             if problem.shift is not None:

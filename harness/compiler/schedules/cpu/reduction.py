@@ -34,24 +34,24 @@ _NAN_BITS = 0x7F800000
 """|x| as an integer is above it exactly if x is NaN."""
 
 
-def fp64(value: float) -> Any:
+def fp64(value: float) -> T.Expr:
     """Returns an fp64 constant."""
     return T.const(value, "float64")
 
 
-def to_f64(value: Any) -> Any:
+def to_f64(value: T.Expr) -> T.Expr:
     """Converts fp32 to fp64."""
     return T.Cast("float64", value)
 
 
-def to_f32(value: Any) -> Any:
+def to_f32(value: T.Expr) -> T.Expr:
     """Rounds fp64 to fp32."""
     return T.Cast("float32", value)
 
 
-def tasks(count: int, elements: int) -> AbstractContextManager[Any]:
+def tasks(count: int, elements: int) -> AbstractContextManager[T.Var]:
     """Emits a loop over `count` tasks that touch `elements` elements together: parallel if that pays."""
-    loop: AbstractContextManager[Any] = (T.parallel if count > 1 and elements >= SERIAL_BELOW else T.serial)(0, count)
+    loop: AbstractContextManager[T.Var] = (T.parallel if count > 1 and elements >= SERIAL_BELOW else T.serial)(0, count)
     return loop
 
 
@@ -66,7 +66,7 @@ def each_block(outer: int, count: int, inner: int, block: Callable[[Any, Any, in
             block(i, whole * LANES, rest)
 
 
-def scalar(value: Any, dtype: str) -> Any:
+def scalar(value: T.Expr, dtype: str) -> T.Expr:
     """Emits a local variable that holds the value, and returns it."""
     cell = registers((1,), dtype)
     T.buffer_store(cell, value, [0])
@@ -86,16 +86,16 @@ class Fold:
 
     dtype: str
     start: float
-    update: Callable[[Any, Any], Any]
-    merge: Callable[[Any, Any], Any]
+    update: Callable[[T.Expr, T.Index], T.Expr]
+    merge: Callable[[T.Expr, T.Expr], T.Expr]
 
 
-def add(term: Callable[[Any], Any]) -> Fold:
+def add(term: Callable[[T.Index], T.Expr]) -> Fold:
     """Makes the fold that adds fp64 terms, by index."""
     return Fold("float64", 0.0, lambda partial, k: partial + term(k), lambda a, b: a + b)
 
 
-def fold_line(count: int, folds: Sequence[Fold]) -> list[Any]:
+def fold_line(count: int, folds: Sequence[Fold]) -> list[T.Expr]:
     """Emits folds over 0 … count and returns their results (scalars in local memory)."""
     whole, rest = divmod(count, LANES)
     results = []
@@ -137,16 +137,16 @@ class Reduction:
     """
 
     name: str
-    folds: Callable[[Callable[[Any], Any]], list[Fold]]
-    finish: Callable[[Sequence[Any], int], Any]
+    folds: Callable[[Callable[[T.Index], T.Expr]], list[Fold]]
+    finish: Callable[[Sequence[T.Expr], int], T.Expr]
 
 
-def _extreme(name: str, start: float, better: Callable[[Any, Any], Any]) -> Reduction:
-    def folds(read: Callable[[Any], Any]) -> list[Fold]:
-        def pick(best: Any, value: Any) -> Any:
+def _extreme(name: str, start: float, better: Callable[[T.Expr, T.Expr], T.Expr]) -> Reduction:
+    def folds(read: Callable[[T.Index], T.Expr]) -> list[Fold]:
+        def pick(best: T.Expr, value: T.Expr) -> T.Expr:
             return T.Select(better(value, best), value, best)
 
-        def magnitude(k: Any) -> Any:
+        def magnitude(k: T.Index) -> T.Expr:
             return T.bitwise_and(T.reinterpret("int32", read(k)), T.const(0x7FFFFFFF, "int32"))
 
         return [
@@ -155,14 +155,14 @@ def _extreme(name: str, start: float, better: Callable[[Any, Any], Any]) -> Redu
             Fold("int32", 0, lambda seen, k: T.max(seen, magnitude(k)), T.max),
         ]
 
-    def finish(results: Sequence[Any], count: int) -> Any:
+    def finish(results: Sequence[T.Expr], count: int) -> T.Expr:
         best, seen = results
         return T.Select(seen > T.const(_NAN_BITS, "int32"), fp32(math.nan), best)
 
     return Reduction(name, folds, finish)
 
 
-def _sum_folds(read: Callable[[Any], Any]) -> list[Fold]:
+def _sum_folds(read: Callable[[T.Index], T.Expr]) -> list[Fold]:
     return [add(lambda k: to_f64(read(k)))]
 
 
@@ -177,25 +177,25 @@ MAX = _extreme("max", -math.inf, lambda a, b: a > b)
 MIN = _extreme("min", math.inf, lambda a, b: a < b)
 
 
-def emit_centre(mean: Any) -> Callable[[Any], Any]:
+def emit_centre(mean: T.Expr) -> Callable[[T.Index], T.Expr]:
     """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to its last place."""
     high = scalar(to_f32(mean), "float32")
     low = scalar(to_f32(mean - to_f64(high)), "float32")
     return lambda value: (value - high) - low
 
 
-def inverse_root(squares: Any, count: int, epsilon: float) -> Any:
+def inverse_root(squares: T.Expr, count: int, epsilon: float) -> T.Expr:
     """Returns 1/√(variance + ε) in fp32, computed in fp64 from the sum of squared deviations of so many terms."""
     return to_f32(fp64(1.0) / T.sqrt(squares / fp64(count) + fp64(epsilon)))
 
 
-def emit_moments(count: int, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+def emit_moments(count: int, read: Callable[[T.Index], T.Expr]) -> tuple[T.Expr, T.Expr]:
     """Emits two passes over a line that stays in the cache: its mean and its sum of squared deviations, in fp64."""
     (total,) = fold_line(count, [add(lambda k: to_f64(read(k)))])
     mean = scalar(total / fp64(count), "float64")
     centred = emit_centre(mean)
 
-    def square(k: Any) -> Any:
+    def square(k: T.Index) -> T.Expr:
         deviation = to_f64(centred(read(k)))
         return deviation * deviation
 
@@ -210,7 +210,9 @@ def chunks_of(outer: int, count: int) -> int:
     return next((n for n in range(count // CHUNK, 1, -1) if count % n == 0 and count // n <= 4 * CHUNK), 1)
 
 
-def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -> Callable[[Any], tuple[Any, Any]]:
+def emit_line_moments(
+    outer: int, count: int, read: Callable[[T.Index, T.Index], T.Expr]
+) -> Callable[[T.Index], tuple[T.Expr, T.Expr]]:
     """Emits the moments of `outer` lines, each cut into chunks if that is needed to keep all threads busy.
 
     Args:
@@ -231,13 +233,13 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
         T.buffer_store(means, mean, [i, c])
         T.buffer_store(squares, square, [i, c])
 
-    def combined(i: Any) -> tuple[Any, Any]:
+    def combined(i: T.Index) -> tuple[T.Expr, T.Expr]:
         if chunks == 1:
             return means[i, 0], squares[i, 0]
         (total,) = fold_line(chunks, [add(lambda c: means[i, c])])
         mean = scalar(total / fp64(chunks), "float64")
 
-        def between(c: Any) -> Any:
+        def between(c: T.Index) -> T.Expr:
             deviation = means[i, c] - mean
             return squares[i, c] + fp64(size) * deviation * deviation
 
@@ -247,7 +249,7 @@ def emit_line_moments(outer: int, count: int, read: Callable[[Any, Any], Any]) -
     return combined
 
 
-def _merging(fold: Fold, partial: T.Buffer, i: Any) -> Fold:
+def _merging(fold: Fold, partial: T.Buffer, i: T.Index) -> Fold:
     """Makes the fold that merges the partial results partial[i, :] of another one."""
     return Fold(fold.dtype, fold.start, lambda a, c: fold.merge(a, partial[i, c]), fold.merge)
 
@@ -266,13 +268,13 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> T.PrimFunc:
         shapes = reduction.folds(lambda k: data[0, k])
         partials = [T.alloc_buffer((outer, chunks), fold.dtype) for fold in shapes]
         with tasks(outer * chunks, outer * count) as task:
-            i, c = task // chunks, task % chunks
-            results = fold_line(size, reduction.folds(lambda k: data[i, c * size + k]))
+            row, c = task // chunks, task % chunks
+            results = fold_line(size, reduction.folds(lambda k: data[row, c * size + k]))
             for partial, result in zip(partials, results, strict=True):
-                T.buffer_store(partial, result, [i, c])
-        with T.serial(0, outer) as i:
-            merges = [_merging(fold, partial, i) for fold, partial in zip(shapes, partials, strict=True)]
-            T.buffer_store(out, reduction.finish(fold_line(chunks, merges), count), [i])
+                T.buffer_store(partial, result, [row, c])
+        with T.serial(0, outer) as row:
+            merges = [_merging(fold, partial, row) for fold, partial in zip(shapes, partials, strict=True)]
+            T.buffer_store(out, reduction.finish(fold_line(chunks, merges), count), [row])
 
     info = kernel(reduction.name, lines=outer, count=count)
     return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
@@ -293,7 +295,7 @@ def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]])
     with T.serial(0, count) as k:
         for n, lane in enumerate(lanes):
 
-            def step(j: Any, n: int = n, lane: T.Buffer = lane) -> None:
+            def step(j: T.Index, n: int = n, lane: T.Buffer = lane) -> None:
                 T.buffer_store(lane, folds(j)[n].update(lane[j], k), [j])
 
             for_each_vector(width, LANES, step)
@@ -304,7 +306,7 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> T
     """Builds the reduction of the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
     def body(data: T.Buffer, out: T.Buffer) -> None:
-        def block(i: Any, first: Any, width: int) -> None:
+        def block(i: T.Index, first: T.Index, width: int) -> None:
             lanes = fold_columns(count, width, lambda j: reduction.folds(lambda k: data[i, k, first + j]))
             for_each_vector(
                 width,
@@ -318,7 +320,7 @@ def column_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> T
     return prim_func(reduction.name, arguments, body, kernel(reduction.name, lines=outer * inner, count=count))
 
 
-def _fill(buffer: T.Buffer, width: int, value: Any) -> None:
+def _fill(buffer: T.Buffer, width: int, value: T.Expr) -> None:
     for_each_vector(width, LANES, lambda j: T.buffer_store(buffer, value, [j]))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import relax
 
@@ -71,8 +70,8 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> T.
                         x = _fp32(_position(x_start, x_bin, j, t, x_samples))
                         left, right, along = _neighbours(x, width)
 
-                        def add(c: Any) -> None:
-                            def pixel(row: Any, column: Any) -> Any:
+                        def add(c: T.Index) -> None:
+                            def pixel(row: T.Index, column: T.Index) -> T.Expr:
                                 return pixels[image_number, first + c, row * width + column]
 
                             upper = (1 - down) * (1 - along) * pixel(above, left) + (1 - down) * along * pixel(
@@ -91,10 +90,10 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> T.
     return prim_func("roi_align", arguments, body, info)
 
 
-def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any, Any]:
+def _bins(start: T.Index, end: T.Index, count: int, pooling: Pooling) -> tuple[T.Expr, T.Expr, T.Expr]:
     """Returns, for one axis, the start of the first bin, the size of a bin, and the number of samples in it."""
     begin = _fp32(start * fp32(pooling.scale))
-    size: Any = end * fp32(pooling.scale) - begin
+    size: T.Index = end * fp32(pooling.scale) - begin
     if not pooling.aligned:
         size = T.max(size, fp32(1.0))
     bin_size = _fp32(size / fp32(count))
@@ -106,13 +105,13 @@ def _bins(start: Any, end: Any, count: int, pooling: Pooling) -> tuple[Any, Any,
     )
 
 
-def _position(start: Any, size: Any, index: Any, sample: Any, samples: Any) -> Any:
+def _position(start: T.Index, size: T.Index, index: T.Index, sample: T.Index, samples: T.Index) -> T.Expr:
     """Returns the position of a sample in the bin of that index."""
     middle = T.cast(sample, "float32") + fp32(0.5)
     return start + T.cast(index, "float32") * size + middle * size / T.cast(samples, "float32")
 
 
-def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
+def _neighbours(position: T.Index, extent: int) -> tuple[T.Expr, T.Expr, T.Expr]:
     """Returns the pixels before and after a position, clipped to the image, and the fraction between them."""
     inside = _fp32(T.min(T.max(position, fp32(0.0)), fp32(extent - 1)))
     low = T.Bind(T.max(T.min(T.cast(inside, "int32"), extent - 1), 0))
@@ -120,7 +119,7 @@ def _neighbours(position: Any, extent: int) -> tuple[Any, Any, Any]:
     return low, high, _fp32(inside - T.cast(low, "float32"))
 
 
-def _fp32(value: Any) -> Any:
+def _fp32(value: T.Expr) -> T.Expr:
     """Emits the value once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
     return scalar(value, "float32")
 

@@ -22,7 +22,7 @@ a total and a result of its own; they are merged when all keys are done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -230,14 +230,21 @@ def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
     ]
 
 
-def comes_out_even(count: Any, part: int) -> bool:
+def comes_out_even(count: T.Index, part: int) -> bool:
     """Returns whether `part` divides the count, as far as it is known."""
     return isinstance(count, int) and count % part == 0
 
 
 def masked(
-    attention: Attention, bias: Any, block: QueryBlock, score: Any, query: Any, key: Any, queries: int, keys: int
-) -> Any:
+    attention: Attention,
+    bias: Sequence[T.Buffer],
+    block: QueryBlock,
+    score: T.Expr,
+    query: T.Index,
+    key: T.Index,
+    queries: int,
+    keys: int,
+) -> T.Expr:
     """Adds the bias to the score of a query and a key; the result is -inf for a masked key.
 
     Args:
@@ -265,12 +272,12 @@ def masked(
     return score
 
 
-def _parts_of(count: Any, part: int) -> Any:
+def _parts_of(count: T.Index, part: int) -> T.Index:
     """Emits ⌈count / part⌉ for count ≥ 0; TVM's code generation fails on `//` of values of unknown sign."""
     return ceil_div(count, part) if isinstance(count, int) else T.Bind(T.truncdiv(count + (part - 1), part))
 
 
-def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> Any:
+def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> T.Index:
     """Returns the number of steps over the keys that any query of a block sees.
 
     Args:
@@ -290,7 +297,13 @@ class _Emitter:
     """Emits the body of the kernel for one thread."""
 
     def __init__(
-        self, tile: AttentionTile, attention: Attention, block: QueryBlock, thread: Any, bias: Any, result: T.Buffer
+        self,
+        tile: AttentionTile,
+        attention: Attention,
+        block: QueryBlock,
+        thread: T.Index,
+        bias: Sequence[T.Buffer],
+        result: T.Buffer,
     ) -> None:
         self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
         self.bias, self.result = bias, result
@@ -333,7 +346,7 @@ class _Emitter:
         else:
             self._merge_groups()
 
-    def _step(self, key: BoundOperand, value: BoundOperand, step: Any) -> None:
+    def _step(self, key: BoundOperand, value: BoundOperand, step: T.Index) -> None:
         """Emits a step over the keys."""
         attention, tile = self.attention, self.tile
         first = T.Bind(step * tile.keys)
@@ -347,7 +360,7 @@ class _Emitter:
         self._multiply_values()
         barrier()
 
-    def _add_spans(self, steps: Any, emit_step: Callable[[Any], None]) -> None:
+    def _add_spans(self, steps: T.Index, emit_step: Callable[[T.Index], None]) -> None:
         """Emits `emit_step(step)` for all steps; each span begins at zero and is added to the total when it ends."""
         rows, width = self.tile.rows_each, 4 * self.vectors
         totals, results, previous = local(rows), local(rows * width), local(rows)
@@ -368,14 +381,21 @@ class _Emitter:
         self.totals, self.results = totals, results
 
     def _load(
-        self, source: BoundOperand, first: Any, rows: int, length: Any, base: int, scale: float = 1.0, twist: int = 1
+        self,
+        source: BoundOperand,
+        first: T.Index,
+        rows: int,
+        length: T.Index,
+        base: int,
+        scale: float = 1.0,
+        twist: int = 1,
     ) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         width = self.layout.width if base == self.layout.values else self.layout.channels
         vectors_per_row, threads = width // LANES, self.tile.threads
 
-        def copy(index: Any) -> None:
+        def copy(index: T.Index) -> None:
             row, vector = T.Bind(index // vectors_per_row), T.Bind(index % vectors_per_row)
             position = T.Bind(first + row)
             limit = None if comes_out_even(length, rows) else length
@@ -406,7 +426,7 @@ class _Emitter:
             for n in range(count):
                 _accumulate(self.scores, n, sums[n])
 
-    def _add_products(self, sums: T.Buffer, first: Any, count: Any) -> None:
+    def _add_products(self, sums: T.Buffer, first: T.Index, count: T.Index) -> None:
         """Overwrites the registers with the sums of products over some vectors of channels."""
         tile, channels = self.tile, self.layout.channels
         keys_each = tile.keys_each
@@ -424,7 +444,7 @@ class _Emitter:
                     for v in range(4):
                         _accumulate(sums, i * keys_each + j, queries[v] * keys[4 * j + v])
 
-    def _weigh(self, first: Any) -> None:
+    def _weigh(self, first: T.Index) -> None:
         """Replaces scores by weights, and rescales the sums of smaller weights."""
         tile, keys_each = self.tile, self.tile.keys_each
         column = self.group * self.group_keys + self.column
@@ -432,9 +452,11 @@ class _Emitter:
         for i in range(tile.rows_each):
             query = self.block.first + self.row + i
             for j in range(keys_each):
-                key, score = first + column + tile.columns * j, self.scores[i * keys_each + j]
-                score = masked(self.attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
-                T.buffer_store(self.scores, score, [i * keys_each + j])
+                key, place = first + column + tile.columns * j, i * keys_each + j
+                score = masked(
+                    self.attention, self.bias, self.block, self.scores[place], query, key, tile.queries, tile.keys
+                )
+                T.buffer_store(self.scores, score, [place])
             top: T.Expr = self.scores[i * keys_each]
             for j in range(1, keys_each):
                 top = T.max(top, self.scores[i * keys_each + j])
@@ -450,12 +472,13 @@ class _Emitter:
                 T.buffer_store(self.results, self.results[index] * previous[0], [index])
             T.buffer_store(self.totals, self.totals[i] * previous[0], [i])
             for j in range(keys_each):
-                index = i * keys_each + j
-                T.buffer_store(self.scores, T.exp(self.scores[index] - self.highest[i]), [index])
-                place = column + tile.columns * j
+                place = i * keys_each + j
+                T.buffer_store(self.scores, T.exp(self.scores[place] - self.highest[i]), [place])
+                key_place = column + tile.columns * j
                 if not isinstance(self.weight_twist, int):
-                    place = T.bitwise_xor(place, self.weight_twist)
-                T.buffer_store(self.shared, self.scores[index], [self.layout.keys + (self.row + i) * tile.keys + place])
+                    key_place = T.bitwise_xor(key_place, self.weight_twist)
+                row = self.layout.keys + (self.row + i) * tile.keys
+                T.buffer_store(self.shared, self.scores[place], [row + key_place])
             weights: T.Expr = self.scores[i * keys_each]
             for j in range(1, keys_each):
                 weights = weights + self.scores[i * keys_each + j]
@@ -497,7 +520,7 @@ class _Emitter:
         tile, vectors, width = self.tile, self.vectors, self.layout.width
         statistics = tile.groups * tile.queries * width
 
-        def row_of(group: Any, query: Any) -> Any:
+        def row_of(group: T.Index, query: T.Index) -> T.Index:
             return group * tile.queries + query
 
         barrier()
@@ -512,7 +535,7 @@ class _Emitter:
                 T.buffer_store(self.shared, self.totals[i], [statistics + 2 * row + 1])
         barrier()
 
-        def merge(index: Any) -> None:
+        def merge(index: T.Index) -> None:
             query, vector = T.Bind(index // (width // 4)), T.Bind(index % (width // 4))
             top, factor, total, part, sums = local(1), local(1), local(1), local(4), local(4)
             T.buffer_store(top, fp32(LOWEST), [0])
@@ -531,7 +554,7 @@ class _Emitter:
 
         _divide_among_threads(tile.queries * width // 4, tile.threads, self.thread, merge)
 
-    def _write(self, row: Any, vector: Any, values: list[Any], total: Any) -> None:
+    def _write(self, row: T.Index, vector: T.Index, values: list[T.Expr], total: T.Expr) -> None:
         """Emits the store of four channels of a query's result, divided by the sum of weights."""
         attention = self.attention
         width, dtype = attention.width, attention.dtype
@@ -541,28 +564,28 @@ class _Emitter:
             mean = T.Select(T.EQ(total, fp32(0.0)), fp32(0.0), value / total)
             T.buffer_store(vector_registers, converted(mean, dtype), [v])
 
-        def store(v: Any) -> None:
+        def store(v: T.Index) -> None:
             T.buffer_store(self.result, vector_registers[v], [self.block.batch, query, self.block.head, 4 * vector + v])
 
-        conditions = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
+        conditions: list[T.Operand] = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
             when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
         else:
             for v in range(4):
                 when([*conditions, 4 * vector + v < width], partial(store, v))
 
-    def _take(self, registers: T.Buffer, offset: int, place: Any) -> None:
+    def _take(self, registers: T.Buffer, offset: int, place: T.Index) -> None:
         """Emits the copy of a vector of four from shared memory."""
         with T.vectorized(0, 4) as v:
             T.buffer_store(registers, self.shared[place + v], [offset + v])
 
 
-def _vector(body: Callable[[Any], None]) -> None:
+def _vector(body: Callable[[T.Index], None]) -> None:
     with T.vectorized(0, 4) as v:
         body(v)
 
 
-def when(conditions: list[Any], body: Callable[[], None]) -> None:
+def when(conditions: Sequence[T.Operand], body: Callable[[], None]) -> None:
     """Emits the body under all of the conditions."""
     if not conditions:
         body()
@@ -571,7 +594,7 @@ def when(conditions: list[Any], body: Callable[[], None]) -> None:
         body()
 
 
-def _divide_among_threads(count: int, threads: int, thread: Any, body: Callable[[Any], None]) -> None:
+def _divide_among_threads(count: int, threads: int, thread: T.Index, body: Callable[[T.Index], None]) -> None:
     """Emits `body(index)` for 0 … count, divided among the threads."""
     with T.serial(0, ceil_div(count, threads)) as n:
         index = T.Bind(n * threads + thread)
@@ -584,9 +607,9 @@ def fill(registers: T.Buffer) -> None:
         T.buffer_store(registers, fp32(0.0), [n])
 
 
-def _accumulate(registers: T.Buffer, index: int, value: Any) -> None:
+def _accumulate(registers: T.Buffer, index: int, value: T.Expr) -> None:
     T.buffer_store(registers, registers[index] + value, [index])
 
 
-def _scaled(value: Any, scale: float) -> Any:
+def _scaled(value: T.Expr, scale: float) -> T.Expr:
     return value if scale == 1.0 else value * fp32(scale)

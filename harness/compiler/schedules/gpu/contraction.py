@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm_ffi
 from tvm import ir, s_tir, sym
 
 from harness.compiler import tir as T
 
-Values = dict[T.Var, Any]
+Values = dict[T.Var, T.Index]
+_Node = TypeVar("_Node")
 """Expressions by the loop variables that they replace."""
 
 _REDUCTION = 2
@@ -153,9 +154,10 @@ class Contraction:
         return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
 
 
-def substituted(expression: Any, values: Mapping[T.Var, Any]) -> Any:
-    """Returns an expression with variables replaced."""
-    return tvm_ffi.structural_map(expression, (T.Var, lambda variable: values.get(variable, variable)))
+def substituted(expression: _Node, values: Mapping[T.Var, Any]) -> _Node:
+    """Returns an expression, or a list of them, with variables replaced."""
+    replaced: _Node = tvm_ffi.structural_map(expression, (T.Var, lambda variable: values.get(variable, variable)))
+    return replaced
 
 
 def stored(operand: Any) -> Any:

@@ -14,8 +14,6 @@ functions.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm.backend.cuda.op import cuda_func_call
 
 from harness.compiler import tir as T
@@ -65,7 +63,7 @@ static inline void {name}(float* d, const unsigned* a, const unsigned* b) {{
     T.evaluate(cuda_func_call(name, *pointers, source_code=source))
 
 
-def load(dtype: str, registers: T.Buffer, first: int, row: Any, *, transposed: bool = False) -> None:
+def load(dtype: str, registers: T.Buffer, first: int, row: T.Index, *, transposed: bool = False) -> None:
     """Emits the load of four matrices [8, 8] from shared memory, the register from `first` on for each.
 
     Args:
@@ -96,7 +94,7 @@ static inline void {name}(unsigned* d, const void* row) {{
     T.evaluate(cuda_func_call(name, registers.access_ptr("w", offset=first), row, source_code=source))
 
 
-def packed(dtype: str, low: Any, high: Any) -> Any:
+def packed(dtype: str, low: T.Expr, high: T.Expr) -> T.Expr:
     """Rounds two fp32 values and packs them into 32 bits."""
     name = f"pack_{SHORT[dtype]}"
     source = f"""
@@ -112,4 +110,5 @@ static inline unsigned {name}(float low, float high) {{
 }}
 #endif
 """
-    return cuda_func_call(name, low, high, source_code=source, return_type="uint32")
+    bits: T.Expr = cuda_func_call(name, low, high, source_code=source, return_type="uint32")
+    return bits

@@ -34,12 +34,12 @@ def conv2d_transpose(builder: relax.BlockBuilder, call: relax.Call) -> relax.Exp
         _, filters, down, across = w.shape
         c = te.reduce_axis((0, channels), "c")
 
-        def product(o: Any, p: Any, q: Any, n: Any, i: Any, j: Any) -> Any:
+        def product(o: T.Index, p: T.Index, q: T.Index, n: T.Index, i: T.Index, j: T.Index) -> Any:
             return te.sum(w[c, o, p, q].astype(result) * x[n, c, i, j].astype(result), axis=c)
 
         products = te.compute((filters, down, across, count, height, width), product, name="products")
 
-        def pixel(n: Any, o: Any, i: Any, j: Any) -> Any:
+        def pixel(n: T.Index, o: T.Index, i: T.Index, j: T.Index) -> Any:
             p, q = T.floormod(i, down), T.floormod(j, across)
             return products[o, p, q, n, T.floordiv(i, down), T.floordiv(j, across)]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
@@ -40,11 +39,11 @@ class Fold:
     """
 
     start: float
-    update: Callable[[Any, Any, Any], Any]
+    update: Callable[[T.Expr, T.Expr, T.Index], T.Expr]
     merge: Merge
 
 
-def added(term: Callable[[Any, Any], Any]) -> Fold:
+def added(term: Callable[[T.Expr, T.Index], T.Expr]) -> Fold:
     """Returns the fold that adds a term of each element and its index."""
     return Fold(0.0, lambda partial, value, k: partial + term(value, k), lambda a, b: a + b)
 
@@ -61,7 +60,7 @@ class Line:
     """
 
     def __init__(
-        self, count: int, threads: int, thread: Any, read: Callable[[Any], Any], limit: Any | None = None
+        self, count: int, threads: int, thread: T.Index, read: Callable[[T.Index], T.Expr], limit: T.Index | None = None
     ) -> None:
         self.threads, self.thread = threads, thread
         self._count, self._limit, self._read = count, limit, read
@@ -71,13 +70,13 @@ class Line:
         if registers is not None:
             self._walk(lambda n, k: T.buffer_store(registers, read(k), [n]))
 
-    def fold(self, folds: Sequence[Fold]) -> list[Any]:
+    def fold(self, folds: Sequence[Fold]) -> list[T.Expr]:
         """Emits reductions over the line, which every thread of the block must reach."""
         partial = [local(1) for _ in folds]
         for cell, fold in zip(partial, folds, strict=True):
             T.buffer_store(cell, fp32(fold.start), [0])
 
-        def update(value: Any, k: Any) -> None:
+        def update(value: T.Expr, k: T.Index) -> None:
             for cell, fold in zip(partial, folds, strict=True):
                 T.buffer_store(cell, fold.update(cell[0], value, k), [0])
 
@@ -85,12 +84,12 @@ class Line:
         merges = [fold.merge for fold in folds]
         return merge_threads([cell[0] for cell in partial], merges, self.threads, self.thread)
 
-    def for_each(self, body: Callable[[Any, Any], None]) -> None:
+    def for_each(self, body: Callable[[T.Expr, T.Index], None]) -> None:
         """Emits `body(element, index)` for the thread's elements."""
         registers, read = self._held, self._read
         self._walk(lambda n, k: body(read(k) if registers is None else registers[n], k))
 
-    def replace(self, value: Callable[[Any], Any]) -> None:
+    def replace(self, value: Callable[[T.Expr], T.Expr]) -> None:
         """Emits the replacement of every element by a function of it: once in registers, or at each read."""
         registers, read = self._held, self._read
         if registers is None:
@@ -98,8 +97,8 @@ class Line:
         else:
             self._walk(lambda n, k: T.buffer_store(registers, value(registers[n]), [n]))
 
-    def _walk(self, body: Callable[[Any, Any], None]) -> None:
-        def step(n: Any, checked: bool) -> None:
+    def _walk(self, body: Callable[[T.Index, T.Index], None]) -> None:
+        def step(n: T.Index, checked: bool) -> None:
             k = n * self.threads + self._lane
             limit = self._count if self._limit is None else self._limit
             if not checked and self._limit is None:
@@ -120,7 +119,7 @@ class Line:
 
 
 @contextmanager
-def each_line(lines: int, count: int) -> Iterator[tuple[Any, Any, int, Any]]:
+def each_line(lines: int, count: int) -> Iterator[tuple[T.Expr, T.Expr | None, int, T.Expr]]:
     """Emits a kernel in which each of `lines` of `count` elements is reduced by some threads.
 
     Yields:
@@ -140,7 +139,9 @@ def each_line(lines: int, count: int) -> Iterator[tuple[Any, Any, int, Any]]:
 
 
 @contextmanager
-def each_chunk(lines: int, count: int, read: Callable[[Any, Any], Any]) -> Iterator[tuple[Any, Any, Line, Any, Any]]:
+def each_chunk(
+    lines: int, count: int, read: Callable[[T.Index, T.Index], T.Expr]
+) -> Iterator[tuple[T.Expr, T.Expr, Line, T.Index, T.Expr]]:
     """Emits a kernel in which each chunk of each of `lines` of `count` elements is reduced by a block.
 
     Args:
@@ -159,7 +160,7 @@ def each_chunk(lines: int, count: int, read: Callable[[Any, Any], Any]) -> Itera
         yield i, c, Line(CHUNK, threads, thread, lambda k: read(i, first + k), limit), length, thread
 
 
-def store(condition: Any, buffer: T.Buffer, value: Any, index: Sequence[Any]) -> None:
+def store(condition: T.Expr | None, buffer: T.Buffer, value: T.Expr, index: Sequence[T.Index]) -> None:
     """Emits a store, under a condition if it is not None."""
     if condition is None:
         T.buffer_store(buffer, value, index)
@@ -168,7 +169,7 @@ def store(condition: Any, buffer: T.Buffer, value: Any, index: Sequence[Any]) ->
         T.buffer_store(buffer, value, index)
 
 
-def chunk_of(count: int, chunk: Any) -> tuple[Any, Any]:
+def chunk_of(count: int, chunk: T.Index) -> tuple[T.Expr, T.Index]:
     """Returns start and length of a chunk of a line: `CHUNK`, except for the last."""
     first = T.Bind(chunk * CHUNK)
     return first, CHUNK if count % CHUNK == 0 else T.Bind(T.min(CHUNK, count - first))

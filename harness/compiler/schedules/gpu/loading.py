@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,9 @@ _VECTOR_BYTES = 16
 class QueryBlock:
     """The queries that a block of threads works on: batch, head, first query."""
 
-    batch: Any
-    head: Any
-    first: Any
+    batch: T.Index
+    head: T.Index
+    first: T.Index
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,15 @@ class BoundOperand:
     buffers: Sequence[T.Buffer]
 
     def load(
-        self, block: QueryBlock, position: Any, vector: Any, *, limit: Any, padded: bool, lanes: int = LANES
-    ) -> list[Any]:
+        self,
+        block: QueryBlock,
+        position: T.Index,
+        vector: T.Index,
+        *,
+        limit: T.Index | None,
+        padded: bool,
+        lanes: int = LANES,
+    ) -> list[T.Expr]:
         """Emits the loads of a few channels of a position; returns them, in the operand's type, zero beyond the edges.
 
         Args:
@@ -65,7 +72,7 @@ class BoundOperand:
         ):
             if isinstance(extent, int):
                 analyzer.bind(variable, ir.Range(0, extent))  # where anything is read
-        conditions = [] if limit is None else [position < limit]
+        conditions: list[T.Operand] = [] if limit is None else [position < limit]
         places = [[block.batch, position, block.head, lanes * vector + v] for v in range(lanes)]
         if channels % lanes:
             return [self._alone(index, analyzer, [*conditions, index[3] < channels]) for index in places]
@@ -78,13 +85,15 @@ class BoundOperand:
         taking = [_Taking(iter(self._registers(notes, analyzer, conditions)))] * len(self.buffers)
         return [self.folded.element(Reader(taking, analyzer), index) for index in places]
 
-    def _alone(self, index: Index, analyzer: sym.Analyzer, conditions: Sequence[Any]) -> Any:
+    def _alone(self, index: Index, analyzer: sym.Analyzer, conditions: Sequence[T.Operand]) -> T.Expr:
         value = self.folded.element(Reader(self.buffers, analyzer), index)
         return T.if_then_else(T.all(*conditions), value, T.const(0.0, str(value.ty)))
 
-    def _registers(self, notes: Sequence[_Note], analyzer: sym.Analyzer, conditions: Sequence[Any]) -> list[Any]:
+    def _registers(
+        self, notes: Sequence[_Note], analyzer: sym.Analyzer, conditions: Sequence[T.Operand]
+    ) -> list[T.Expr]:
         """Emits each load once, neighbours as one vector; returns the registers in the order of the notes."""
-        loads: list[Any] = [None] * len(notes)
+        loads: dict[int, T.Expr] = {}
         for n, buffer in enumerate(self.buffers):
             numbers = [i for i, note in enumerate(notes) if note.buffer == n]
             longest = _VECTOR_BYTES * 8 // tvm.DataType(buffer.dtype).bits
@@ -101,7 +110,7 @@ class BoundOperand:
                 for i, distance in near.items():
                     loads[i] = registers[distance - shortest]
                 numbers = [i for i in numbers if i not in near]
-        return loads
+        return [loads[i] for i in range(len(notes))]
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ class _Note:
     """A recorded load: its buffer and the place of its element."""
 
     buffer: int
-    place: Any
+    place: T.Index
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ class _Noting:
     notes: list[_Note]
     analyzer: sym.Analyzer = field(repr=False)
 
-    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+    def __getitem__(self, index: tuple[Any, ...]) -> T.Expr:
         place = ravel(index, _extents(self.buffer))
         self.notes.append(_Note(self.number, self.analyzer.simplify(T.convert(place))))
         return T.const(0.0, str(self.buffer.dtype))
@@ -131,9 +140,9 @@ class _Noting:
 class _Taking:
     """Stands in for every buffer: returns the loaded values, in the order of the recorded reads."""
 
-    loaded: Any
+    loaded: Iterator[T.Expr]
 
-    def __getitem__(self, _index: tuple[Any, ...]) -> Any:
+    def __getitem__(self, _index: tuple[Any, ...]) -> T.Expr:
         return next(self.loaded)
 
 
@@ -141,15 +150,15 @@ def _extents(buffer: T.Buffer) -> tuple[Any, ...]:
     return tuple(int(extent) if isinstance(extent, T.IntImm) else extent for extent in buffer.shape)
 
 
-def _number(value: Any) -> int | None:
+def _number(value: T.Expr) -> int | None:
     return int(value) if isinstance(value, T.IntImm) else None
 
 
-def _load(line: T.Buffer, first: Any, count: int, conditions: Sequence[Any]) -> T.Buffer:
+def _load(line: T.Buffer, first: T.Index, count: int, conditions: Sequence[T.Operand]) -> T.Buffer:
     dtype = str(line.dtype)
     registers = local(count, dtype)
 
-    def element(place: Any) -> Any:
+    def element(place: T.Index) -> T.Expr:
         zero = T.const(0.0, dtype)
         return T.if_then_else(T.all(*conditions), line[place], zero) if conditions else line[place]
 

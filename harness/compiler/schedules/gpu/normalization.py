@@ -39,7 +39,7 @@ def normalize_kernel(
             _, left, squares = _centre(line, count)
             factor = scalar(_inverse_root(squares, count, epsilon))
 
-            def write(deviation: Any, k: Any) -> None:
+            def write(deviation: T.Expr, k: T.Index) -> None:
                 value = (deviation - left) * factor
                 if scaled:
                     value = value * fp32(affine[0][i % groups, k // inner])
@@ -55,7 +55,7 @@ def normalize_kernel(
     return prim_func("normalize", arguments, body, kernel("normalize", lines=lines, count=count))
 
 
-def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
+def _centre(line: Line, count: T.Index) -> tuple[T.Expr, T.Expr, T.Expr]:
     """Replaces elements by deviations from the rounded mean.
 
     Returns:
@@ -70,7 +70,7 @@ def _centre(line: Line, count: Any) -> tuple[Any, Any, Any]:
     return mean, left, scalar(second - first * left)
 
 
-def _inverse_root(squares: Any, count: int, epsilon: float) -> Any:
+def _inverse_root(squares: T.Expr, count: int, epsilon: float) -> T.Expr:
     """Computes 1/√(variance + ε)."""
     variance = T.max(squares / fp32(count), fp32(0.0))
     return fp32(1.0) / T.sqrt(variance + fp32(epsilon))
@@ -101,7 +101,7 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
     def body(moments: T.Buffer, out: T.Buffer) -> None:
         with each_line(lines, chunks) as (i, exists, threads, thread):
 
-            def length(c: Any) -> Any:
+            def length(c: T.Index) -> T.Expr:
                 return fp32(CHUNK) if count % CHUNK == 0 else fp32(T.min(CHUNK, count - c * CHUNK))
 
             line = Line(chunks, threads, thread, lambda c: moments[i, c, 0])
@@ -146,12 +146,12 @@ def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         def wide(value: te.TensorSlice) -> Any:
             return value if dtype == "float32" else value.astype("float32")
 
-        def element(*index: Any) -> Any:
-            flat = T.const(0, "int32")
+        def element(*index: T.Index) -> T.Expr:
+            flat: T.Expr = T.const(0, "int32")
             for i, extent in zip(index, shape, strict=True):
                 flat = flat * extent + i
             line, channel = flat // count, flat // inner % (groups * channels)
-            value = ((wide(x[index]) - statistics[line, 0]) - statistics[line, 1]) * statistics[line, 2]
+            value: T.Expr = ((wide(x[index]) - statistics[line, 0]) - statistics[line, 1]) * statistics[line, 2]
             if scaled:
                 value = value * wide(rest[0][channel])
             if shifted:

@@ -131,9 +131,9 @@ def _add_up(
     tile: Tile,
     count: int,
     stages: tuple[Stage, Stage],
-    first: tuple[Any, Any, Any],
-    place: tuple[Any, Any, Any],
-    thread: Any,
+    first: tuple[T.Index, T.Index, T.Index],
+    place: tuple[T.Index, T.Index, T.Index],
+    thread: T.Index,
     sums: T.Buffer,
 ) -> T.Buffer:
     """Emits each thread's sums to shared memory, [sum, thread], and returns the registers with the same sums."""
@@ -143,11 +143,11 @@ def _add_up(
     factors = [T.alloc_buffer((n,), "float32", scope="local") for n in counts]
     partial = T.alloc_buffer((tile.rows * tile.columns,), "float32", scope="local")
 
-    def fetch(start: Any) -> None:
+    def fetch(start: T.Index) -> None:
         for stage, begin, registers in zip(stages, first[1:], loaded, strict=True):
             stage.fetch(first[0], begin, start, thread, registers)
 
-    def emit_all(body: Callable[[Any], None]) -> None:
+    def emit_all(body: Callable[[T.Index], None]) -> None:
         with T.unroll(tile.rows * tile.columns) as n:
             body(n)
 
@@ -189,7 +189,7 @@ def _add_up(
     return partial
 
 
-def _add_groups(tile: Tile, group: Any, thread: Any, total: T.Buffer, sums: T.Buffer) -> None:
+def _add_groups(tile: Tile, group: T.Index, thread: T.Index, total: T.Buffer, sums: T.Buffer) -> None:
     """Adds the sums of the groups of threads to those of the first, in a tree."""
     half = tile.split // 2
     while half:
@@ -206,10 +206,10 @@ def _add_groups(tile: Tile, group: Any, thread: Any, total: T.Buffer, sums: T.Bu
 def _store(
     result: Result,
     tile: Tile,
-    b: Any,
-    first: tuple[Any, Any],
-    place: tuple[Any, Any],
-    thread: Any,
+    b: T.Index,
+    first: tuple[T.Index, T.Index],
+    place: tuple[T.Index, T.Index],
+    thread: T.Index,
     sums: T.Buffer,
 ) -> None:
     """Applies the epilogue to a thread's sums, and stores the results."""
@@ -227,7 +227,7 @@ def _store(
         )
 
 
-def _digits(thread: Any, across: int, down: int, split: int) -> tuple[Any, Any, Any]:
+def _digits(thread: T.Index, across: int, down: int, split: int) -> tuple[T.Index, T.Index, T.Index]:
     """Returns a thread's place along columns, rows and groups."""
     zero = T.const(0, "int32")
     return (

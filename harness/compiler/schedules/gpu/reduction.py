@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tvm import relax
 
@@ -34,7 +33,7 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
             (total,) = line.fold([added(lambda value, k: T.exp(value) if log else value)])
             normalizer = scalar(T.log(total) if log else total)
 
-            def write(value: Any, k: Any) -> None:
+            def write(value: T.Expr, k: T.Index) -> None:
                 result = value - normalizer if log else value / normalizer
                 store(exists, out, converted(result, dtype), [i, k, j])
 

@@ -34,7 +34,7 @@ class Operand:
         runs: Possible numbers of elements in a load, from the largest to 1.
     """
 
-    load: Callable[[Any, Any, Any, Any], Any]
+    load: Callable[[T.Index, T.Index, T.Index, T.Index], T.Expr]
     extent: int
     count: int
     dtype: str
@@ -42,7 +42,7 @@ class Operand:
     runs: tuple[int, ...]
 
 
-def operand(element: Any, batch: Group, axis: Group, terms: Group) -> Operand:
+def operand(element: T.Expr, batch: Group, axis: Group, terms: Group) -> Operand:
     """Returns the operand of an element, given as an expression of loop variables.
 
     Args:
@@ -56,14 +56,14 @@ def operand(element: Any, batch: Group, axis: Group, terms: Group) -> Operand:
     places = strides(plain, (batch, axis, terms)) if plain is not None else None
     if plain is None or places is None:
 
-        def compute(b: Any, position: Any, term: Any, _lane: Any) -> Any:
+        def compute(b: T.Index, position: T.Index, term: T.Index, _lane: T.Index) -> T.Expr:
             return substituted(element, {**batch.values(b), **axis.values(position), **terms.values(term)})
 
         return Operand(compute, axis.size, terms.size, str(element.ty), False, (1,))
     dtype = str(plain.value.ty)
     flat = T.decl_buffer((_size(plain.tensor),), dtype, data=plain.tensor.data)
 
-    def load(b: Any, position: Any, term: Any, lane: Any) -> Any:
+    def load(b: T.Index, position: T.Index, term: T.Index, lane: T.Index) -> T.Expr:
         return flat[places.offset((b, position, term)) + lane]
 
     lanes = [
@@ -117,7 +117,7 @@ class Stage:
         """Returns the number of elements that a thread loads."""
         return ceil_div(self.slab * self.span // self.lanes, self.threads) * self.lanes
 
-    def place(self, position: Any, term: Any) -> Any:
+    def place(self, position: T.Index, term: T.Index) -> T.Index:
         """Returns the offset of an element in shared memory.
 
         Args:
@@ -126,7 +126,7 @@ class Stage:
         """
         return term * self.pitch + position if self.by_term else position * self.pitch + term
 
-    def fetch(self, b: Any, first: Any, start: Any, thread: Any, registers: T.Buffer) -> None:
+    def fetch(self, b: T.Index, first: T.Index, start: T.Index, thread: T.Index, registers: T.Buffer) -> None:
         """Emits the load of a thread's part of the slab into registers, with zeros outside of the operand.
 
         Args:
@@ -137,7 +137,7 @@ class Stage:
             registers: For `self.registers` elements.
         """
 
-        def unit(register: Any, position: Any, term: Any) -> None:
+        def unit(register: T.Index, position: T.Index, term: T.Index) -> None:
             index, k = first + position, start + term
             with T.If(T.all(index < self.operand.extent, k < self.operand.count)):
                 with T.Then():
@@ -151,13 +151,13 @@ class Stage:
 
         self._units(thread, unit)
 
-    def put(self, thread: Any, registers: T.Buffer, shared: T.Buffer) -> None:
+    def put(self, thread: T.Index, registers: T.Buffer, shared: T.Buffer) -> None:
         """Emits the store of a thread's part of the slab to shared memory."""
         as_it_is = self.by_term != self.operand.along_terms and self.dtype == self.operand.dtype
         as_vectors = as_it_is and self.pitch % self.lanes == 0
 
-        def unit(register: Any, position: Any, term: Any) -> None:
-            def store_lane(lane: Any) -> None:
+        def unit(register: T.Index, position: T.Index, term: T.Index) -> None:
+            def store_lane(lane: T.Index) -> None:
                 i, k = (position, term + lane) if self.operand.along_terms else (position + lane, term)
                 value = registers[register + lane]
                 T.buffer_store(shared, value if as_it_is else _as(value, self.dtype), [self.place(i, k)])
@@ -170,7 +170,7 @@ class Stage:
 
         self._units(thread, unit)
 
-    def _units(self, thread: Any, body: Callable[[Any, Any, Any], None]) -> None:
+    def _units(self, thread: T.Index, body: Callable[[T.Index, T.Index, T.Index], None]) -> None:
         """Emits body(place in registers, index in the tile, term in the slab) for each load of a thread from a slab."""
         along_terms, lanes = self.operand.along_terms, self.lanes
         terms, span = (self.slab // lanes, self.span) if along_terms else (self.slab, self.span // lanes)
@@ -203,7 +203,9 @@ class Result:
         """Returns registers for `store`."""
         return T.alloc_buffer((lanes,), self._dtype, scope="local")
 
-    def store(self, b: Any, i: Any, j: Any, lanes: int, total: Callable[[Any], Any], registers: T.Buffer) -> None:
+    def store(
+        self, b: T.Index, i: T.Index, j: T.Index, lanes: int, total: Callable[[T.Index], T.Expr], registers: T.Buffer
+    ) -> None:
         """Emits the epilogue of neighbouring columns, and stores those within the result.
 
         Args:
@@ -226,7 +228,7 @@ class Result:
                 with T.unroll(lanes) as lane, T.If(j + lane < columns.size), T.Then():
                     self._put(b, i, j + lane, self._value(b, i, j + lane, total(lane)))
 
-    def _value(self, b: Any, i: Any, j: Any, total: Any) -> Any:
+    def _value(self, b: T.Index, i: T.Index, j: T.Index, total: T.Expr) -> T.Expr:
         contraction = self._contraction
         kind = str(contraction.total.ty)
         values = {
@@ -235,9 +237,10 @@ class Result:
             **contraction.columns.values(j),
             contraction.total: converted(total, kind),
         }
-        return substituted(contraction.result.value, values)
+        value: T.Expr = substituted(contraction.result.value, values)
+        return value
 
-    def _put(self, b: Any, i: Any, j: Any, value: Any) -> None:
+    def _put(self, b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
         contraction = self._contraction
         if self._places is not None:
             T.buffer_store(self._flat, value, [self._places.offset((b, i, j))])
@@ -251,7 +254,7 @@ class Result:
 @contextmanager
 def launch_tiles(
     contraction: Contraction, height: int, width: int, threads: int
-) -> Iterator[tuple[Any, tuple[Any, Any], Any]]:
+) -> Iterator[tuple[Any, tuple[T.Expr, T.Expr], Any]]:
     """Emits a kernel whose blocks compute tiles of the result.
 
     Yields:
@@ -268,7 +271,7 @@ def launch_tiles(
         yield b, (down * height, across * width), thread
 
 
-def each_lane(lanes: int, body: Callable[[Any], None]) -> None:
+def each_lane(lanes: int, body: Callable[[T.Index], None]) -> None:
     """Emits body(lane) for all lanes as a vector."""
     if lanes == 1:
         body(T.const(0, "int32"))
@@ -281,5 +284,5 @@ def _size(tensor: Any) -> int:
     return math.prod(int(extent) for extent in tensor.ty.shape)
 
 
-def _as(value: Any, dtype: str) -> Any:
+def _as(value: T.Expr, dtype: str) -> T.Expr:
     return value if str(value.ty) == dtype else T.Cast(dtype, value)

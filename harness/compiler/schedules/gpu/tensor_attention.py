@@ -14,9 +14,9 @@ weights before they are rounded.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention
@@ -87,8 +87,8 @@ class _Emitter:
         tile: AttentionWarpTile,
         attention: Attention,
         block: QueryBlock,
-        thread: Any,
-        bias: Any,
+        thread: T.Index,
+        bias: Sequence[T.Buffer],
         result: T.Buffer,
     ) -> None:
         self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
@@ -133,17 +133,19 @@ class _Emitter:
         totals = merge_lanes([self.totals[i] for i in range(2)], [lambda a, b: a + b] * 2, 4, self.thread)
         self._store(totals)
 
-    def _pointer(self, buffer: T.Buffer, place: Any) -> Any:
+    def _pointer(self, buffer: T.Buffer, place: T.Index) -> T.Expr:
         return buffer.access_ptr("r", offset=place)
 
-    def _load(self, source: BoundOperand, first: Any, rows: int, length: Any, target: T.Buffer, width: int) -> None:
+    def _load(
+        self, source: BoundOperand, first: T.Index, rows: int, length: T.Index, target: T.Buffer, width: int
+    ) -> None:
         """Emits the copy of rows of an operand to shared memory, from position `first` on; zero beyond its edges."""
         channels = source.folded.shape[3]
         lanes = 8 if channels % 8 == 0 else 4
         vectors_per_row, threads = width // lanes, self.tile.threads
         count = rows * vectors_per_row
 
-        def copy(index: Any) -> None:
+        def copy(index: T.Index) -> None:
             row, vector = T.Bind(index // vectors_per_row), T.Bind(index % vectors_per_row)
             position = T.Bind(first + row)
             limit = None if comes_out_even(length, rows) else length
@@ -171,7 +173,7 @@ class _Emitter:
                     index = (j // 8 + n) * 4
                     fragments.multiply(self.dtype, self.scores, index, self.queries, k // 4, self.right, 2 * n)
 
-    def _weigh(self, first: Any) -> None:
+    def _weigh(self, first: T.Index) -> None:
         """Replaces scores by weights, and rescales the sums of smaller weights."""
         attention, tile, count = self.attention, self.tile, self.tile.keys // 2
         plain = attention.bias is None
@@ -218,7 +220,7 @@ class _Emitter:
                     index = (j // 8 + n) * 4
                     fragments.multiply(self.dtype, self.results, index, self.weights, 0, self.right, 2 * n)
 
-    def _store(self, totals: list[Any]) -> None:
+    def _store(self, totals: list[T.Expr]) -> None:
         attention, width = self.attention, self.attention.width
         staged = local(2, self.dtype)
         for index in range(0, self.width // 2, 2):
@@ -237,9 +239,9 @@ class _Emitter:
                 for n in range(2):
                     when([*inside, channel + n < width], partial(self._put, query, channel + n, staged[n]))
 
-    def _put_pair(self, query: Any, channel: Any, values: T.Buffer) -> None:
+    def _put_pair(self, query: T.Index, channel: T.Index, values: T.Buffer) -> None:
         with T.vectorized(0, 2) as v:
             self._put(query, channel + v, values[v])
 
-    def _put(self, query: Any, channel: Any, value: Any) -> None:
+    def _put(self, query: T.Index, channel: T.Index, value: T.Expr) -> None:
         T.buffer_store(self.result, value, [self.block.batch, query, self.block.head, channel])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from harness.compiler import tir as T
 
@@ -24,7 +23,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 
 @contextmanager
-def launch(blocks: int, threads: int) -> Iterator[tuple[Any, Any]]:
+def launch(blocks: int, threads: int) -> Iterator[tuple[T.Expr, T.Expr]]:
     """Emits a kernel's body; yields the index of the block, and of the thread in it."""
     with T.launch_thread("blockIdx.x", blocks) as block, T.launch_thread("threadIdx.x", threads) as thread:
         yield block, thread
@@ -45,21 +44,21 @@ def local(size: int, dtype: str = "float32") -> T.Buffer:
     return T.alloc_buffer((size,), dtype, scope="local")
 
 
-def scalar(value: Any) -> Any:
+def scalar(value: T.Expr) -> T.Expr:
     """Emits a register with an fp32 value, and returns it."""
     cell = local(1)
     T.buffer_store(cell, value, [0])
     return cell[0]
 
 
-def fp32(value: Any) -> Any:
+def fp32(value: T.Operand) -> T.Expr:
     """Converts a number to a constant, and an expression of another float type to fp32."""
     if isinstance(value, int | float):
         return T.const(float(value), "float32")
     return value if str(value.ty) == "float32" else T.Cast("float32", value)
 
 
-def converted(value: Any, dtype: str) -> Any:
+def converted(value: T.Expr, dtype: str) -> T.Expr:
     """Rounds an fp32 value to the type of a result."""
     return value if dtype == "float32" else T.Cast(dtype, value)
 
@@ -69,11 +68,11 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-Merge = Callable[[Any, Any], Any]
+Merge = Callable[[T.Expr, T.Expr], T.Expr]
 """Merges two partial results; the order must not matter except for rounding."""
 
 
-def merge_lanes(values: Sequence[Any], merges: Sequence[Merge], lanes: int, thread: Any) -> list[Any]:
+def merge_lanes(values: Sequence[T.Expr], merges: Sequence[Merge], lanes: int, thread: T.Index) -> list[T.Expr]:
     """Emits the merge of each value over groups of `lanes` neighbours of a warp, a power of two; all get the result.
 
     Neighbours exchange across a growing distance, so that merged partial results have equally many terms. TVM cannot
@@ -92,7 +91,7 @@ def merge_lanes(values: Sequence[Any], merges: Sequence[Merge], lanes: int, thre
     return [cell[0] for cell in cells]
 
 
-def merge_threads(values: Sequence[Any], merges: Sequence[Merge], threads: int, thread: Any) -> list[Any]:
+def merge_threads(values: Sequence[T.Expr], merges: Sequence[Merge], threads: int, thread: T.Index) -> list[T.Expr]:
     """Emits the merge of each value over `threads` neighbours of a block, a power of two; all get the result.
 
     Every thread of the block must reach it.
@@ -108,9 +107,9 @@ def merge_threads(values: Sequence[Any], merges: Sequence[Merge], threads: int, 
         for n, value in enumerate(results):
             T.buffer_store(exchange, value, [n * (1024 // WARP) + warp])
     barrier()
-    merged = []
+    merged: list[T.Expr] = []
     for n, merge in enumerate(merges):
-        partial = [exchange[n * (1024 // WARP) + first + w] for w in range(warps)]
+        partial: list[T.Expr] = [exchange[n * (1024 // WARP) + first + w] for w in range(warps)]
         while len(partial) > 1:
             partial = [merge(a, b) for a, b in zip(partial[::2], partial[1::2], strict=True)]
         merged.append(scalar(partial[0]))

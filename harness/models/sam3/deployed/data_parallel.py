@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, te, tirx
 
+from harness.compiler import tir as T
 from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, interpolate_pair, source_indices
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
 from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
@@ -25,7 +26,7 @@ _FMA = {"cuda": "fmaf", "metal": "fma"}
 
 
 def _fma(kind: str) -> Fma:
-    return partial(tirx.call_pure_extern, "float32", _FMA[kind]) if kind in _FMA else tirx.op.fma
+    return partial(tirx.call_pure_extern, "float32", _FMA[kind]) if kind in _FMA else T.fma
 
 
 def preprocess_module(kind: str) -> tvm.IRModule:
@@ -34,7 +35,7 @@ def preprocess_module(kind: str) -> tvm.IRModule:
     Args:
         kind: Kind of TVM's target.
     """
-    height, width = tirx.Var("h", "int64"), tirx.Var("w", "int64")
+    height, width = T.Var("h", "int64"), T.Var("w", "int64")
     image = relax.Var("image", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()
     with builder.function(PREPROCESS, [image]):
@@ -59,7 +60,7 @@ def resize_masks_module(kind: str) -> tvm.IRModule:
     Args:
         kind: Kind of TVM's target.
     """
-    queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
+    queries, count, height, width = (T.Var(name, "int64") for name in "qkhw")
     masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
     kept_queries = relax.Var("kept", relax.TensorType([count], "int64"))
     shape_image = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
@@ -98,29 +99,30 @@ def _bind_element_threads(module: tvm.IRModule, names: tuple[str, ...], kind: st
     return scheduled
 
 
-def _int64(value: Any) -> Any:
-    return tirx.Cast("int64", value)
+def _int64(value: T.Operand) -> T.Expr:
+    return T.Cast("int64", value)
 
 
 def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
     """Computes first pixels int64 [1008], weights int32 [1008, taps] and the number of the weights' bits int64 [1]."""
     size = image.shape[axis]
-    reach = tirx.max(size, RESOLUTION) * 2
-    taps = tirx.ceildiv(reach, RESOLUTION)
+    reach = T.max(size, RESOLUTION) * 2
+    taps = T.ceildiv(reach, RESOLUTION)
 
-    def middle(i: Any) -> Any:
-        return (_int64(i) * 2 + 1) * size
+    def middle(i: T.Index) -> T.Expr:
+        value: T.Expr = (_int64(i) * 2 + 1) * size
+        return value
 
     first_pixels = te.compute(
         (RESOLUTION,),
-        lambda i: tirx.max(tirx.floordiv(middle(i) - reach - RESOLUTION, 2 * RESOLUTION) + 1, _int64(0)),
+        lambda i: T.max(T.floordiv(middle(i) - reach - RESOLUTION, 2 * RESOLUTION) + 1, _int64(0)),
         name="first",
     )
 
-    def numerator(i: Any, j: Any) -> Any:
+    def numerator(i: T.Index, j: T.Index) -> T.Expr:
         pixel = first_pixels[i] + _int64(j)
-        height = tirx.max(reach - tirx.abs((pixel * 2 + 1) * RESOLUTION - middle(i)), _int64(0))
-        return tirx.Select(pixel < size, height, _int64(0))
+        height = T.max(reach - T.abs((pixel * 2 + 1) * RESOLUTION - middle(i)), _int64(0))
+        return T.Select(pixel < size, height, _int64(0))
 
     numerators = te.compute((RESOLUTION, taps), numerator, name="numerators")
     add, highest, bit, position = (te.reduce_axis((0, extent)) for extent in (taps, taps, LONGEST, RESOLUTION))
@@ -134,17 +136,17 @@ def _weights(image: te.Tensor, axis: int) -> list[te.Tensor]:
     bits = te.compute((1,), lambda _: te.min(allowed[position], axis=position), name="bits")
     weights = te.compute(
         (RESOLUTION, taps),
-        lambda i, j: tirx.Cast("int32", tirx.floordiv((numerators[i, j] << (bits[0] + 1)) + total[i], total[i] * 2)),
+        lambda i, j: T.Cast("int32", T.floordiv((numerators[i, j] << (bits[0] + 1)) + total[i], total[i] * 2)),
         name="weights",
     )
     return [first_pixels, weights, bits]
 
 
-def _byte(total: Any, bits: te.Tensor) -> Any:
+def _byte(total: T.Expr, bits: te.Tensor) -> T.Expr:
     """Rounds the sum to 8 bits."""
-    shift = tirx.Cast("int32", bits[0])
-    half = tirx.const(1, "int32") << (shift - 1)
-    return tirx.Cast("uint8", tirx.min((total + half) >> shift, 255))
+    shift = T.Cast("int32", bits[0])
+    half = T.const(1, "int32") << (shift - 1)
+    return T.Cast("uint8", T.min((total + half) >> shift, 255))
 
 
 def _resampled_rows(image: te.Tensor, first_pixels: te.Tensor, weights: te.Tensor, bits: te.Tensor) -> te.Tensor:
@@ -152,9 +154,9 @@ def _resampled_rows(image: te.Tensor, first_pixels: te.Tensor, weights: te.Tenso
     height, width = image.shape[0], image.shape[1]
     j = te.reduce_axis((0, weights.shape[1]), "j")
 
-    def term(y: Any, x: Any, c: Any) -> Any:
-        pixel = tirx.min(first_pixels[x] + _int64(j), width - 1)
-        return te.sum(weights[x, j] * tirx.Cast("int32", image[y, pixel, c]), axis=j)
+    def term(y: T.Index, x: T.Index, c: T.Index) -> Any:
+        pixel = T.min(first_pixels[x] + _int64(j), width - 1)
+        return te.sum(weights[x, j] * T.Cast("int32", image[y, pixel, c]), axis=j)
 
     total = te.compute((height, RESOLUTION, 3), term, name="total")
     return te.compute((height, RESOLUTION, 3), lambda y, x, c: _byte(total[y, x, c], bits), name="narrow")
@@ -167,9 +169,9 @@ def _resampled_columns(
     shape = (1, 3, RESOLUTION, RESOLUTION)
     j = te.reduce_axis((0, weights.shape[1]), "j")
 
-    def term(_: Any, c: Any, y: Any, x: Any) -> Any:
-        pixel = tirx.min(first_pixels[y] + _int64(j), narrow.shape[0] - 1)
-        return te.sum(weights[y, j] * tirx.Cast("int32", narrow[pixel, x, c]), axis=j)
+    def term(_: T.Index, c: T.Index, y: T.Index, x: T.Index) -> Any:
+        pixel = T.min(first_pixels[y] + _int64(j), narrow.shape[0] - 1)
+        return te.sum(weights[y, j] * T.Cast("int32", narrow[pixel, x, c]), axis=j)
 
     total = te.compute(shape, term, name="total")
     return te.compute(shape, lambda n, c, y, x: normalized(_byte(total[n, c, y, x], bits), fma), name="pixels")
@@ -179,15 +181,15 @@ def _resized_masks(fma: Fma, masks: te.Tensor, kept_queries: te.Tensor, shape_im
     """Computes the masks, bool [k, h, w]."""
     height, width = shape_image.shape[0], shape_image.shape[1]
 
-    def decide(n: Any, y: Any, x: Any) -> Any:
+    def decide(n: T.Index, y: T.Index, x: T.Index) -> T.Expr:
         rows, columns = source_indices(y, height, fma), source_indices(x, width, fma)
 
-        def line(row: Any) -> Any:
+        def line(row: T.Index) -> T.Expr:
             left, right = (masks[0, kept_queries[n], row, column] for column in columns.neighbours)
             return interpolate_pair(left, columns.weights[0], right, columns.weights[1], fma)
 
         upper, lower = (line(row) for row in rows.neighbours)
-        return interpolate_pair(upper, rows.weights[0], lower, rows.weights[1], fma) > tirx.const(
+        return interpolate_pair(upper, rows.weights[0], lower, rows.weights[1], fma) > T.const(
             LARGEST_OUTSIDE, "float32"
         )
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
@@ -40,7 +39,7 @@ def resize_masks_module() -> tvm.IRModule:
     indices of the kept masks, and `like`, uint8 [h, w, 3], of which only the shape is read. k may be zero. An index
     outside of 0 … q - 1 is a ValueError.
     """
-    queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
+    queries, count, height, width = (T.Var(name, "int64") for name in "qkhw")
     masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
     kept_queries = relax.Var("kept", relax.TensorType([count], "int64"))
     shape_image = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
@@ -54,7 +53,7 @@ def resize_masks_module() -> tvm.IRModule:
     return builder.get()
 
 
-def _positions(builder: relax.BlockBuilder, shape_image: relax.Var, axis: int, size: tirx.Var) -> list[relax.Expr]:
+def _positions(builder: relax.BlockBuilder, shape_image: relax.Var, axis: int, size: T.Var) -> list[relax.Expr]:
     """Emits neighbours and weights of one axis."""
     types = ([2, size], "int32"), ([2, size], "float32")
     pair = emit_call(builder, f"interpolation_weights_{'yx'[axis]}", _table(axis), [shape_image], *types)
@@ -63,11 +62,11 @@ def _positions(builder: relax.BlockBuilder, shape_image: relax.Var, axis: int, s
 
 def _table(axis: int) -> T.PrimFunc:
     """Builds the table of each output position's neighbours int32 [2, n] in the small mask and weights fp32 [2, n]."""
-    shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
+    shape = (T.Var("h", "int64"), T.Var("w", "int64"), 3)
     size = shape[axis]
 
     def body(_shape_image: T.Buffer, neighbours: T.Buffer, weights: T.Buffer) -> None:
-        with T.serial(tirx.const(0, "int64"), size) as i:
+        with T.serial(T.const(0, "int64"), size) as i:
             source = source_indices(i, size)
             for end in range(2):
                 T.buffer_store(neighbours, source.neighbours[end], [end, i])
@@ -90,11 +89,11 @@ class SourceIndices:
         weights: Their weights, fp32.
     """
 
-    neighbours: tuple[Any, Any]
-    weights: tuple[Any, Any]
+    neighbours: tuple[T.Expr, T.Expr]
+    weights: tuple[T.Expr, T.Expr]
 
 
-def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIndices:
+def source_indices(position: T.Index, size: T.Index, fma: Fma = T.fma) -> SourceIndices:
     """Computes `compute_source_index_and_lambda` of PyTorch's `UpSample.h`, in its fp32 arithmetic.
 
     Args:
@@ -103,13 +102,13 @@ def source_indices(position: Any, size: Any, fma: Fma = tirx.op.fma) -> SourceIn
         fma: The target's fused multiply-add.
     """
     is_unchanged = size == SIZE
-    scale = fp32(SIZE) / tirx.Cast("float32", size)
+    scale = fp32(SIZE) / T.Cast("float32", size)
     # Compilers must keep the sum with 0, which prevents contraction with the subtraction.
-    middle = fma(scale, tirx.Cast("float32", position) + fp32(0.5), fp32(0.0)) - fp32(0.5)
-    place = tirx.Select(is_unchanged, tirx.Cast("float32", position), tirx.max(middle, fp32(0.0)))
-    lower = tirx.min(tirx.Cast("int32", place), SIZE - 1)
-    upper = tirx.min(lower + tirx.Cast("int32", tirx.Not(is_unchanged)), SIZE - 1)
-    share = place - tirx.Cast("float32", lower)
+    middle = fma(scale, T.Cast("float32", position) + fp32(0.5), fp32(0.0)) - fp32(0.5)
+    place = T.Select(is_unchanged, T.Cast("float32", position), T.max(middle, fp32(0.0)))
+    lower = T.min(T.Cast("int32", place), SIZE - 1)
+    upper = T.min(lower + T.Cast("int32", T.Not(is_unchanged)), SIZE - 1)
+    share = place - T.Cast("float32", lower)
     return SourceIndices((lower, upper), (fp32(1.0) - share, share))
 
 
@@ -119,7 +118,7 @@ def _kernel() -> T.PrimFunc:
     A task computes up to ⌈h / 16⌉ successive rows of one mask. Each row lies between two neighbouring rows of the small
     mask, which the task interpolates along x once and keeps as long as they are neighbours of the next row.
     """
-    queries, count, height, width = (tirx.Var(name, "int64") for name in "qkhw")
+    queries, count, height, width = (T.Var(name, "int64") for name in "qkhw")
 
     def body(
         masks: T.Buffer,
@@ -130,21 +129,21 @@ def _kernel() -> T.PrimFunc:
         column_weights: T.Buffer,
         result: T.Buffer,
     ) -> None:
-        with T.serial(tirx.const(0, "int64"), count) as n:
-            is_valid = tirx.And(kept_queries[n] >= 0, kept_queries[n] < queries)
+        with T.serial(T.const(0, "int64"), count) as n:
+            is_valid = T.And(kept_queries[n] >= 0, kept_queries[n] < queries)
             with T.Assert(is_valid, "kept queries are numbers of masks, counted from 0", "ValueError"):
                 T.evaluate(0)
-        share = constant(tirx.ceildiv(height, _BLOCKS), "int64")
-        with T.parallel(tirx.const(0, "int64"), count * _BLOCKS) as task:
-            mask = constant(tirx.floordiv(task, _BLOCKS), "int64")
+        share = constant(T.ceildiv(height, _BLOCKS), "int64")
+        with T.parallel(T.const(0, "int64"), count * _BLOCKS) as task:
+            mask = constant(T.floordiv(task, _BLOCKS), "int64")
             query = constant(kept_queries[mask], "int64")
-            start = constant(tirx.floormod(task, _BLOCKS) * share, "int64")
+            start = constant(T.floormod(task, _BLOCKS) * share, "int64")
             # Rows of the small mask after interpolation along x; neighbours differ in parity.
             lines = T.alloc_buffer((2, width), "float32")
             row_of_line = array(2, "int32")
-            for parity in range(2):
-                T.buffer_store(row_of_line, tirx.const(-1, "int32"), [parity])
-            with T.serial(tirx.const(0, "int64"), tirx.max(tirx.min(share, height - start), 0)) as step:
+            for line in range(2):
+                T.buffer_store(row_of_line, T.const(-1, "int32"), [line])
+            with T.serial(T.const(0, "int64"), T.max(T.min(share, height - start), 0)) as step:
                 y = start + step
                 for neighbour in range(2):
                     row = constant(rows[neighbour, y], "int32")
@@ -152,7 +151,7 @@ def _kernel() -> T.PrimFunc:
                     with T.If(row_of_line[parity] != row), T.Then():
                         T.buffer_store(row_of_line, row, [parity])
 
-                        def interpolate(x: Any, row: Any = row, parity: Any = parity) -> None:
+                        def interpolate(x: T.Index, row: T.Index = row, parity: T.Index = parity) -> None:
                             ends = [masks[0, query, row, columns[end, x]] for end in range(2)]
                             value = interpolate_pair(ends[0], column_weights[0, x], ends[1], column_weights[1, x])
                             T.buffer_store(lines, value, [parity, x])
@@ -161,7 +160,7 @@ def _kernel() -> T.PrimFunc:
                 upper, lower = (constant(rows[neighbour, y] & 1, "int32") for neighbour in range(2))
                 above, below = (constant(row_weights[neighbour, y], "float32") for neighbour in range(2))
 
-                def decide(x: Any) -> None:
+                def decide(x: T.Index) -> None:
                     logit = interpolate_pair(lines[upper, x], above, lines[lower, x], below)
                     T.buffer_store(result, logit > fp32(LARGEST_OUTSIDE), [mask, y, x])
 
@@ -179,15 +178,17 @@ def _kernel() -> T.PrimFunc:
     return prim_func("resize_kept_masks", arguments, body)
 
 
-def _for_each_index(count: Any, lanes: int, body: Callable[[Any], None]) -> None:
+def _for_each_index(count: T.Index, lanes: int, body: Callable[[T.Index], None]) -> None:
     """Emits `body(index)` for 0 … count, in whole vectors and a scalar remainder."""
-    whole = tirx.floordiv(count, lanes)
-    with T.serial(tirx.const(0, "int64"), whole) as v, T.vectorized(0, lanes) as lane:
+    whole = T.floordiv(count, lanes)
+    with T.serial(T.const(0, "int64"), whole) as v, T.vectorized(0, lanes) as lane:
         body(v * lanes + lane)
-    with T.serial(tirx.const(0, "int64"), count - whole * lanes) as remainder:
+    with T.serial(T.const(0, "int64"), count - whole * lanes) as remainder:
         body(whole * lanes + remainder)
 
 
-def interpolate_pair(first: Any, first_weight: Any, second: Any, second_weight: Any, fma: Fma = tirx.op.fma) -> Any:
+def interpolate_pair(
+    first: T.Index, first_weight: T.Expr, second: T.Expr, second_weight: T.Expr, fma: Fma = T.fma
+) -> T.Expr:
     """Computes the weighted sum of two values; like PyTorch's compiled code, it rounds one product and then fuses."""
     return fma(first, first_weight, second * second_weight)

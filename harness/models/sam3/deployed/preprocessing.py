@@ -14,16 +14,15 @@ which no size below 9000 has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func
 from harness.compiler.schedules.common.variables import array, constant, variable
 
-Fma = Callable[[Any, Any, Any], Any]
+Fma = Callable[[T.Index, T.Index, T.Index], T.Expr]
 """x · y + z, rounded once."""
 
 RESOLUTION = 1008
@@ -48,7 +47,7 @@ def preprocess_module() -> tvm.IRModule:
 
     The function takes `image`, uint8 [h, w, 3] with any h and w from 1 on, and returns fp32 [1, 3, 1008, 1008].
     """
-    height, width = tirx.Var("h", "int64"), tirx.Var("w", "int64")
+    height, width = T.Var("h", "int64"), T.Var("w", "int64")
     image = relax.Var("image", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()
     with builder.function(NAME, [image]):
@@ -62,10 +61,10 @@ def preprocess_module() -> tvm.IRModule:
     return builder.get()
 
 
-def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tirx.Var) -> list[relax.Expr]:
+def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: T.Var) -> list[relax.Expr]:
     """Emits the windows and weights of one axis."""
     # The triangle's base has this many pixels, without its ends.
-    taps = tirx.ceildiv(tirx.max(size, RESOLUTION) * 2, RESOLUTION)
+    taps = T.ceildiv(T.max(size, RESOLUTION) * 2, RESOLUTION)
     types = ([_WINDOW, RESOLUTION], "int64"), ([RESOLUTION, taps], "int16")
     pair = emit_call(builder, f"resampling_weights_{'yx'[axis]}", _table(axis), [image], *types)
     return [builder.emit(relax.TupleGetItem(pair, index)) for index in range(2)]
@@ -74,9 +73,9 @@ def _weights(builder: relax.BlockBuilder, image: relax.Var, axis: int, size: tir
 def emit_call(
     builder: relax.BlockBuilder,
     name: str,
-    kernel: tirx.PrimFunc,
+    kernel: T.PrimFunc,
     arguments: Sequence[relax.Expr],
-    *types: tuple[Sequence[Any], str],
+    *types: tuple[Sequence[object], str],
 ) -> relax.Var:
     """Adds a kernel under a name and emits its call, whose results have the given shapes and dtypes."""
     results = [relax.TensorType(*result) for result in types]
@@ -86,45 +85,47 @@ def emit_call(
 
 def _table(axis: int) -> T.PrimFunc:
     """Builds the windows int64 [4, 1008] and weights int16 [1008, taps] for the size of one axis of the image."""
-    shape = (tirx.Var("h", "int64"), tirx.Var("w", "int64"), 3)
+    shape = (T.Var("h", "int64"), T.Var("w", "int64"), 3)
     size = shape[axis]
-    taps = tirx.Var("taps", "int64")
+    taps = T.Var("taps", "int64")
 
     def body(_image: T.Buffer, windows: T.Buffer, weights: T.Buffer) -> None:
-        reach = tirx.max(size, RESOLUTION) * 2
+        reach = T.max(size, RESOLUTION) * 2
 
-        def numerator(i: Any, k: Any) -> Any:
-            return reach - tirx.abs((k * 2 + 1) * RESOLUTION - (i * 2 + 1) * size)
+        def numerator(i: T.Index, k: T.Index) -> T.Expr:
+            return reach - T.abs((k * 2 + 1) * RESOLUTION - (i * 2 + 1) * size)
 
-        with T.parallel(tirx.const(0, "int64"), RESOLUTION) as i:
+        with T.parallel(T.const(0, "int64"), RESOLUTION) as i:
             center = constant((i * 2 + 1) * size, "int64")
-            first_pixel = constant(tirx.max(tirx.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
-            end_pixel = constant(tirx.min(tirx.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
+            first_pixel = constant(T.max(T.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
+            end_pixel = constant(T.min(T.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
             total = variable(0, "int64")
             largest = variable(0, "int64")
-            with T.serial(tirx.const(0, "int64"), end_pixel - first_pixel) as j:
+            with T.serial(T.const(0, "int64"), end_pixel - first_pixel) as j:
                 a = constant(numerator(i, first_pixel + j), "int64")
                 T.buffer_store(total, total[0] + a, [0])
-                T.buffer_store(largest, tirx.max(largest[0], a), [0])
+                T.buffer_store(largest, T.max(largest[0], a), [0])
             bits = variable(0, "int64")
             # PyTorch adds a bit while ⌊½ + largest weight · 2^(bits + 1)⌋ < 2^15.
             with T.serial(0, LONGEST) as b:
-                fits = (largest[0] << tirx.Cast("int64", b + 2)) < total[0] * 65535
-                T.buffer_store(bits, bits[0] + tirx.Cast("int64", fits), [0])
+                fits = (largest[0] << T.Cast("int64", b + 2)) < total[0] * 65535
+                T.buffer_store(bits, bits[0] + T.Cast("int64", fits), [0])
             for row, value in enumerate((first_pixel, end_pixel - first_pixel, bits[0], total[0])):
                 T.buffer_store(windows, value, [row, i])
 
-        with T.parallel(tirx.const(0, "int64"), RESOLUTION // _BLOCK) as block:
-            bits = _shared_bits(windows)
+        with T.parallel(T.const(0, "int64"), RESOLUTION // _BLOCK) as block:
+            shift = _shared_bits(windows)
             with T.serial(0, _BLOCK) as position:
                 pixel = block * _BLOCK + position
-                total = constant(windows[3, pixel], "int64")
-                with T.serial(tirx.const(0, "int64"), taps) as j:
+                weight_sum = constant(windows[3, pixel], "int64")
+                with T.serial(T.const(0, "int64"), taps) as j:
                     # ⌊½ + a / Σa · 2^bits⌋
-                    rounded = tirx.floordiv((numerator(pixel, windows[0, pixel] + j) << (bits + 1)) + total, total * 2)
+                    rounded = T.floordiv(
+                        (numerator(pixel, windows[0, pixel] + j) << (shift + 1)) + weight_sum, weight_sum * 2
+                    )
                     inside = j < windows[1, pixel]
-                    weight = tirx.Select(inside, rounded, tirx.const(0, "int64"))
-                    T.buffer_store(weights, tirx.Cast("int16", weight), [pixel, j])
+                    weight = T.Select(inside, rounded, T.const(0, "int64"))
+                    T.buffer_store(weights, T.Cast("int16", weight), [pixel, j])
 
     arguments = [
         Argument("image", shape, "uint8"),
@@ -139,17 +140,17 @@ def _horizontal() -> T.PrimFunc:
 
     A task copies a few rows into a strip [pixel, row, channel], so that one vector holds the same pixel of all rows.
     """
-    height, width, taps = tirx.Var("h", "int64"), tirx.Var("w", "int64"), tirx.Var("taps", "int64")
+    height, width, taps = T.Var("h", "int64"), T.Var("w", "int64"), T.Var("taps", "int64")
     lanes = _ROWS * _CHANNELS
 
     def body(image: T.Buffer, windows: T.Buffer, weights: T.Buffer, narrow: T.Buffer) -> None:
         flat = T.decl_buffer((height * width * 3,), "uint8", data=image.data)
-        with T.parallel(tirx.const(0, "int64"), tirx.ceildiv(height, _ROWS)) as block:
+        with T.parallel(T.const(0, "int64"), T.ceildiv(height, _ROWS)) as block:
             # Every window is as long as the longest, with zero weights beyond its end.
             strip = T.alloc_buffer(((width + taps) * lanes,), "uint8")
             # Rows beyond the last row repeat it.
-            rows = [constant(tirx.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
-            with T.serial(tirx.const(0, "int64"), width - 1) as x:
+            rows = [constant(T.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
+            with T.serial(T.const(0, "int64"), width - 1) as x:
                 for r, row in enumerate(rows):
                     with T.vectorized(0, _CHANNELS) as c:
                         T.buffer_store(strip, flat[(row * width + x) * 3 + c], [x * lanes + r * _CHANNELS + c])
@@ -159,14 +160,14 @@ def _horizontal() -> T.PrimFunc:
                 for channel in range(3):
                     place = last_pixel * lanes + r * _CHANNELS + channel
                     T.buffer_store(strip, image[row, last_pixel, channel], [place])
-                T.buffer_store(strip, tirx.const(0, "uint8"), [last_pixel * lanes + r * _CHANNELS + 3])
+                T.buffer_store(strip, T.const(0, "uint8"), [last_pixel * lanes + r * _CHANNELS + 3])
             bits = _shared_bits(windows)
-            with T.serial(tirx.const(0, "int64"), RESOLUTION) as x:
+            with T.serial(T.const(0, "int64"), RESOLUTION) as x:
                 first_pixel = constant(windows[0, x], "int64")
                 total = array(lanes, "int32")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(total, _half(bits), [lane])
-                with T.serial(tirx.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
+                with T.serial(T.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
                     T.buffer_store(
                         total, total[lane] + _term(weights[x, j], strip[(first_pixel + j) * lanes + lane]), [lane]
                     )
@@ -188,23 +189,23 @@ def _horizontal() -> T.PrimFunc:
 
 def _vertical() -> T.PrimFunc:
     """Builds the pass from uint8 [h, 1008, 4] to fp32 [1, 3, 1008, 1008], normalized to -1 … 1."""
-    height, taps = tirx.Var("h", "int64"), tirx.Var("taps", "int64")
+    height, taps = T.Var("h", "int64"), T.Var("taps", "int64")
     length = RESOLUTION * _CHANNELS
     chunk = 4 * _LANES
 
     def body(narrow: T.Buffer, windows: T.Buffer, weights: T.Buffer, pixels: T.Buffer) -> None:
         flat = T.decl_buffer((height * length,), "uint8", data=narrow.data)
-        with T.parallel(tirx.const(0, "int64"), RESOLUTION) as y:
+        with T.parallel(T.const(0, "int64"), RESOLUTION) as y:
             line = T.alloc_buffer((length,), "uint8")
             bits = _shared_bits(windows)
             first_pixel = constant(windows[0, y], "int64")
-            with T.serial(tirx.const(0, "int64"), ceil_div(length, chunk)) as part:
+            with T.serial(T.const(0, "int64"), ceil_div(length, chunk)) as part:
                 total = array(chunk, "int32")
                 pieces = range(0, chunk, _LANES)
                 for start in pieces:
                     with T.vectorized(0, _LANES) as lane:
                         T.buffer_store(total, _half(bits), [start + lane])
-                with T.serial(tirx.const(0, "int64"), windows[1, y]) as j:
+                with T.serial(T.const(0, "int64"), windows[1, y]) as j:
                     for start in pieces:
                         with T.vectorized(0, _LANES) as lane:
                             value = flat[(first_pixel + j) * length + part * chunk + start + lane]
@@ -213,7 +214,7 @@ def _vertical() -> T.PrimFunc:
                     with T.vectorized(0, _LANES) as lane:
                         T.buffer_store(line, _byte(total[start + lane], bits), [part * chunk + start + lane])
             for c in range(3):
-                with T.serial(tirx.const(0, "int64"), RESOLUTION // _LANES) as v, T.vectorized(0, _LANES) as lane:
+                with T.serial(T.const(0, "int64"), RESOLUTION // _LANES) as v, T.vectorized(0, _LANES) as lane:
                     x = v * _LANES + lane
                     T.buffer_store(pixels, normalized(line[x * _CHANNELS + c]), [0, c, y, x])
 
@@ -226,31 +227,31 @@ def _vertical() -> T.PrimFunc:
     return prim_func("resample_columns", arguments, body)
 
 
-def _shared_bits(windows: T.Buffer) -> Any:
+def _shared_bits(windows: T.Buffer) -> T.Expr:
     """Emits the number of bits of every weight of an axis, which the largest weight allows."""
     bits = variable(LONGEST, "int64")
-    with T.serial(tirx.const(0, "int64"), RESOLUTION) as i:
-        T.buffer_store(bits, tirx.min(bits[0], windows[2, i]), [0])
+    with T.serial(T.const(0, "int64"), RESOLUTION) as i:
+        T.buffer_store(bits, T.min(bits[0], windows[2, i]), [0])
     return bits[0]
 
 
-def _half(bits: Any) -> Any:
+def _half(bits: T.Expr) -> T.Expr:
     """Returns ½ with the given number of fractional bits."""
-    return tirx.const(1, "int32") << (tirx.Cast("int32", bits) - 1)
+    return T.const(1, "int32") << (T.Cast("int32", bits) - 1)
 
 
-def _term(weight: Any, value: Any) -> Any:
+def _term(weight: T.Expr, value: T.Expr) -> T.Expr:
     """Multiplies a 16-bit weight and an 8-bit value, in widths that LLVM sees and may use."""
-    return tirx.Cast("int32", weight) * tirx.Cast("int32", value)
+    return T.Cast("int32", weight) * T.Cast("int32", value)
 
 
-def _byte(total: Any, bits: Any) -> Any:
+def _byte(total: T.Expr, bits: T.Expr) -> T.Expr:
     """Returns the integer part of a sum, as 8 bits."""
-    return tirx.Cast("uint8", tirx.min(total >> tirx.Cast("int32", bits), 255))
+    return T.Cast("uint8", T.min(total >> T.Cast("int32", bits), 255))
 
 
-def normalized(value: Any, fma: Fma = tirx.op.fma) -> Any:
+def normalized(value: T.Expr, fma: Fma = T.fma) -> T.Expr:
     """Computes (v · (1/255) - ½) / ½ as torchvision does: with the product rounded to fp32."""
     # Compilers must keep the sum with 0, which prevents contraction with the subtraction.
-    scaled = fma(tirx.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
+    scaled = fma(T.Cast("float32", value), fp32(1.0 / 255.0), fp32(0.0))
     return (scaled - fp32(0.5)) * fp32(2.0)
