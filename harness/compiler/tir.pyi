@@ -201,6 +201,18 @@ class Evaluate:
 
     def __init__(self, value: Operand) -> None: ...
 
+class For:
+    """A loop."""
+
+    @property
+    def loop_var(self) -> Var: ...
+    @property
+    def extent(self) -> Expr: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def body(self) -> Any: ...
+
 class ForKind:
     """The kinds of loops."""
 

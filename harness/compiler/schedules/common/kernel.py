@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import overload
 
 import tvm
 from tvm import s_tir
@@ -49,17 +49,18 @@ class Argument:
     """A tensor parameter of a kernel; its extents may be symbolic."""
 
     name: str
-    shape: tuple[Any, ...]
+    shape: tuple[T.Index, ...]
     dtype: str = "float32"
 
 
-def bytes_of_all(tensors: Iterable[tuple[Sequence[Any], Any]]) -> int | None:
+def bytes_of_all(tensors: Iterable[tuple[Sequence[T.Index], object]]) -> int | None:
     """Returns the size of tensors in bytes, given as shape and dtype; None if an extent is symbolic."""
     total = 0
     for shape, dtype in tensors:
-        if not all(isinstance(extent, int | T.IntImm) for extent in shape):
+        extents = [int(extent) for extent in shape if isinstance(extent, int | T.IntImm)]
+        if len(extents) < len(shape):
             return None
-        total += math.prod(int(extent) for extent in shape) * int(tvm.DataType(str(dtype)).itemsize)
+        total += math.prod(extents) * int(tvm.DataType(str(dtype)).itemsize)
     return total
 
 

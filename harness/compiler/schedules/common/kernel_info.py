@@ -127,7 +127,7 @@ def kernel(operator: str, algorithm: str = "", **extents: int | str) -> KernelIn
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
 
 
-def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: Any) -> KernelInfo:
+def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: T.Index) -> KernelInfo:
     """Returns the facts of a kernel that computes attention.
 
     Args:
@@ -148,7 +148,7 @@ def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: Any)
     )
 
 
-def _word(extent: Any) -> int | str:
+def _word(extent: object) -> int | str:
     """Returns an extent, an expression as a word."""
     return extent if isinstance(extent, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(extent))
 

@@ -29,7 +29,7 @@ def keep_nan(reductions: bool) -> tvm.transform.Pass:
         reductions: Whether to change reductions, too, which rules for GPUs would not recognize afterwards.
     """
 
-    def replace_in_block(block: s_tir.SBlock) -> Any:
+    def replace_in_block(block: s_tir.SBlock) -> s_tir.SBlock:
         stores = isinstance(block.body, T.BufferStore)
         return _replace_extremes(block) if stores and (reductions or block.init is None) else block
 
@@ -61,7 +61,7 @@ def _starts(function: T.PrimFunc) -> set[tuple[str, float]]:
     """Returns the dtypes and values of the extreme finite numbers that maxima and minima of a function begin with."""
     found = set()
 
-    def visit(node: Any) -> None:
+    def visit(node: object) -> None:
         if isinstance(node, s_tir.SBlock) and isinstance(node.init, T.BufferStore):
             value, extreme = node.init.value, getattr(node.body, "value", None)
             if isinstance(value, T.FloatImm) and isinstance(extreme, T.Max | T.Min):
@@ -83,7 +83,7 @@ def _infinite(function: T.PrimFunc, starts: set[tuple[str, float]]) -> T.PrimFun
     return function.with_body(tvm_ffi.structural_map(function.body, (T.FloatImm, replace)))
 
 
-def _replace_extremes(block: s_tir.SBlock) -> Any:
+def _replace_extremes(block: s_tir.SBlock) -> s_tir.SBlock:
     return tvm_ffi.structural_map(
         block,
         [
@@ -93,7 +93,7 @@ def _replace_extremes(block: s_tir.SBlock) -> Any:
     )
 
 
-def _select(node: Any, better: Callable[[Any, Any], Any]) -> Any:
+def _select(node: T.Max | T.Min, better: Callable[[T.Expr, T.Expr], T.Expr]) -> T.Expr:
     a, b = node.a, node.b
     if not str(node.ty.dtype).startswith(FLOATS):
         return node
@@ -103,26 +103,30 @@ def _select(node: Any, better: Callable[[Any, Any], Any]) -> Any:
     return T.Select(T.any(better(a, b), is_nan(a)), a, b)
 
 
-def is_nan(value: Any) -> Any:
+def is_nan(value: T.Expr) -> T.Expr:
     """Returns whether a number of any floating-point type is NaN; TVM's `isnan` does not support bfloat16."""
     return T.isnan(T.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value)
 
 
-def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legalize:
+_Candidate = tuple[T.Expr, T.Expr]
+"""An index, and the number there."""
+
+
+def _index(name: str, better: Callable[[T.Expr, T.Expr], T.Expr], worst: float) -> Legalize:
     """Returns the legalization of the index of an extreme, or of the first NaN, as PyTorch's."""
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         axis, result = node.attrs.axis, node.ty
         dtype = str(result.dtype)
 
-        def choose(left: Any, right: Any) -> tuple[Any, Any]:
+        def choose(left: _Candidate, right: _Candidate) -> _Candidate:
             (i, a), (j, b) = left, right
             equal = T.any(a == b, T.all(is_nan(a), is_nan(b)))
             ahead = T.any(better(a, b), T.all(is_nan(a), T.Not(is_nan(b))))
             wins = T.any(ahead, T.all(equal, i < j))
             return T.Select(wins, i, j), T.Select(wins, a, b)
 
-        def identity(index: str, value: str) -> tuple[Any, Any]:
+        def identity(index: str, value: str) -> _Candidate:
             return T.max_value(index), T.const(worst, value)
 
         extreme = te.comm_reducer(choose, identity, name=name)
@@ -133,7 +137,7 @@ def _index(name: str, better: Callable[[Any, Any], Any], worst: float) -> Legali
             reduced_axis = 0 if axis is None else int(axis) % len(data.shape)
             k = te.reduce_axis((0, data.shape[reduced_axis]), "k")
 
-            def element(*index: Any) -> Any:
+            def element(*index: T.Var) -> Any:
                 place = (*index[:reduced_axis], k.var, *index[reduced_axis:])
                 return extreme((T.Cast(dtype, k.var), data(*place)), axis=k)
 

@@ -6,7 +6,7 @@ the order of the numbers are compared in their place.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tvm
@@ -46,7 +46,7 @@ def _dtypes(dtype: str) -> tuple[str, str]:
     return ("float64", "int64") if dtype == "float64" else ("float32", "int32")
 
 
-def _reverse_negative(bits: Any, integer: str) -> Any:
+def _reverse_negative(bits: T.Expr, integer: str) -> T.Expr:
     """Reverses the order of negative numbers, whose magnitude comes after their sign."""
     return T.Select(bits < 0, T.bitwise_xor(bits, T.max_value(integer)), bits)
 
@@ -56,7 +56,7 @@ def _keys(values: te.Tensor, nan_is_largest: bool) -> te.Tensor:
     wide, integer = _dtypes(values.dtype)
     nan = T.max_value(integer) if nan_is_largest else T.min_value(integer)
 
-    def key(*indices: Any) -> Any:
+    def key(*indices: T.Var) -> T.Expr:
         value = T.Cast(wide, values[indices])
         bits = T.Select(value == T.const(0, wide), T.const(0, integer), T.reinterpret(integer, value))
         return T.Select(is_nan(value), nan, _reverse_negative(bits, integer))
@@ -75,7 +75,7 @@ def _numbers(keys: te.Tensor, dtype: str, nan_is_largest: bool) -> te.Tensor:
     wide, integer = _dtypes(dtype)
     lowest = T.const(int(np.array(-np.inf, wide).view(integer) ^ np.iinfo(integer).max), integer)
 
-    def number(*indices: Any) -> Any:
+    def number(*indices: T.Var) -> T.Expr:
         key = T.max(keys[indices], lowest) if nan_is_largest else keys[indices]
         return T.Cast(dtype, T.reinterpret(wide, _reverse_negative(key, integer)))
 
@@ -87,7 +87,7 @@ def _middle(keys: te.Tensor, axis: int) -> te.Tensor:
     count = T.Cast("int64", keys.shape[axis])
     numbers = topi.sum(topi.cast(topi.less(keys, T.max_value(keys.dtype)), "int64"), axis, keepdims=True)
 
-    def place(*indices: Any) -> Any:
+    def place(*indices: T.Var) -> T.Expr:
         return T.Select(numbers[indices] < count, numbers[indices], (count - 1) // 2)
 
     return te.compute(numbers.shape, place, "place")
@@ -121,7 +121,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         values = _take(data, self._emit(relax.op.astype(indices, "int64")), attrs.axis)
         return values if attrs.ret_type == "values" else relax.Tuple([self._emit(values), indices])
 
-    def _median(self, data: relax.Expr, axes: Any, ty: Any) -> relax.Expr:
+    def _median(self, data: relax.Expr, axes: Sequence[int] | None, ty: ir.Type) -> relax.Expr:
         """Returns the lower median and, along an axis, its index; that of the first NaN if there is one."""
         axis = int(axes[0]) % len(data.ty.shape) if axes else 0
         values = data if axes else self._emit(relax.op.flatten(data))
@@ -141,5 +141,5 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return self.builder_.emit(value)
 
 
-def _take(data: relax.Expr, indices: relax.Expr, axis: Any) -> relax.Expr:
+def _take(data: relax.Expr, indices: relax.Expr, axis: int) -> relax.Expr:
     return relax.op.gather_elements(data, indices, int(axis))

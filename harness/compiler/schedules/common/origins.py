@@ -109,13 +109,13 @@ def name_groups(module: tvm.IRModule, grouped: tvm.IRModule) -> tvm.IRModule:
     """
     if not _is_tagged(module):
         return grouped
-    first_names: dict[relax.Var, Any] = {}  # by variable: the name of the first that holds the same value
-    tags: dict[Any, list[str]] = {}  # by what is computed: the tags of all bindings that compute it
+    first_names: dict[relax.Var, str] = {}  # by variable: the name of the first that holds the same value
+    tags: dict[object, list[str]] = {}  # by what is computed: the tags of all bindings that compute it
 
-    def place(value: Any) -> Any:
+    def place(value: relax.Expr) -> Any:
         return first_names.get(value, value.name) if isinstance(value, relax.Var) else StructuralKey(value)
 
-    def key(call: Any) -> Any:
+    def key(call: relax.Expr) -> object:
         return (call.op.name, str(call.attrs), *map(place, call.args)) if _is_operator(call) else None
 
     for binding in bindings_of(module["main"]):
@@ -256,7 +256,7 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(map(int, name.removeprefix(_TAG).split(","))) if name.startswith(_TAG) else ()
 
 
-def _spanned(value: Any) -> tuple[int, ...]:
+def _spanned(value: relax.Expr) -> tuple[int, ...]:
     span = getattr(value, "span", None)
     return _numbers(str(span.source_name.name)) if isinstance(span, ir.Span) else ()
 
@@ -275,7 +275,7 @@ def _retagged(module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[
     return result
 
 
-def _is_operator(value: Any) -> bool:
+def _is_operator(value: relax.Expr) -> bool:
     return isinstance(value, ir.Call) and isinstance(value.op, ir.Op)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import tvm
 from tvm import ir, relax
@@ -156,7 +155,7 @@ def _callees(module: tvm.IRModule) -> set[str]:
     """Returns the names of everything that the Relax functions of a lowered module call."""
     callees: set[str] = set()
 
-    def visit(part: Any) -> None:
+    def visit(part: relax.Expr) -> None:
         if isinstance(part, ir.Call):
             callees.add(callee(part))
 
@@ -172,7 +171,7 @@ def _name(call: ir.Call) -> str:
     return f"{operator} {callee(call)}" if operator.startswith("call_") else operator or callee(call)
 
 
-def _tensors(parts: Iterable[Any]) -> Iterator[Any]:
+def _tensors(parts: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
     for part in parts:
         if isinstance(part, relax.Tuple):
             yield from _tensors(part.fields)
@@ -180,7 +179,7 @@ def _tensors(parts: Iterable[Any]) -> Iterator[Any]:
             yield part
 
 
-def _shape(ty: Any) -> str:
+def _shape(ty: ir.Type) -> str:
     """Writes extents and dtype as one word; fp32 is left out."""
     if isinstance(ty, relax.TupleType):
         return ", ".join(_shape(item) for item in ty.fields)

@@ -15,12 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te
-from tvm.s_tir.schedule import ScheduleError
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, default, static_shape
@@ -60,9 +59,9 @@ _REUSE = 16
 class _Block:
     """A block as the schedule sees it: a perfect nest of loops around one store."""
 
-    handle: Any
-    node: Any
-    loops: tuple[Any, ...]
+    handle: SBlockRV
+    node: s_tir.SBlock
+    loops: tuple[LoopRV, ...]
     extents: tuple[int, ...]
     reduced: tuple[bool, ...]
 
@@ -77,7 +76,7 @@ class _Block:
         return not any(self.reduced)
 
 
-def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
+def _block(sch: s_tir.Schedule, handle: SBlockRV) -> _Block | None:
     """Returns the block if it has constant extents and one loop per axis, all still serial; otherwise None."""
     nodes = [sch.get(loop) for loop in sch.get_loops(handle)]
     if not _is_nest(sch.get(handle), nodes) or not all(isinstance(n.extent, T.IntImm) for n in nodes):
@@ -87,7 +86,7 @@ def _block(sch: s_tir.Schedule, handle: Any) -> _Block | None:
     return _Block(handle, node, loops, tuple(int(n.extent) for n in nodes), reduced)
 
 
-def _is_nest(node: Any, loops: Sequence[Any]) -> bool:
+def _is_nest(node: s_tir.SBlock, loops: Sequence[T.For]) -> bool:
     """Returns whether a block has one loop per axis, in a perfect nest of serial loops."""
     kinds = [axis.iter_type for axis in node.iter_vars]
     if len(loops) != len(kinds) or not set(kinds) <= {T.IterVar.DataPar, T.IterVar.CommReduce}:
@@ -100,7 +99,7 @@ def _is_nest(node: Any, loops: Sequence[Any]) -> bool:
     return all(value.same_as(n.loop_var) for value, n in zip(realize.iter_values, loops, strict=True))
 
 
-def _schedule_symbolic(sch: s_tir.Schedule, handle: Any) -> bool:
+def _schedule_symbolic(sch: s_tir.Schedule, handle: SBlockRV) -> bool:
     """Makes the first loop that is longer than one parallel, if every iteration writes an element of its own.
 
     It is for blocks with symbolic extents; False where nothing was done.
@@ -131,26 +130,26 @@ class _Body:
         moves: Whether the body only moves elements or writes a constant.
     """
 
-    loads: tuple[tuple[Any, tuple[Any, ...]], ...]
+    loads: tuple[tuple[T.Buffer, tuple[T.Expr, ...]], ...]
     size: int
     costly: bool
     binds: bool
     moves: bool
 
 
-_FREE = {"T.if_then_else", "T.likely", "T.reinterpret", "T.bitwise_and", "T.fma", "T.shift_left"}
+_FREE = {"tirx.if_then_else", "tirx.likely", "tirx.reinterpret", "tirx.bitwise_and", "tirx.fma", "tirx.shift_left"}
 
 
 def _examine(block: _Block) -> _Body:
-    loads: list[tuple[Any, tuple[Any, ...]]] = []
+    loads: list[tuple[T.Buffer, tuple[T.Expr, ...]]] = []
     counts = {"size": 0, "costly": 0, "binds": 0}
     analyzer = sym.Analyzer()
     for axis, extent in zip(block.node.iter_vars, block.extents, strict=True):
         analyzer.bind(axis.var, ir.Range(0, extent))
 
-    def visit(node: Any) -> None:
+    def visit(node: object) -> None:
         counts["size"] += 1
-        if isinstance(node, ir.TensorLoad):
+        if isinstance(node, T.TensorLoad):
             loads.append((node.source, tuple(analyzer.simplify(index) for index in node.indices)))
         elif isinstance(node, T.Let):
             counts["binds"] += 1
@@ -161,11 +160,11 @@ def _examine(block: _Block) -> _Body:
 
     tvm_ffi.structural_walk(block.node.body, visit)
     value = getattr(block.node.body, "value", None)
-    moves = isinstance(value, ir.TensorLoad | T.IntImm | T.FloatImm)
+    moves = isinstance(value, T.TensorLoad | T.IntImm | T.FloatImm)
     return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0, moves)
 
 
-def _inline(sch: s_tir.Schedule, handles: Sequence[Any]) -> list[LostSchedule]:
+def _inline(sch: s_tir.Schedule, handles: Sequence[SBlockRV]) -> list[LostSchedule]:
     """Inlines intermediate elementwise blocks, unless that repeats costly work; returns those that TVM refuses."""
     lost: list[LostSchedule] = []
     outputs = {sch.get(handle).name_hint for handle in sch.get_output_blocks(sch.get_sblock("root"))}
@@ -221,7 +220,7 @@ def _joined(block: _Block, body: _Body) -> int:
     return count
 
 
-def _is_run(block: _Block, axes: Sequence[Any], buffer: Any, indices: Sequence[Any]) -> bool:
+def _is_run(block: _Block, axes: Sequence[T.Var], buffer: T.Buffer, indices: Sequence[T.Expr]) -> bool:
     """Returns whether an access depends on none of the innermost axes, or walks a run of memory with all of them."""
     extents = block.extents[-len(axes) :]
     wide = [(axis, extent) for axis, extent in zip(axes, extents, strict=True) if extent > 1]
@@ -234,10 +233,10 @@ def _is_run(block: _Block, axes: Sequence[Any], buffer: Any, indices: Sequence[A
     )
 
 
-def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
+def _computed_with(value: T.Expr, axes: Sequence[T.Var]) -> bool:
     """Returns whether a value depends on an axis beyond its loads: joined loops would have to divide."""
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(value, lambda node: loads.append(node) if isinstance(node, ir.TensorLoad) else None)
+    loads: list[T.TensorLoad] = []
+    tvm_ffi.structural_walk(value, lambda node: loads.append(node) if isinstance(node, T.TensorLoad) else None)
     indices = [variable for load in loads for index in load.indices for variable in _variables(index)]
     return any(
         sum(axis.same_as(variable) for variable in _variables(value))
@@ -246,13 +245,13 @@ def _computed_with(value: Any, axes: Sequence[Any]) -> bool:
     )
 
 
-def _variables(expression: Any) -> list[Any]:
-    variables: list[Any] = []
+def _variables(expression: T.Expr) -> list[T.Var]:
+    variables: list[T.Var] = []
     tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, T.Var) else None)
     return variables
 
 
-def _is_one(extent: Any) -> bool:
+def _is_one(extent: T.Expr) -> bool:
     return isinstance(extent, T.IntImm) and int(extent) == 1
 
 
@@ -269,7 +268,7 @@ def _transposed_axis(block: _Block, body: _Body) -> int | None:
     return None
 
 
-def _follows(index: Any, axis: Any) -> bool:
+def _follows(index: T.Expr, axis: T.Var) -> bool:
     """Returns whether an index is a sum of multiples of axes that grows by one with this axis."""
     if not _is_affine(index) or not any(axis.same_as(variable) for variable in _variables(index)):
         return False
@@ -279,14 +278,14 @@ def _follows(index: Any, axis: Any) -> bool:
     return bool(sym.Analyzer().can_prove_equal(following - index, 1))
 
 
-def _is_affine(index: Any) -> bool:
+def _is_affine(index: T.Expr) -> bool:
     """Returns whether an index is made of axes and numbers by sums and products alone."""
     if isinstance(index, T.Add | T.Mul):
         return _is_affine(index.a) and _is_affine(index.b)
     return isinstance(index, T.Var | T.IntImm)
 
 
-def _parallel(sch: s_tir.Schedule, loops: Sequence[Any], worthwhile: bool) -> None:
+def _parallel(sch: s_tir.Schedule, loops: Sequence[LoopRV], worthwhile: bool) -> None:
     if not loops or not worthwhile:
         return
     sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
@@ -418,7 +417,7 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
     return True
 
 
-def _enough(sch: s_tir.Schedule, loops: Sequence[Any]) -> list[Any]:
+def _enough(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> list[LoopRV]:
     """Returns as many outer loops as make enough tasks: fused indices cost divisions in every iteration."""
     extents = [int(sch.get(loop).extent) for loop in loops]
     loop_count = next((n for n in range(1, len(loops)) if math.prod(extents[:n]) >= _TASKS), len(loops))
@@ -430,7 +429,7 @@ def _repetition(block: _Block, body: _Body) -> int:
     last = block.node.iter_vars[-1].var
     axes: set[int] = set()
 
-    def visit(node: Any) -> None:
+    def visit(node: object) -> None:
         if isinstance(node, T.FloorDiv) and node.a.same_as(last) and isinstance(node.b, T.IntImm):
             axes.add(int(node.b))
 
@@ -482,7 +481,7 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
     return True
 
 
-def _ordered(sch: s_tir.Schedule, handle: Any) -> list[Any]:
+def _ordered(sch: s_tir.Schedule, handle: SBlockRV) -> list[LoopRV]:
     """Returns the loops of an rfactor block: spatial ones, then the summed one, then the lanes."""
     node = sch.get(handle)
     loops = sch.get_loops(handle)
@@ -570,7 +569,7 @@ def _is_scheduled(function: T.PrimFunc) -> bool:
     return "tirx.is_scheduled" in function.attrs and bool(function.attrs["tirx.is_scheduled"])
 
 
-def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
+def _unary(function: Callable[[T.Expr], T.Expr], name: str) -> Legalize:
     """Makes a legalization of an elementwise TE function, which FuseOps can fuse."""
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
@@ -587,7 +586,7 @@ def _unary(function: Callable[[Any], Any], name: str) -> Legalize:
     return legalize
 
 
-_POWERS: dict[float, Callable[[Any], Any]] = {
+_POWERS: dict[float, Callable[[T.Expr], T.Expr]] = {
     0.5: T.sqrt,
     1.0: lambda x: x,
     2.0: lambda x: x * x,

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import relax, topi
 
@@ -55,7 +54,7 @@ def tasks(count: int, elements: int) -> AbstractContextManager[T.Var]:
     return loop
 
 
-def each_block(outer: int, count: int, inner: int, block: Callable[[Any, Any, int], None]) -> None:
+def each_block(outer: int, count: int, inner: int, block: Callable[[T.Index, T.Index, int], None]) -> None:
     """Runs `block(i, first column, width)` over [outer, count, inner], LANES columns at a time and then the rest."""
     whole, rest = divmod(inner, LANES)
     if whole:
@@ -280,7 +279,7 @@ def line_kernel(reduction: Reduction, outer: int, count: int) -> T.PrimFunc:
     return prim_func(reduction.name, [Argument("data", (outer, count)), Argument("out", (outer,))], body, info)
 
 
-def fold_columns(count: int, width: int, folds: Callable[[Any], Sequence[Fold]]) -> list[T.Buffer]:
+def fold_columns(count: int, width: int, folds: Callable[[T.Index], Sequence[Fold]]) -> list[T.Buffer]:
     """Emits folds over 0 … count for neighbouring columns, and returns their results, [width] each.
 
     Args:

@@ -10,10 +10,8 @@ widened when the model is loaded.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
-from tvm import relax, te
+from tvm import ir, relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler import tir as T
@@ -45,14 +43,14 @@ def _is_rounded(function: relax.Function) -> bool:
     return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == BF16
 
 
-def _holds_half(ty: Any) -> bool:
+def _holds_half(ty: ir.Type) -> bool:
     """Returns whether this is the type of a bfloat16 tensor, or of a tuple that has one."""
     if isinstance(ty, relax.TupleType):
         return any(map(_holds_half, ty.fields))
     return _is_half(ty)
 
 
-def _is_half(ty: Any) -> bool:
+def _is_half(ty: ir.Type) -> bool:
     return isinstance(ty, relax.TensorType) and str(ty.dtype) == BF16
 
 
@@ -72,7 +70,7 @@ def _bits(values: te.Tensor) -> te.Tensor:
 def _from_bits(bits: te.Tensor) -> te.Tensor:
     """Returns the numbers in fp32."""
 
-    def number(*index: Any) -> Any:
+    def number(*index: T.Var) -> T.Expr:
         high = T.shift_left(T.Cast("uint32", bits[index]), T.const(16, "uint32"))
         return T.reinterpret("float32", high)
 

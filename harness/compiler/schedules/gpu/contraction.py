@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import tvm
 import tvm_ffi
 from tvm import ir, s_tir, sym
 
@@ -38,7 +39,7 @@ class Group:
         """Returns the number of values of the index."""
         return math.prod(self.extents)
 
-    def values(self, index: Any) -> Values:
+    def values(self, index: T.Index) -> Values:
         """Returns the variables' values for a value of the index."""
         values: Values = {}
         stride = self.size
@@ -60,8 +61,8 @@ class Element:
     """
 
     tensor: T.Buffer
-    index: tuple[Any, ...]
-    value: Any
+    index: tuple[T.Expr, ...]
+    value: T.Expr
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ class Strides:
     start: int
     digits: tuple[tuple[tuple[int, int], ...], ...]
 
-    def offset(self, indices: Sequence[Any]) -> Any:
+    def offset(self, indices: Sequence[T.Index]) -> T.Expr:
         """Returns the offset of an element, by the index of each group."""
-        offset: Any = _number(self.start)
+        offset: T.Expr = _number(self.start)
         for index, digits in zip(indices, self.digits, strict=True):
             size = rest = math.prod(extent for extent, _ in digits)
             for extent, stride in digits:
@@ -97,7 +98,7 @@ class Strides:
 
 def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
     """Returns the offsets of a tensor's elements; None if they are not linear in the loop variables."""
-    offset: Any = _number(0)
+    offset: T.Expr = _number(0)
     for index, size in zip(element.index, element.tensor.ty.shape, strict=True):
         offset = offset * int(size) + index
     analyzer = sym.Analyzer()
@@ -144,8 +145,8 @@ class Contraction:
     rows: Group
     columns: Group
     terms: Group
-    left: Any
-    right: Any
+    left: T.Expr
+    right: T.Expr
     total: T.Var
     result: Element
 
@@ -154,20 +155,20 @@ class Contraction:
         return replace(self, rows=self.columns, columns=self.rows, left=self.right, right=self.left)
 
 
-def substituted(expression: _Node, values: Mapping[T.Var, Any]) -> _Node:
+def substituted(expression: _Node, values: Mapping[T.Var, T.Index]) -> _Node:
     """Returns an expression, or a list of them, with variables replaced."""
     replaced: _Node = tvm_ffi.structural_map(expression, (T.Var, lambda variable: values.get(variable, variable)))
     return replaced
 
 
-def stored(operand: Any) -> Any:
+def stored(operand: T.Expr) -> T.Expr:
     """Returns an operand before its conversion to the type of the sum."""
     return operand.value if isinstance(operand, T.Cast) else operand
 
 
-def plain_load(operand: Any) -> Element | None:
+def plain_load(operand: T.Expr) -> Element | None:
     """Returns the element that an operand loads; None if it computes more."""
-    return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, ir.TensorLoad) else None
+    return Element(operand.source, tuple(operand.indices), operand) if isinstance(operand, T.TensorLoad) else None
 
 
 def recognized(function: T.PrimFunc) -> Contraction | None:
@@ -221,13 +222,11 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
     return contraction.transposed() if stored is not None and stored.runs_along(1) else contraction
 
 
-def _as_module(function: T.PrimFunc) -> Any:
-    import tvm
-
+def _as_module(function: T.PrimFunc) -> tvm.IRModule:
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
-def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
+def _two_blocks(schedule: s_tir.Schedule) -> tuple[s_tir.SBlock, s_tir.SBlock | None] | None:
     """Inlines all blocks but the reduction and the block that stores the result (None: the reduction stores it)."""
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     kinds = [any(v.iter_type == _REDUCTION for v in schedule.get(block).iter_vars) for block in blocks]
@@ -241,7 +240,7 @@ def _two_blocks(schedule: s_tir.Schedule) -> tuple[Any, Any] | None:
     return reduction, last
 
 
-def _product(block: Any) -> tuple[Any, Any] | None:
+def _product(block: s_tir.SBlock) -> tuple[T.Expr, T.Expr] | None:
     """Returns the factors of the products that a block sums, beginning with zero."""
     store, init = block.body, block.init
     if not isinstance(store, T.BufferStore) or not isinstance(init, T.BufferStore):
@@ -249,12 +248,12 @@ def _product(block: Any) -> tuple[Any, Any] | None:
     if not isinstance(init.value, T.FloatImm) or init.value.value != 0 or not isinstance(store.value, T.Add):
         return None
     for sum_so_far, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
-        if isinstance(sum_so_far, ir.TensorLoad) and sum_so_far.source.same_as(store.buffer):
+        if isinstance(sum_so_far, T.TensorLoad) and sum_so_far.source.same_as(store.buffer):
             return (term.a, term.b) if isinstance(term, T.Mul) else None
     return None
 
 
-def _result(reduction: Any, last: Any, total: T.Var) -> Element | None:
+def _result(reduction: s_tir.SBlock, last: s_tir.SBlock | None, total: T.Var) -> Element | None:
     """Returns the value stored for a sum, in the variables of its loops; None if it is not recognized."""
     place = tuple(reduction.body.indices)
     if last is None:
@@ -262,10 +261,10 @@ def _result(reduction: Any, last: Any, total: T.Var) -> Element | None:
     store = last.body
     if not isinstance(store, T.BufferStore):
         return None
-    loads: list[Any] = []
+    loads: list[T.TensorLoad] = []
 
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad) and node.source.same_as(reduction.body.buffer):
+    def visit(node: object) -> None:
+        if isinstance(node, T.TensorLoad) and node.source.same_as(reduction.body.buffer):
             loads.append(node)
 
     tvm_ffi.structural_walk(store.value, visit)
@@ -273,7 +272,7 @@ def _result(reduction: Any, last: Any, total: T.Var) -> Element | None:
         return None
     value = tvm_ffi.structural_map(
         store.value,
-        (ir.TensorLoad, lambda load: total if load.source.same_as(reduction.body.buffer) else load),
+        (T.TensorLoad, lambda load: total if load.source.same_as(reduction.body.buffer) else load),
     )
     # From the loops of the last block to those of the sum, and back.
     variables = [v.var for v in last.iter_vars]
@@ -285,15 +284,15 @@ def _result(reduction: Any, last: Any, total: T.Var) -> Element | None:
     return Element(store.buffer, tuple(substituted(list(store.indices), values)), substituted(value, values))
 
 
-def _variables(expression: Any) -> set[T.Var]:
-    variables: list[Any] = []
+def _variables(expression: T.Expr) -> set[T.Var]:
+    variables: list[T.Var] = []
     tvm_ffi.structural_walk(expression, lambda node: variables.append(node) if isinstance(node, T.Var) else None)
     return set(variables)
 
 
-def _number(value: int) -> Any:
+def _number(value: int) -> T.Expr:
     return T.const(value, "int32")
 
 
-def _constant(value: Any) -> int | None:
+def _constant(value: T.Expr) -> int | None:
     return int(value) if isinstance(value, T.IntImm) else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, sym
@@ -54,10 +53,10 @@ def follow(folded: Folded, channels: int) -> bool:
     return not any(_asks(folded.element(reader, [*place[:3], 4 * place[3] + v])) for v in range(4))
 
 
-def _asks(value: Any) -> bool:
-    calls: list[Any] = []
+def _asks(value: T.Expr) -> bool:
+    calls: list[ir.Call] = []
 
-    def collect(part: Any) -> None:
+    def collect(part: object) -> None:
         if isinstance(part, ir.Call) and getattr(part.op, "name", "").endswith("if_then_else"):
             calls.append(part)
 

@@ -130,7 +130,7 @@ class _Noting:
     notes: list[_Note]
     analyzer: sym.Analyzer = field(repr=False)
 
-    def __getitem__(self, index: tuple[Any, ...]) -> T.Expr:
+    def __getitem__(self, index: tuple[T.Index, ...]) -> T.Expr:
         place = ravel(index, _extents(self.buffer))
         self.notes.append(_Note(self.number, self.analyzer.simplify(T.convert(place))))
         return T.const(0.0, str(self.buffer.dtype))
@@ -142,7 +142,7 @@ class _Taking:
 
     loaded: Iterator[T.Expr]
 
-    def __getitem__(self, _index: tuple[Any, ...]) -> T.Expr:
+    def __getitem__(self, _index: tuple[T.Index, ...]) -> T.Expr:
         return next(self.loaded)
 
 

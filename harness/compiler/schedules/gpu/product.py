@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
+import tvm
 from tvm import s_tir
 
 from harness.compiler import tir as T
@@ -40,7 +40,7 @@ _MOST_BLOCKS = 65535
 class Product:
     """The schedule rule for sums of products, except single sums, and few terms of single rows."""
 
-    def apply(self, function: T.PrimFunc, target: Any, _tunable: bool) -> s_tir.Schedule | None:
+    def apply(self, function: T.PrimFunc, target: tvm.target.Target, _tunable: bool) -> s_tir.Schedule | None:
         """Returns the kernel as a complete schedule; None if the function is no such sum."""
         contraction = recognized(function)
         if contraction is None or _is_thin(contraction):

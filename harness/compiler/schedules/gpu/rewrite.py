@@ -137,5 +137,5 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             if isinstance(tile, AttentionWarpTile)
             else attention_kernel(attention, tile, folded)
         )
-        inputs: list[Any] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
+        inputs: list[relax.Expr] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
         return call(self.builder_, "attention", kernel, [*inputs, *free_variables(arguments_of(attention, folded))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import tvm
 from tvm import s_tir
@@ -21,7 +21,7 @@ from harness.compiler.schedules.gpu.product import Product
 class Rule(Protocol):
     """A schedule rule, with the interface of DLight's."""
 
-    def apply(self, function: T.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> Any:
+    def apply(self, function: T.PrimFunc, target: tvm.target.Target, tunable: bool, /) -> s_tir.Schedule | None:
         """Returns a schedule, several of which the first is taken, or None where the rule does not fit."""
 
 
@@ -59,7 +59,7 @@ class GEMV(dlight.gpu.GEMV):  # type: ignore[misc]
     In TVM 0.27 its analysis asserts that such a block reads and writes one element.
     """
 
-    def apply(self, function: T.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
+    def apply(self, function: T.PrimFunc, target: tvm.target.Target, tunable: bool) -> s_tir.Schedule | None:
         """Returns a schedule, or None if the rule does not fit."""
         try:
             return super().apply(function, target, tunable)
@@ -148,7 +148,7 @@ def _is_scheduled(function: T.PrimFunc) -> bool:
     return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
 
 
-def _launches_threads(statement: Any) -> bool:
+def _launches_threads(statement: object) -> bool:
     """Returns whether the statement already launches threads, as TVM's operators for GPUs do (scatter, sort)."""
     if isinstance(statement, s_tir.SBlockRealize):
         return _launches_threads(statement.block.body)

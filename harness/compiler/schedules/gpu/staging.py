@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
 
@@ -254,7 +253,7 @@ class Result:
 @contextmanager
 def launch_tiles(
     contraction: Contraction, height: int, width: int, threads: int
-) -> Iterator[tuple[Any, tuple[T.Expr, T.Expr], Any]]:
+) -> Iterator[tuple[T.Expr, tuple[T.Expr, T.Expr], T.Expr]]:
     """Emits a kernel whose blocks compute tiles of the result.
 
     Yields:
@@ -280,7 +279,7 @@ def each_lane(lanes: int, body: Callable[[T.Index], None]) -> None:
             body(lane)
 
 
-def _size(tensor: Any) -> int:
+def _size(tensor: T.Buffer) -> int:
     return math.prod(int(extent) for extent in tensor.ty.shape)
 
 

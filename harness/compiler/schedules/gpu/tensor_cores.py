@@ -9,12 +9,13 @@ edges, a tile reads zeros and is not stored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import tvm
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.gpu.capabilities import TENSOR_CORES, has
-from harness.compiler.schedules.gpu.contraction import Contraction, stored
+from harness.compiler.schedules.gpu.contraction import Contraction, Group, stored
 from harness.compiler.schedules.gpu.staging import Result, Stage, launch_tiles, operand
 from harness.compiler.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier
 
@@ -66,7 +67,7 @@ TILES = (WarpTile(4, 2, 2, 4, rate=1.0), WarpTile(2, 2, 2, 2, rate=0.6))
 """128 × 128 with 8 warps; 64 × 64 with 4, for small products."""
 
 
-def fits(contraction: Contraction, target: Any) -> bool:
+def fits(contraction: Contraction, target: tvm.target.Target) -> bool:
     """Returns whether tensor cores exist and pay: operands of one half type, at least two fragments in each extent."""
     types = {str(stored(side).ty) for side in (contraction.left, contraction.right)}
     extents = (contraction.rows.size, contraction.columns.size, contraction.terms.size)
@@ -105,7 +106,7 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
         sums = T.alloc_buffer((tile.rows * tile.columns * _SIDE * _SIDE,), "float32", scope="wmma.accumulator")
         size = (_SIDE, _SIDE, _SIDE)
 
-        def fetch(start: Any) -> None:
+        def fetch(start: T.Index) -> None:
             for stage, begin, registers in zip((left, right), first, loaded, strict=True):
                 stage.fetch(b, begin, start, thread, registers)
 
@@ -155,7 +156,7 @@ def emit(contraction: Contraction, tile: WarpTile) -> None:
             barrier()
 
 
-def _stage(side: Any, along: Any, span: int, contraction: Contraction, tile: WarpTile) -> Stage:
+def _stage(side: T.Expr, along: Group, span: int, contraction: Contraction, tile: WarpTile) -> Stage:
     loaded = operand(side, contraction.batch, along, contraction.terms)
     by_term = not loaded.along_terms
     pitch = (span if by_term else tile.slab) + _PADDING
