@@ -53,6 +53,8 @@ _LONG_SUM = 256
 """fp32 sums of more terms than this are split."""
 _REUSE = 16
 """Largest number of recomputations of a cheap intermediate value that cost less than storing it."""
+_SMALL = 64
+"""Largest number of nodes of an expression whose conditions, those of a concatenation or a padding, are cheap."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class _Body:
     Attributes:
         loads: (buffer, indices simplified for the extents of the axes) of every load.
         size: Number of nodes.
-        costly: Whether there are calls or divisions that should not be repeated.
+        costly: Whether there are calls, divisions, or conditions in a large expression, that should not be repeated.
         binds: Whether the body binds variables, which must not be copied within a function.
         moves: Whether the body only moves elements or writes a constant.
     """
@@ -137,12 +139,13 @@ class _Body:
     moves: bool
 
 
-_FREE = {"tirx.if_then_else", "tirx.likely", "tirx.reinterpret", "tirx.bitwise_and", "tirx.fma", "tirx.shift_left"}
+_CONDITION = "prim.if_then_else"
+_FREE = {"prim.likely", "tirx.reinterpret", "tirx.fma"}
 
 
 def _examine(block: _Block) -> _Body:
     loads: list[tuple[T.Buffer, tuple[T.Expr, ...]]] = []
-    counts = {"size": 0, "costly": 0, "binds": 0}
+    counts = {"size": 0, "costly": 0, "conditions": 0, "binds": 0}
     analyzer = sym.Analyzer()
     for axis, extent in zip(block.node.iter_vars, block.extents, strict=True):
         analyzer.bind(axis.var, ir.Range(0, extent))
@@ -153,6 +156,8 @@ def _examine(block: _Block) -> _Body:
             loads.append((node.source, tuple(analyzer.simplify(index) for index in node.indices)))
         elif isinstance(node, T.Let):
             counts["binds"] += 1
+        elif isinstance(node, ir.Call) and getattr(node.op, "name", "") == _CONDITION:
+            counts["conditions"] += 1
         elif (isinstance(node, ir.Call) and getattr(node.op, "name", "") not in _FREE) or (
             isinstance(node, T.Div) and str(node.ty) == "float32"
         ):
@@ -161,7 +166,8 @@ def _examine(block: _Block) -> _Body:
     tvm_ffi.structural_walk(block.node.body, visit)
     value = getattr(block.node.body, "value", None)
     moves = isinstance(value, T.TensorLoad | T.IntImm | T.FloatImm)
-    return _Body(tuple(loads), counts["size"], counts["costly"] > 0, counts["binds"] > 0, moves)
+    costly = counts["costly"] > 0 or (counts["conditions"] > 0 and counts["size"] > _SMALL)
+    return _Body(tuple(loads), counts["size"], costly, counts["binds"] > 0, moves)
 
 
 def _inline(sch: s_tir.Schedule, handles: Sequence[SBlockRV]) -> list[LostSchedule]:
