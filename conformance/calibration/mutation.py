@@ -157,7 +157,7 @@ def _otherwise(node: Any) -> Any:
         return tirx.Select(node.condition, node.false_value, node.true_value)
     if isinstance(node, tirx.Max | tirx.Min):
         return (tirx.Min if isinstance(node, tirx.Max) else tirx.Max)(node.a, node.b) if _is_float(node) else None
-    if _is_call(node, "tirx.if_then_else"):
+    if _is_call(node, "prim.if_then_else"):
         return tirx.if_then_else(tirx.Not(node.args[0]), node.args[1], node.args[2])
     return None
 
@@ -165,7 +165,7 @@ def _otherwise(node: Any) -> Any:
 def _unconditionally(node: Any) -> Any:
     if isinstance(node, tirx.Select):
         return node.false_value
-    return node.args[1] if _is_call(node, "tirx.if_then_else") else None
+    return node.args[1] if _is_call(node, "prim.if_then_else") else None
 
 
 _CHOICES = (tirx.Select, tirx.Max, tirx.Min, ir.Call)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tvm.relax  # noqa: F401  (registers its operators)
+from tvm import ir
 
 import harness
 from harness.compiler import tir
@@ -113,3 +116,25 @@ def test_names_of_the_low_level_ir_have_types() -> None:
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             typed.add(statement.target.id)
     assert {name for name in typed if not name.startswith("_")} == set(tir.__all__)
+
+
+NO_OPERATORS = {"relax.call_", "relax.op.power", "relax.op.vision.roi_align"}
+"""A prefix of operators' names, and functions that the frontends' importers call."""
+ATTRIBUTES = {"tirx.is_scheduled", "tirx.noalias", "tirx.use_dyn_shared_memory"}
+"""Attributes of functions of the low-level IR."""
+
+
+def test_operators_that_are_named_exist() -> None:
+    """A name that TVM has changed would be found nowhere, and what depends on it would never happen."""
+    root = PACKAGE.parent
+    paths = [path for folder in ("harness", "conformance", "perf") for path in (root / folder).rglob("*.py")]
+    named = {
+        node.value
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"(tirx|prim|relax)(\.[a-z_0-9]+)+", node.value)
+    }
+    assert len(named) > 50
+    assert named - set(ir.Op.list_op_names()) == NO_OPERATORS | ATTRIBUTES
