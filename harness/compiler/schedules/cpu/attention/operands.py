@@ -96,9 +96,9 @@ class Attention:
     def arguments(self) -> list[Argument]:
         """Returns the kernel's tensors, the result last."""
         arguments = [
-            replace(argument, name=f"{role}_{argument.name}")
+            replace(argument, name=f"{role}{n}")
             for role, (_, arguments) in self._tensors.items()
-            for argument in arguments
+            for n, argument in enumerate(arguments)
         ]
         batch, length, heads, _ = self.query.shape
         return [*arguments, Argument("result", tuple(self._place(batch, length, heads, self.width)), self.stores)]
