@@ -43,10 +43,9 @@ class KeyLayer:
     bias: relax.Expr | None
     bindings: tuple[relax.Var, ...]
 
-    def key(self, scope: Scope, key: relax.Expr) -> tuple[Folded, int | None]:
-        """Returns the key as a function of the layer's result, and that result's number among the inputs, or None."""
-        folded = fold(replace(scope, results={*scope.results, self.result}, symbolic=True), key)
-        return folded, next((n for n, value in enumerate(folded.inputs) if value.same_as(self.result)), None)
+    def key(self, scope: Scope, key: relax.Expr) -> Folded:
+        """Returns the key as a function of the layer's result, if that is one of its inputs, and of other tensors."""
+        return fold(replace(scope, results={*scope.results, self.result}, symbolic=True), key)
 
 
 def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | None:
@@ -79,10 +78,10 @@ def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | 
     if matrix[0] >= shape[3] or not scope.is_parameter(weight):
         return None
     layer = KeyLayer(result, source, _unmoved, weight, bias, layer_bindings)
-    folded, place = layer.key(scope, key)
-    if place is None or len(set(layer_bindings).intersection(folded.inputs)) > 1:
+    folded = layer.key(scope, key)
+    if set(layer_bindings).intersection(folded.inputs) != {result}:
         return None
-    row = _row_of(folded, place)
+    row = _row_of(folded, result)
     return None if row is None else replace(layer, rows=row)
 
 
@@ -140,8 +139,8 @@ def _folds(definition: relax.Expr) -> bool:
     return isinstance(definition, relax.Tuple | relax.TupleGetItem) or is_call(definition, *FOLDED)
 
 
-def _row_of(key: Folded, place: int) -> Reindex | None:
-    """Returns a function from (batch, key, head) to a key's only row of input `place`; None if it needs several."""
+def _row_of(key: Folded, result: relax.Var) -> Reindex | None:
+    """Returns a function from (batch, key, head) to a key's only row of a layer's result; None if it needs several."""
     b, token, pair = (T.Var(name, "int64") for name in ("b", "key", "pair"))
     batch, _, _, channels = key.shape
     analyzer = sym.Analyzer()
@@ -149,9 +148,10 @@ def _row_of(key: Folded, place: int) -> Reindex | None:
         analyzer.bind(variable, ir.Range(T.const(0, "int64"), T.const(count, "int64")))
 
     def rows(analyzer: sym.Analyzer, index: Sequence[Any], channel: Any) -> list[list[Any]]:
-        records = [_Record() for _ in key.inputs]
+        record = _Record()
+        records = [record if value.same_as(result) else _Record() for value in key.inputs]
         key.element(Reader(records, analyzer), [*index, channel])
-        return [[analyzer.simplify(T.convert(part)) for part in row] for row in records[place].rows]
+        return [[analyzer.simplify(T.convert(part)) for part in row] for row in record.rows]
 
     def row(analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
         return rows(analyzer, index, 0)[0]

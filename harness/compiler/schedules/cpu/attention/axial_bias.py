@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import ir, relax, sym
 
@@ -20,6 +19,7 @@ from harness.compiler.schedules.common.folding import Folded, Reader, broadcast,
 from harness.compiler.schedules.common.graph import is_call, number, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32
 from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.cpu.attention.score_mod import Head, Position, ScoreMod
 
 _MOVES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims", "relax.broadcast_to")
 _LEAST_REUSE = 8
@@ -27,7 +27,7 @@ _LEAST_REUSE = 8
 
 
 @dataclass(frozen=True)
-class AxialBias:
+class AxialBias(ScoreMod):
     """The parts of an axial bias.
 
     Attributes:
@@ -36,13 +36,14 @@ class AxialBias:
         width: Keys of a line.
     """
 
+    role = "axial_bias"
     lines: Folded
     columns: Folded
     width: int
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
-        """Returns the tensors that are read from memory, in the order of `arguments`."""
+        """Returns the tensors of both parts."""
         return (*self.lines.inputs, *self.columns.inputs)
 
     @property
@@ -55,61 +56,55 @@ class AxialBias:
         ]
 
     @property
+    def decisions(self) -> dict[str, str]:
+        """Returns what a kernel's facts say about it."""
+        return {"bias": "added up from the lines and columns of an image"}
+
+    @property
     def height(self) -> int:
         """Returns the number of lines of the image."""
         return int(self.lines.shape[3]) // self.width
 
-    @property
-    def rows(self) -> int:
-        """Returns the number of rows that a block of queries needs."""
-        return self.height + self.width
+    def allocated(self, buffers: Sequence[T.Buffer], blocks: int, columns: int) -> Sequence[T.Buffer]:
+        """Emits the allocation of a row for each line and column of the image, [block, row, query]."""
+        return [T.alloc_buffer((blocks, self.height + self.width, columns), "float32")]
 
-    def fill(self, buffers: Sequence[T.Buffer], head: tuple[T.Var, T.Var], q: Any, first: Any, rows: T.Buffer) -> None:
-        """Emits rows[q, :, query] for the queries from a first one on; the last one is repeated beyond the edge.
-
-        Args:
-            buffers: The buffers of the inputs.
-            head: Batch and head.
-            q: Number of the block of queries.
-            first: Its first query.
-            rows: [block, row, query].
-        """
-        columns = int(rows.shape[2])
-
-        def fill_part(part: Folded, sources: Sequence[T.Buffer], start: int, count: int, step: int) -> None:
-            queries = int(part.shape[2])
-            with T.serial(0, count) as n, T.serial(0, columns) as j:
-                query = T.Bind(T.min(first + j, queries - 1))
+    def fill(
+        self, source: Sequence[T.Buffer], buffers: Sequence[T.Buffer], head: Head, block: T.Index, first: T.Expr
+    ) -> None:
+        """Emits the rows of a block of queries; the last query is repeated beyond the edge."""
+        (rows,), line_count = buffers, len(self.lines.inputs)
+        parts = (
+            (self.lines, source[:line_count], 0, self.height, self.width),
+            (self.columns, source[line_count:], self.height, self.width, 1),
+        )
+        for part, inputs, start, count, step in parts:
+            with T.serial(0, count) as n, T.serial(0, int(rows.shape[2])) as j:
+                query = T.Bind(T.min(first + j, int(part.shape[2]) - 1))
                 analyzer = sym.Analyzer()
                 for variable, extent in zip((*head, query, n), (*part.shape[:3], count), strict=True):
                     analyzer.bind(variable, ir.Range(0, extent))
-                value = broadcast(part, Reader(sources, analyzer), [*head, query, n * step])
-                T.buffer_store(rows, value, [q, start + n, j])
+                value = broadcast(part, Reader(inputs, analyzer), [*head, query, n * step])
+                T.buffer_store(rows, value, [block, start + n, j])
 
-        line_count = len(self.lines.inputs)
-        fill_part(self.lines, buffers[:line_count], 0, self.height, self.width)
-        fill_part(self.columns, buffers[line_count:], self.height, self.width, 1)
-
-    def value(self, rows: T.Buffer, q: Any, j: Any, key: Any) -> Any:
-        """Returns the bias of a key and of a query, or of several, of a block."""
-        return rows[q, key // self.width, j] + rows[q, self.height + key % self.width, j]
+    def emit(self, buffers: Sequence[T.Buffer], position: Position, score: T.Expr) -> T.Expr:
+        """Returns the score with the bias."""
+        (rows,), block, j = buffers, position.block, position.column
+        line, column = position.key // self.width, self.height + position.key % self.width
+        return score + (rows[block, line, j] + rows[block, column, j])
 
 
-def bias_of_image(scope: Scope, bias: relax.Expr | None) -> AxialBias | None:
+def axial_bias(scope: Scope, bias: relax.Expr) -> AxialBias | None:
     """Returns the parts of a bias [batch, head, query, key]; None if it is not axial."""
-    shape = None if bias is None else static_shape(bias)
-    if bias is None or shape is None or len(shape) != 4:
+    shape = static_shape(bias)
+    total, zeros = _sum_behind(scope, bias)
+    if shape is None or total is None:
         return None
-    sum_found = _sum_behind(scope, bias)
-    if sum_found is None:
-        return None
-    total, zeros = sum_found
-    whole = static_shape(total)
     operands = scope.definition(total).args
-    if whole is None or any(static_shape(operand) is None for operand in operands):
+    if any(static_shape(value) is None for value in (total, *operands)):
         return None
     one, other = (_instead(scope, bias, total, operand, zeros) for operand in operands)
-    for width in sorted(set(whole)):
+    for width in sorted(set(static_shape(total) or ())):
         if shape[3] % width or _LEAST_REUSE * (shape[3] // width + width) > shape[3]:
             continue
         for lines, columns in ((one, other), (other, one)):
@@ -118,32 +113,33 @@ def bias_of_image(scope: Scope, bias: relax.Expr | None) -> AxialBias | None:
     return None
 
 
-def _sum_behind(scope: Scope, bias: relax.Expr) -> tuple[relax.Var, list[relax.Var]] | None:
-    """Returns the sum behind the moves of a bias, and the zeros added to it; None if there is no sum."""
+def _sum_behind(scope: Scope, bias: relax.Expr) -> tuple[relax.Var | None, list[relax.Var]]:
+    """Returns the sum behind the moves of a bias, None if there is not exactly one, and the zeros beside it."""
     waiting: list[relax.Expr] = [bias]
-    sums, zeros = [], []
+    sums: list[relax.Var] = []
+    zeros: list[relax.Var] = []
     while waiting:
         value = waiting.pop()
+        definition = scope.definition(value)
         if not isinstance(value, relax.Var) or value in scope.results:
-            return None
-        definition: Any = scope.definition(value)
+            return None, []
         if is_call(definition, *_MOVES):
             waiting.append(definition.args[0])
         elif is_call(definition, "relax.concat"):
             parts = scope.definition(definition.args[0])
             if not isinstance(parts, relax.Tuple):
-                return None
+                return None, []
             waiting.extend(parts.fields)
         elif is_call(definition, "relax.add"):
             sums.append(value)
         elif _is_zero(definition):
             zeros.append(value)
         else:
-            return None
-    return (sums[0], zeros) if len(sums) == 1 else None
+            return None, []
+    return (sums[0], zeros) if len(sums) == 1 else (None, [])
 
 
-def _is_zero(definition: Any) -> bool:
+def _is_zero(definition: relax.Expr) -> bool:
     """Returns whether this is a tensor of zeros."""
     if is_call(definition, "relax.full", "relax.full_like"):
         return number(definition.args[1]) == 0.0

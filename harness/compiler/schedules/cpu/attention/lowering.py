@@ -1,83 +1,59 @@
-"""Chooses kernels of scaled dot-product attention, which never store the full score matrix; softmax is exact.
-
-Scores are stored transposed, as a strip [keys, queries] of a block of keys and of queries, so that the steps per query
-(maximum, exponentials, their sum) are vectorized over queries and need no reduction across lanes:
-
-    strip[key, query] = Σ_d key[key, d] · (scale · query[query, d])  (+ bias, -inf where masked)
-    factor = exp(maximum before - maximum),  strip = exp(strip - maximum)
-    sum = factor · sum + Σ_key strip
-    result[query, c] = factor · result[query, c] + Σ_key strip[key, query] · value[key, c]
-
-and result / sum at the end. The exponentials of a chunk of keys are computed just before the product takes the chunk. A
-query whose keys are all masked gives zero, as in PyTorch.
-
-There are three kernels: tasks that each copy the keys and values of a head (`attention_per_head.py`), keys and values
-that are packed a block at a time for all queries (`attention_streaming.py`), and, for a few queries, keys and values
-that are read in place (`few_queries.py`).
-"""
+"""Chooses operands, score changes and schedule of attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
 
-from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
 from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape
 from harness.compiler.schedules.cpu import schedule
-from harness.compiler.schedules.cpu.attention_operands import Attention, Layer
-from harness.compiler.schedules.cpu.attention_per_head import AttentionSchedule, per_head_kernel
-from harness.compiler.schedules.cpu.attention_streaming import AttentionTiles, streaming_kernel
+from harness.compiler.schedules.cpu.attention.axial_bias import axial_bias
+from harness.compiler.schedules.cpu.attention.few_queries import FewQueries
+from harness.compiler.schedules.cpu.attention.linear_key import WEIGHT, LinearKey
+from harness.compiler.schedules.cpu.attention.operands import Attention
+from harness.compiler.schedules.cpu.attention.per_head import PerHead
+from harness.compiler.schedules.cpu.attention.score_mod import Bias, Diagonal, ScoreMod
+from harness.compiler.schedules.cpu.attention.streaming import Streaming
 from harness.compiler.schedules.cpu.bf16 import BF16
-from harness.compiler.schedules.cpu.bias_of_image import bias_of_image
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
-from harness.compiler.schedules.cpu.few_queries import few_queries_kernel
 from harness.compiler.schedules.cpu.gemm import lower_matmul
 from harness.compiler.schedules.cpu.key_projection import KeyLayer, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.moves import Reindex
-from harness.compiler.schedules.cpu.tile import Tile
 from harness.compiler.schedules.cpu.value_projection import Projection, projection_of
 
-_Kernel = Callable[[Attention], T.PrimFunc]
+Schedule = PerHead | Streaming | FewQueries
 
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     """Lowers `relax.nn.attention` and `attention_bias` in fp32, with static shapes except for the number of keys."""
-    bias = _bias_of(attention)
     projection = _projection_of(context, attention)
     problem = _recognized(attention, projection)
     if problem is None:
         return None
     arithmetic = _arithmetic(context, attention, problem)
-    kernel, tile = _choose(context, problem, arithmetic)
-    query, key, value = _operands(context, attention, projection, few=tile is None)
+    chosen = _choose(context, problem, arithmetic)
+    query, key, value = _operands(context, attention, projection, few=isinstance(chosen, FewQueries))
+    layer = context.key_layers.get(attention.args[1])
     operands = Attention(
         query,
-        key,
+        key if layer is None else _linear_key(context, layer, attention.args[1], chosen),
         value,
-        bias,
         problem.scale,
-        problem.diagonal,
+        _score_mods(context, attention, problem, axial=isinstance(chosen, PerHead)),
         projected=projection is not None,
         arithmetic=arithmetic,
     )
-    layer = context.key_layers.get(attention.args[1])
-    if layer is not None and tile is not None:
-        operands = _with_layer(context, operands, layer, attention.args[1], tile)
-    per_head = tile is not None and not _workload(problem).streams
-    axial_bias = bias_of_image(context, bias) if per_head else None
-    if axial_bias is not None:
-        operands = replace(operands, bias=None, axial_bias=axial_bias)
     if projection is None:
-        return _lowering(operands, kernel)
-    return _projected(context, operands, kernel, projection, static_shape(attention) or ())
+        return _lowering(operands, chosen)
+    return _projected(context, operands, chosen, projection, static_shape(attention) or ())
 
 
 def key_layers(context: Context, facts: Facts) -> dict[relax.Var, KeyLayer]:
@@ -135,28 +111,33 @@ def _workload(problem: Problem) -> schedule.Attention:
     )
 
 
-def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
-    """Returns the kernel for a problem, and its tile of scores; None as tile for the kernel of few queries."""
-    static = isinstance(problem.keys, int)
-    workload = _workload(problem)
-    if workload.few(context.unit):
-        parts = context.decide(workload)["parts"]
-        return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
+def _score_mods(context: Context, attention: ir.Call, problem: Problem, *, axial: bool) -> tuple[ScoreMod, ...]:
+    """Returns the changes of the scores, a bias in its parts where it has them and the kernel may be `axial`."""
+    mods: list[ScoreMod] = []
+    bias = _bias_of(attention)
+    if bias is not None:
+        parts = axial_bias(context, bias) if axial else None
+        mods.append(Bias(bias) if parts is None else parts)
+    if problem.diagonal is not None:
+        mods.append(Diagonal(problem.diagonal))
+    return tuple(mods)
+
+
+def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> Schedule:
+    """Returns the schedule of a problem."""
+    unit, workload = context.unit, _workload(problem)
+    if workload.few(unit):
+        return FewQueries(unit.lanes, context.decide(workload)["parts"])
     if arithmetic.tiles is not None:
-        tile = arithmetic.tiles.tile(workload.keys, context.unit.lanes)
-        attention_schedule = AttentionSchedule(tile, tile, workload.parts_in_tiles(tile))
-        return lambda attention: per_head_kernel(attention_schedule, attention), tile
+        tile = arithmetic.tiles.tile(workload.keys, unit.lanes)
+        return PerHead(tile, tile, workload.parts_in_tiles(tile))
     workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
-    decided = context.decide(workload) if static else schedule.decided(workload, context.unit, {})
-    tiles = AttentionTiles(
-        schedule.tile_of(context.unit, decided),
-        schedule.tile_of(context.unit, decided, ("result_rows", "result_vectors")),
-    )
-    if workload.streams:
-        return lambda attention: streaming_kernel(tiles, attention), tiles.scores
-    attention_schedule = AttentionSchedule(tiles.scores, tiles.output, decided["parts"])
-    return lambda attention: per_head_kernel(attention_schedule, attention), tiles.scores
+    static = isinstance(problem.keys, int)
+    decided = context.decide(workload) if static else schedule.decided(workload, unit, {})
+    scores = schedule.tile_of(unit, decided)
+    output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
+    return Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
 
 
 def _operands(
@@ -184,44 +165,45 @@ def _rows(source: Folded, row_of: Reindex, key: Sequence[Any]) -> Folded:
     return replace(source, shape=(*key[:3], source.shape[-1]), element=element)
 
 
-def _with_layer(context: Context, attention: Attention, layer: KeyLayer, key: relax.Expr, tile: Tile) -> Attention:
-    """Returns the attention whose kernel computes the linear layer of its keys."""
-    folded, place = layer.key(context, key)
-    if place is None:
-        raise AssertionError("a key is read of its layer")
+def _linear_key(context: Context, layer: KeyLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
+    """Returns the key whose linear layer the kernel computes, in tiles of the schedule's scores."""
+    folded = layer.key(context, key)
+    if not isinstance(chosen, Streaming) or not any(value.same_as(layer.result) for value in folded.inputs):
+        raise AssertionError("a key that streams is read of its layer")
     rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, folded.shape)
     source = context.transposed(layer.weight)
     weight = layer.weight if source is None else source
-    return replace(attention, key=folded, layer=Layer(rows, weight, source is not None, tile, layer.bias, place))
+    return LinearKey(folded, layer.result, rows, weight, source is not None, layer.bias, chosen.scores)
 
 
-def _lowering(attention: Attention, kernel: _Kernel) -> Lowering:
+def _lowering(attention: Attention, chosen: Schedule) -> Lowering:
     def permuted(axes: tuple[int, ...]) -> Lowering | None:
         # Dimension d of the permuted result is dimension axes[d] of ours.
-        return _lowering(replace(attention, result=tuple(axes.index(d) for d in attention.result)), kernel)
+        return _lowering(replace(attention, result=tuple(axes.index(d) for d in attention.result)), chosen)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return _called(builder, attention, kernel, inputs)
+        return _called(builder, attention, chosen, inputs)
 
     def rounded() -> Lowering:
-        return _lowering(replace(attention, stores=BF16), kernel)
+        return _lowering(replace(attention, stores=BF16), chosen)
 
     return Lowering(attention.inputs, None, build, permuted, rounded=rounded)
 
 
 def _called(
-    builder: relax.BlockBuilder, attention: Attention, kernel: _Kernel, inputs: Sequence[relax.Expr]
+    builder: relax.BlockBuilder, attention: Attention, chosen: Schedule, inputs: Sequence[relax.Expr]
 ) -> relax.Expr:
-    """Emits the call of a kernel, after the packing of its layer's weight."""
-    inputs, layer = list(inputs), attention.layer
-    if layer is not None:
-        place = len(inputs) - (attention.bias is not None) - len(layer.inputs) + len(layer.source.inputs)
-        inputs[place] = builder.emit(call(builder, "pack", layer.packing, [inputs[place]]))
-    return call(builder, attention.name, kernel(attention), [*inputs, *attention.variables])
+    """Emits the call of a kernel, after the packing of the weight of its key's layer."""
+    operands = attention.by_role(inputs)
+    if isinstance(attention.key, LinearKey):
+        packed = call(builder, "pack", attention.key.packing, operands[WEIGHT])
+        operands[WEIGHT] = [builder.emit(packed)]
+    tensors = [value for values in operands.values() for value in values]
+    return call(builder, attention.name, chosen.build(attention), [*tensors, *attention.variables])
 
 
 def _projected(
-    context: Context, attention: Attention, kernel: _Kernel, projection: Projection, shape: tuple[int, ...]
+    context: Context, attention: Attention, chosen: Schedule, projection: Projection, shape: tuple[int, ...]
 ) -> Lowering:
     """Lowers attention to the source of its values, followed by the projection of the result to this shape."""
     attended = relax.Var("attended", relax.TensorType([*shape[:-1], projection.narrow], "float32"))
@@ -234,7 +216,7 @@ def _projected(
     first = len(attention.inputs)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        result = builder.emit(_called(builder, attention, kernel, inputs[:first]))
+        result = builder.emit(_called(builder, attention, chosen, inputs[:first]))
         weights = iter(inputs[first : first + len(others)])
         operands = [result if value.same_as(attended) else next(weights) for value in product.inputs]
         added = tuple(Step("relax.add", operand=True) for _ in bias)

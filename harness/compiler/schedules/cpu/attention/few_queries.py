@@ -1,0 +1,361 @@
+"""Builds attention of few queries (split-K): every key and value is read once, in place, and nothing is packed.
+
+The strip of `block.py` is as wide as a vector of queries; with one query nearly all of that is padding, and copying
+a head's keys costs more than their products. Here vectors run along channels, or along keys:
+
+    strip[query, key] = Σ_c query[query, c] · key[key, c]        vectors of channels, whose lanes are added up in halves
+    strip = exp(strip - maximum),  sum = Σ_key strip             vectors of keys
+    result[query, c] = Σ_key strip[query, key] · value[key, c]   vectors of channels
+
+A task takes a part of the keys of one head and leaves its maximum, its sum and its undivided result. The parts of a
+head are put together afterwards: each is scaled by exp(its maximum - the largest one), which is 1 for one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import ir
+
+from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
+from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
+from harness.compiler.schedules.cpu import math as elementary
+from harness.compiler.schedules.cpu.attention.online_softmax import finite, normalized
+from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.packing import Rows
+from harness.compiler.schedules.cpu.attention.score_mod import Position
+
+_LEAST_SUMS, _MOST_SUMS = 8, 16
+"""Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""
+
+_Element = Callable[[T.Index, int, T.Var], T.Expr]
+"""Takes a row, the first channel of a vector and a lane, and returns an element."""
+
+
+@dataclass(frozen=True)
+class FewQueries:
+    """The schedule of keys that are divided among tasks.
+
+    Attributes:
+        lanes: fp32 numbers in a vector; channels of keys and of values are whole vectors.
+        parts: Parts of the keys of a head.
+    """
+
+    lanes: int
+    parts: int
+
+    def build(self, attention: Attention) -> T.PrimFunc:
+        """Builds the kernel."""
+        plan = _Plan(attention, self.lanes, self.parts)
+
+        def body(*buffers: T.Buffer) -> None:
+            *inputs, result = buffers
+            partial_results = _Partial.allocated(plan)
+            sources = attention.by_role(inputs)
+            with T.parallel(0, plan.heads * plan.parts) as task:
+                _compute(plan, sources, partial_results, task)
+            with T.serial(0, plan.heads) as m, T.serial(0, plan.queries) as row:
+                _put_together(plan, partial_results, m, row, result)
+
+        return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": plan.parts}))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The sizes of the kernel.
+
+    Attributes:
+        attention: The operands.
+        lanes: fp32 numbers in a vector.
+        wanted_parts: Parts of the keys of a head; there are fewer if some would be empty.
+    """
+
+    attention: Attention
+    lanes: int
+    wanted_parts: int
+
+    @property
+    def heads(self) -> int:
+        """Returns the number of heads of all batches."""
+        batch, _, heads, _ = self.attention.query.shape
+        return int(batch * heads)
+
+    @property
+    def queries(self) -> int:
+        """Returns the number of queries."""
+        return int(self.attention.query.shape[1])
+
+    @property
+    def channels(self) -> int:
+        """Returns the number of channels of a query."""
+        return int(self.attention.query.shape[3])
+
+    @property
+    def count(self) -> int:
+        """Returns the number of keys."""
+        return int(self.attention.key.shape[1])
+
+    @property
+    def chunk(self) -> int:
+        """Returns the number of keys that one register adds up: a whole number of vectors."""
+        return ceil_div(chunk_length(self.count), self.lanes) * self.lanes
+
+    @property
+    def keys(self) -> int:
+        """Returns the number of keys of a part: whole chunks."""
+        return ceil_div(ceil_div(self.count, self.chunk), self.wanted_parts) * self.chunk
+
+    @property
+    def parts(self) -> int:
+        """Returns the number of parts of the keys of a head."""
+        return ceil_div(self.count, self.keys)
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """The softmax of each part of the keys, not yet divided by its sum.
+
+    Attributes:
+        highest: Its highest score, [head, query, part].
+        sums: The sum of its exponentials.
+        results: Exponentials times values, [head, query, part, channel].
+    """
+
+    highest: T.Buffer
+    sums: T.Buffer
+    results: T.Buffer
+
+    @classmethod
+    def allocated(cls, plan: _Plan) -> _Partial:
+        """Emits its allocation."""
+        shape = (plan.heads, plan.queries, plan.parts)
+        return cls(*(T.alloc_buffer((*shape, *width), "float32") for width in ((), (), (plan.attention.width,))))
+
+
+def _compute(plan: _Plan, sources: Buffers, results: _Partial, task: T.Var) -> None:
+    """Emits the work of a task: scores, softmax and result of a part of the keys of a head."""
+    attention, lanes, rows = plan.attention, plan.lanes, range(plan.queries)
+    heads = int(attention.query.shape[2])
+    m, part = T.Bind(task // plan.parts), T.Bind(task % plan.parts)
+    head = T.Bind(m // heads), T.Bind(m % heads)
+    begin = T.Bind(part * plan.keys)
+    count = plan.keys if plan.count % plan.keys == 0 else T.Bind(T.min(plan.keys, plan.count - begin))
+    scaled = T.alloc_buffer((plan.queries, plan.channels), "float32")
+    strip = T.alloc_buffer((plan.queries, plan.keys), "float32")
+    query = _reader(attention.query_rows(sources, head), lanes)
+    key = _reader(attention.key_rows(sources, head, begin, count, plan.keys), lanes)
+    value = _reader(attention.value_rows(sources, head), lanes)
+    _emit_vectors(
+        plan.queries, plan.channels, lanes, lambda i, c, j: T.buffer_store(scaled, query(i, c, j), [i, c + j])
+    )
+    with T.serial(0, count) as k:
+        index = T.Bind(begin + k)
+        for i, product in enumerate(_products(scaled, lanes, partial(key, index))):
+            score = attention.modified(sources, Position(*head, i, index), product)
+            T.buffer_store(strip, score, [i, k])
+    vectors = T.Bind((count + lanes - 1) // lanes)
+    with T.serial(count, vectors * lanes) as k:
+        for i in rows:
+            T.buffer_store(strip, fp32(-math.inf), [i, k])
+    top = [_highest(strip, i, vectors, lanes) for i in rows]
+    for i in rows:
+        T.buffer_store(results.highest, top[i][0], [m, i, part])
+        T.buffer_store(top[i], finite(top[i][0]), [0])
+    _emit_vectors(
+        plan.queries,
+        attention.width,
+        lanes,
+        lambda i, c, j: T.buffer_store(results.results, fp32(0.0), [m, i, part, c + j]),
+    )
+    total = T.alloc_buffer((plan.queries, lanes), "float32")
+    _emit_vectors(plan.queries, lanes, lanes, lambda i, _, j: T.buffer_store(total, fp32(0.0), [i, j]))
+    with T.serial(0, (count + plan.chunk - 1) // plan.chunk) as c:
+        first = T.Bind(c * plan.chunk)
+        keys = plan.chunk if isinstance(count, int) else T.Bind(T.min(plan.chunk, count - first))
+        for i in rows:
+            _exponentials(strip, i, first, (keys + lanes - 1) // lanes, lanes, top[i], total)
+        _add_values(plan, strip, (first, keys), lambda k: partial(value, T.Bind(begin + k)), (results.results, m, part))
+    for i in rows:
+        T.buffer_store(results.sums, _folded(total, i, lanes, lambda x, y: x + y)[0], [m, i, part])
+
+
+def _reader(rows: Rows, lanes: int) -> _Element:
+    """Returns how vectors of channels are read, whose indices are simplified by the ranges of rows and lanes."""
+    analyzer, element = rows.reader()
+
+    def read(row: T.Index, start: int, lane: T.Var) -> T.Expr:
+        if isinstance(row, T.Var):
+            analyzer.bind(row, ir.Range(0, rows.length))
+        analyzer.bind(lane, ir.Range(0, lanes))
+        return element(row, start + lane)
+
+    return read
+
+
+def _emit_vectors(rows: int, columns: int, lanes: int, body: Callable[[int, int, T.Var], None]) -> None:
+    """Emits `body(row, first column of a vector, lane)` in vectors along the columns, unrolled."""
+    for i in range(rows):
+        for start in range(0, columns, lanes):
+            with T.vectorized(0, lanes) as j:
+                body(i, start, j)
+
+
+def _clear(line: T.Buffer, lanes: int) -> None:
+    """Emits zeros for all of a line of registers."""
+    _emit_vectors(1, int(line.shape[0]), lanes, lambda _, start, j: T.buffer_store(line, fp32(0.0), [start + j]))
+
+
+def _folded(buffer: T.Buffer, row: int, lanes: int, operation: Callable[[T.Expr, T.Expr], T.Expr]) -> T.Buffer:
+    """Emits the reduction of a row's lanes, half with half; returns a buffer of one element."""
+    while lanes > 2:
+        lanes //= 2
+        half = registers((1, lanes))
+        with T.vectorized(0, lanes) as j:
+            T.buffer_store(half, operation(buffer[row, j], buffer[row, j + lanes]), [0, j])
+        buffer, row = half, 0
+    result = registers((1,))
+    T.buffer_store(result, operation(buffer[row, 0], buffer[row, 1]), [0])
+    return result
+
+
+def _products(scaled: T.Buffer, lanes: int, key: Callable[[int, T.Var], T.Expr]) -> list[T.TensorLoad]:
+    """Emits the products of all queries with one key; returns them as elements of registers."""
+    queries, channels = (int(extent) for extent in scaled.shape)
+    loaded = registers((channels,))
+    _emit_vectors(1, channels, lanes, lambda _, start, j: T.buffer_store(loaded, key(start, j), [start + j]))
+    products = []
+    for i in range(queries):
+        lane_sums = registers((1, lanes))
+        for start in range(0, channels, lanes):
+            with T.vectorized(0, lanes) as j:
+                term = scaled[i, start + j] * loaded[start + j]
+                T.buffer_store(lane_sums, lane_sums[0, j] + term if start else term, [0, j])
+        products.append(_folded(lane_sums, 0, lanes, lambda x, y: x + y)[0])
+    return products
+
+
+def _highest(strip: T.Buffer, row: int, vectors: T.Expr, lanes: int) -> T.Buffer:
+    """Emits the maximum of a row of the strip; returns a buffer of one element."""
+    highest = registers((1, lanes))
+    _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(highest, fp32(-math.inf), [0, j]))
+    with T.serial(0, vectors) as v, T.vectorized(0, lanes) as j:
+        T.buffer_store(highest, T.max(highest[0, j], strip[row, v * lanes + j]), [0, j])
+    return _folded(highest, 0, lanes, T.max)
+
+
+def _exponentials(
+    strip: T.Buffer, row: int, first: T.Expr, vectors: T.Index, lanes: int, top: T.Buffer, total: T.Buffer
+) -> None:
+    """Emits strip = exp(strip - top) for a chunk of a row, and adds its sum to the lanes of the row's total."""
+    added = registers((lanes,))
+    _clear(added, lanes)
+    with T.serial(0, vectors) as v, T.vectorized(0, lanes) as j:
+        index = (row, first + v * lanes + j)
+        T.buffer_store(strip, elementary.exp_below_zero(strip[index] - top[0]), list(index))
+        T.buffer_store(added, added[j] + strip[index], [j])
+    _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(total, total[row, j] + added[j], [row, j]))
+
+
+def _add_values(
+    plan: _Plan,
+    strip: T.Buffer,
+    keys: tuple[T.Expr, T.Index],
+    value: Callable[[T.Expr], Callable[[int, T.Var], T.Expr]],
+    place: tuple[T.Buffer, T.Expr, T.Expr],
+) -> None:
+    """Emits result += strip · value for a chunk of keys, in blocks whose sums stay in registers.
+
+    Args:
+        plan: The sizes.
+        strip: The weights, [query, key].
+        keys: The first one, and how many.
+        value: Takes a key and returns a function from (first channel of a vector, lane) to an element; may emit common
+            parts of its vectors.
+        place: The results, their head and their part.
+    """
+    width, widest = plan.attention.width, _MOST_SUMS * plan.lanes
+    for start in range(0, width, widest):
+        columns = min(width - start, widest)
+        count = max(1, widest // columns)
+        for top in range(0, plan.queries, count):
+            rows = range(top, min(top + count, plan.queries))
+            sums = _block_of_values(strip, rows, (start, columns), plan.lanes, keys, value)
+            _add_sums(sums, rows, (start, columns), plan.lanes, place)
+
+
+def _block_of_values(
+    strip: T.Buffer,
+    rows: range,
+    channels: tuple[int, int],
+    lanes: int,
+    keys: tuple[T.Expr, T.Index],
+    value: Callable[[T.Expr], Callable[[int, T.Var], T.Expr]],
+) -> list[list[T.Buffer]]:
+    """Emits the sums of some queries and channels; returns several of each row, [number, row]."""
+    (start, columns), (first, count) = channels, keys
+    vectors = len(rows) * columns // lanes
+    # As many keys at a time as it takes to have enough sums; a chunk is a multiple of it, the last one may not be.
+    group = next(n for n in (1, 2, 4) if n * vectors >= _LEAST_SUMS or n == 4)
+    sums = [[registers((columns,)) for _ in rows] for _ in range(group)]
+
+    def add(n: int, k: T.Expr) -> None:
+        element = value(k)
+        for c in range(0, columns, lanes):
+            for row, total in zip(rows, sums[n], strict=True):
+                with T.vectorized(0, lanes) as j:
+                    T.buffer_store(total, total[c + j] + strip[row, k] * element(start + c, j), [c + j])
+
+    for line in sums:
+        for total in line:
+            _clear(total, lanes)
+    with T.serial(0, count // group) as step:
+        for n in range(group):
+            add(n, first + step * group + n)
+    if not isinstance(count, int) and group > 1:
+        with T.serial(count // group * group, count) as k:
+            add(0, first + k)
+    return sums
+
+
+def _add_sums(
+    sums: list[list[T.Buffer]],
+    rows: range,
+    channels: tuple[int, int],
+    lanes: int,
+    place: tuple[T.Buffer, T.Expr, T.Expr],
+) -> None:
+    """Emits results += the sums of some rows and channels, which are added up pairwise first."""
+    (start, columns), (results, m, part) = channels, place
+    for row, *parts in zip(rows, *sums, strict=True):
+        for c in range(0, columns, lanes):
+            with T.vectorized(0, lanes) as j:
+                values: list[T.Expr] = [one[c + j] for one in parts]
+                while len(values) > 1:
+                    values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
+                index = (m, row, part, start + c + j)
+                T.buffer_store(results, results[index] + values[0], index)
+
+
+def _put_together(plan: _Plan, results: _Partial, m: T.Var, i: T.Var, result: T.Buffer) -> None:
+    """Emits one row of the result from the parts of its keys."""
+    attention, parts, lanes = plan.attention, range(plan.parts), plan.lanes
+    heads = int(attention.query.shape[2])
+    top, total, factors = registers((1,)), registers((1,)), registers((plan.parts,))
+    T.buffer_store(top, fp32(-math.inf), [0])
+    T.buffer_store(total, fp32(0.0), [0])
+    for part in parts:
+        T.buffer_store(top, T.max(top[0], results.highest[m, i, part]), [0])
+    T.buffer_store(top, finite(top[0]), [0])
+    for part in parts:
+        T.buffer_store(factors, elementary.exp_below_zero(results.highest[m, i, part] - top[0]), [part])
+        T.buffer_store(total, total[0] + factors[part] * results.sums[m, i, part], [0])
+    with T.serial(0, attention.width // lanes) as v, T.vectorized(0, lanes) as j:
+        c = v * lanes + j
+        value: T.Expr = factors[0] * results.results[m, i, 0, c]
+        for part in parts[1:]:
+            value = value + factors[part] * results.results[m, i, part, c]
+        attention.store(result, normalized(value, total[0]), (m // heads, m % heads), i, c)

@@ -1,0 +1,151 @@
+"""Provides keys that are a linear layer, which a kernel computes while it packs a block of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+from harness.compiler import tir as T
+from harness.compiler.schedules.common.folding import Folded, Index, Readable, Reader
+from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.kernel import Argument, ceil_div
+from harness.compiler.schedules.cpu.attention.packing import Rows, copy_rows
+from harness.compiler.schedules.cpu.attention.score_mod import Head
+from harness.compiler.schedules.cpu.emit import multiply_panels
+from harness.compiler.schedules.cpu.product import Read, pack_function, packed_shape
+from harness.compiler.schedules.cpu.tile import Tile
+
+WEIGHT = "weight"
+"""Role of the layer's weight among a kernel's inputs."""
+
+
+@dataclass(frozen=True)
+class LinearKey:
+    """A key that is a function of a linear layer's result.
+
+    Attributes:
+        key: The key [batch, length, head, channel], one of whose inputs is the result; an element needs the result's
+            row of its key alone.
+        result: The result.
+        source: The layer's input, one row for each key: [batch, key, head, narrow].
+        weight: [narrow, wide], or transposed; the kernel gets it packed for the tile.
+        transposed: Whether the weight is [wide, narrow].
+        bias: One number for each of the wide channels, broadcast to the result; None if there is none.
+        tile: The register tile, keys × wide channels.
+    """
+
+    key: Folded
+    result: relax.Var
+    source: Folded
+    weight: relax.Expr
+    transposed: bool
+    bias: relax.Expr | None
+    tile: Tile
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Returns the shape of the key."""
+        return self.key.shape
+
+    @property
+    def operations(self) -> int:
+        """Returns the arithmetic operations per element of the key, beside the layer."""
+        return self.key.operations
+
+    @property
+    def narrow(self) -> int:
+        """Returns the number of the source's channels."""
+        return int(self.source.shape[3])
+
+    @property
+    def wide(self) -> int:
+        """Returns the number of the result's channels."""
+        return int(self.weight.ty.shape[0 if self.transposed else 1])
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """Returns the tensors in memory that the key reads beside the layer's result."""
+        return tuple(value for value in self.key.inputs if not value.same_as(self.result))
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """Returns the kernel's parameters for these inputs."""
+        pairs = zip(self.key.inputs, self.key.arguments, strict=True)
+        return [argument for value, argument in pairs if not value.same_as(self.result)]
+
+    @property
+    def layer(self) -> dict[str, tuple[Sequence[relax.Expr], Sequence[Argument]]]:
+        """Returns the layer's tensors and the kernel's parameters for them, by role."""
+        packed = Argument(WEIGHT, packed_shape("right", 1, self.wide, self.narrow, self.tile))
+        bias = [] if self.bias is None else [self.bias]
+        return {
+            "source": (self.source.inputs, self.source.arguments),
+            WEIGHT: ([self.weight], [packed]),
+            "layer_bias": (bias, [Argument("layer_bias", extents(value) or ()) for value in bias]),
+        }
+
+    @property
+    def packing(self) -> T.PrimFunc:
+        """Returns the function that packs the weight."""
+
+        def read(buffer: T.Buffer) -> Read:
+            return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
+
+        weight = Argument(WEIGHT, extents(self.weight) or ())
+        return pack_function("right", weight, 1, self.wide, self.narrow, self.tile, read)
+
+    def rows(
+        self, buffers: Mapping[str, Sequence[T.Buffer]], head: Head, first: T.Index, count: T.Index, most: int
+    ) -> Rows:
+        """Emits the layer for `count` keys from a first one on, of at most `most`; returns these rows of the key."""
+        tile, (weight,) = self.tile, buffers[WEIGHT]
+        panels = ceil_div(self.wide, tile.columns)
+        line = T.alloc_buffer((most, self.narrow), "float32")
+        copy_rows(Rows(self.source, buffers["source"], head), line, tile.lanes, first, count)
+        result = T.alloc_buffer((most, panels * tile.columns), "float32")
+        with T.serial(0, panels) as panel:
+            multiply_panels(
+                tile,
+                self.narrow,
+                most // tile.rows,
+                lambda p, first, k, i: line[p * tile.rows + i, first + k],
+                lambda first, k, j: weight[0, panel, first + k, j],
+                result,
+                place=lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j),
+            )
+
+        def element(reader: Reader, index: Index) -> T.Expr:
+            row = reader.analyzer.simplify(T.convert(index[1] - first))
+            others = iter(reader.buffers)
+            computed = _ResultRow(result, row, buffers["layer_bias"])
+            inputs: list[Readable] = [
+                computed if value.same_as(self.result) else next(others) for value in self.key.inputs
+            ]
+            value: T.Expr = self.key.element(Reader(inputs, reader.analyzer), index)
+            return value
+
+        return Rows(replace(self.key, inputs=self.inputs, element=element), buffers["key"], head)
+
+
+@dataclass(frozen=True)
+class _ResultRow:
+    """Stands in for the layer's result: every row that is read is the row of the key that is packed.
+
+    Attributes:
+        result: Products of the keys of a task, [key, channel].
+        row: The key.
+        bias: The bias that is added to them, if there is one.
+    """
+
+    result: T.Buffer
+    row: T.Index
+    bias: Sequence[T.Buffer]
+
+    def __getitem__(self, index: tuple[T.Index, ...]) -> T.Expr:
+        value: T.Expr = self.result[self.row, index[-1]]
+        for bias in self.bias:
+            value = value + bias[(*(0 for _ in bias.shape[1:]), index[-1])]
+        return value

@@ -1,0 +1,187 @@
+"""Describes an attention for its kernels: operands, changes of the scores, and the layout of the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tvm import relax
+
+from harness.compiler import tir as T
+from harness.compiler.schedules.common import kernel_info
+from harness.compiler.schedules.common.folding import Folded
+from harness.compiler.schedules.common.kernel import Argument, free_variables
+from harness.compiler.schedules.common.kernel_info import KernelInfo
+from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
+from harness.compiler.schedules.cpu.attention.packing import Rows
+from harness.compiler.schedules.cpu.attention.score_mod import Head, Position, ScoreMod
+from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
+from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
+
+_T = TypeVar("_T")
+
+Buffers = Mapping[str, Sequence[T.Buffer]]
+"""The buffers of a kernel's inputs by role: query, key, value, those of a linear key, and those of score changes."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The problem of an attention kernel, with its operands.
+
+    Attributes:
+        query, key, value: The operands, [batch, length, head, channel].
+        scale: Factor of the scores.
+        score_mods: The changes of the scores, one after the other.
+        result: For each of batch, length, head and channel, the dimension of the result.
+        projected: Whether a projection of the values follows that usually comes before.
+        arithmetic: Arithmetic of both products, without `split`.
+        stores: Type of the result.
+    """
+
+    query: Folded
+    key: Folded | LinearKey
+    value: Folded
+    scale: float
+    score_mods: tuple[ScoreMod, ...] = ()
+    result: tuple[int, ...] = (0, 1, 2, 3)
+    projected: bool = False
+    arithmetic: Arithmetic = FP32
+    stores: str = "float32"
+
+    @property
+    def name(self) -> str:
+        """Returns the kernel's name."""
+        rounded = "astype" if self.stores == BF16 else ""
+        return "_".join(filter(None, ("attention", self.arithmetic.name, rounded)))
+
+    @property
+    def depth(self) -> int:
+        """Returns the number of elements of a query, or of a key, that are multiplied."""
+        return int(self.query.shape[3]) // self.arithmetic.terms
+
+    @property
+    def keys(self) -> T.Index:
+        """Returns the number of keys; an expression of the kernel's symbolic extents if it is symbolic."""
+        keys: T.Index = self.key.shape[1]
+        return keys
+
+    @property
+    def width(self) -> int:
+        """Returns the number of channels of a value."""
+        return int(self.value.shape[3])
+
+    @property
+    def masks(self) -> bool:
+        """Returns whether scores can be -inf."""
+        return bool(self.score_mods)
+
+    @property
+    def _tensors(self) -> dict[str, tuple[Sequence[relax.Expr], Sequence[Argument]]]:
+        """Returns the tensors that are read from memory, and the parameters for them, by role and in order."""
+        operands = {"query": self.query, "key": self.key, "value": self.value}
+        return {
+            **{role: (operand.inputs, operand.arguments) for role, operand in operands.items()},
+            **(self.key.layer if isinstance(self.key, LinearKey) else {}),
+            **{mod.role: (mod.inputs, mod.arguments) for mod in self.score_mods},
+        }
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """Returns the tensors that are read from memory, in the order of `arguments`."""
+        return tuple(value for inputs, _ in self._tensors.values() for value in inputs)
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """Returns the kernel's tensors, the result last."""
+        arguments = [
+            replace(argument, name=f"{role}{n}")
+            for role, (_, arguments) in self._tensors.items()
+            for n, argument in enumerate(arguments)
+        ]
+        batch, length, heads, _ = self.query.shape
+        return [*arguments, Argument("result", tuple(self._place(batch, length, heads, self.width)), self.stores)]
+
+    @property
+    def variables(self) -> list[T.Var]:
+        """Returns the variables that a call passes after the inputs."""
+        return free_variables(self.arguments)
+
+    def by_role(self, values: Sequence[_T]) -> dict[str, Sequence[_T]]:
+        """Returns values of the inputs, such as buffers, by role."""
+        result, start = {}, 0
+        for role, (inputs, _) in self._tensors.items():
+            result[role] = values[start : start + len(inputs)]
+            start += len(inputs)
+        return result
+
+    def query_rows(self, buffers: Buffers, head: Head) -> Rows:
+        """Returns the scaled queries of a head."""
+        return Rows(self.query, buffers["query"], head, self.scale)
+
+    def key_rows(self, buffers: Buffers, head: Head, first: T.Index, count: T.Index, most: int) -> Rows:
+        """Returns keys of a head, after the emission of their layer if they are one.
+
+        Args:
+            buffers: The buffers by role.
+            head: Batch and head.
+            first: The first key that is read.
+            count: The number of keys that are read.
+            most: Largest number of them.
+        """
+        if isinstance(self.key, LinearKey):
+            return self.key.rows(buffers, head, first, count, most)
+        return Rows(self.key, buffers["key"], head)
+
+    def value_rows(self, buffers: Buffers, head: Head) -> Rows:
+        """Returns the values of a head."""
+        return Rows(self.value, buffers["value"], head)
+
+    def allocated(self, buffers: Buffers, blocks: int, columns: int) -> Buffers:
+        """Emits the allocation of what score changes keep for blocks of queries; returns the buffers that they read."""
+        return {mod.role: mod.allocated(buffers[mod.role], blocks, columns) for mod in self.score_mods}
+
+    def fill(self, sources: Buffers, buffers: Buffers, head: Head, block: T.Index, first: T.Expr) -> None:
+        """Emits what score changes prepare for a block of queries, whose first one is given."""
+        for mod in self.score_mods:
+            mod.fill(sources[mod.role], buffers[mod.role], head, block, first)
+
+    def modified(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
+        """Returns the score of a position with all changes; -inf for a masked key."""
+        for mod in self.score_mods:
+            score = mod.emit(buffers[mod.role], position, score)
+        return score
+
+    def store(self, result: T.Buffer, value: T.Expr, head: Head, query: T.Index, channel: T.Index) -> None:
+        """Emits that an element gets to the result."""
+        b, h = head
+        value = to_bf16(value) if self.stores == BF16 else value
+        T.buffer_store(result, value, self._place(b, query, h, channel))
+
+    def _place(self, b: T.Index, query: T.Index, h: T.Index, channel: T.Index) -> list[T.Index]:
+        """Returns the index in the result of an element, or its extents for those of the operands."""
+        index = (b, query, h, channel)
+        return [index[self.result.index(d)] for d in range(4)]
+
+    def info(self, algorithm: str, decisions: Mapping[str, str | int]) -> KernelInfo:
+        """Returns the facts of a kernel with this algorithm and these decisions of its schedule."""
+        batch, queries, heads, channels = self.query.shape
+        info = kernel_info.attention(
+            algorithm,
+            [operand.operations > 0 for operand in (self.query, self.key, self.value)],
+            self.width,
+            batch=batch,
+            heads=heads,
+            queries=queries,
+            keys=self.keys,
+            channels=channels,
+        )
+        known: dict[str, str | int] = {"values": "projected afterwards"} if self.projected else {}
+        for mod in self.score_mods:
+            known |= mod.decisions
+        if isinstance(self.key, LinearKey):
+            known["keys"] = "projected while they are packed"
+            if info.flop is not None:
+                info = replace(info, flop=info.flop + 2 * math.prod(self.key.source.shape) * channels)
+        return replace(info, decisions={**known, **decisions})

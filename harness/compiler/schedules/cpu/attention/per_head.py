@@ -1,0 +1,208 @@
+"""Builds attention whose threads each copy the keys and values of a head, for heads that are small enough.
+
+One task computes blocks of queries of one head. The first task of a head in a thread copies the head's keys and values
+into the thread's workspace, one row each, with folded moves and rotations. Then it takes a block of keys past some
+blocks of queries, so that repeated reads stay in the second-level cache.
+
+Where an element of the arithmetic has several terms, those of scores are channels and those of results are keys that
+follow each other: rows of the strip, so that joining them moves no lane. Copies are of elements.
+
+Where the arithmetic multiplies whole panels, whose left one lies row by row, keys are left panels as they are copied.
+The strip of exponentials is a right panel as it is, so that results are transposed, too: values are copied channel by
+channel, and are the left panels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import (
+    ceil_div,
+    chunk_length,
+    parallel_with_workspace,
+    prim_func,
+    tail_extent,
+)
+from harness.compiler.schedules.cpu.attention.block import (
+    KeyBlock,
+    Panel,
+    Plan,
+    QueryBlock,
+    Strip,
+    Work,
+    attend,
+    pack_queries,
+)
+from harness.compiler.schedules.cpu.attention.online_softmax import State
+from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
+from harness.compiler.schedules.cpu.attention.score_mod import Head
+from harness.compiler.schedules.cpu.emit import columns_after
+from harness.compiler.schedules.cpu.schedule import key_blocks, query_group
+from harness.compiler.schedules.cpu.tile import Tile
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """The schedule of tasks that each copy the keys and values of a head.
+
+    Attributes:
+        scores: Register tile of the scores, keys × queries.
+        output: Register tile of the result, queries × channels; channels × queries for whole panels.
+        parts: Parts of the queries of a head.
+    """
+
+    scores: Tile
+    output: Tile
+    parts: int
+
+    def build(self, attention: Attention) -> T.PrimFunc:
+        """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
+        plan = _Plan(attention, self.scores, self.output, self.parts)
+        batch, _, heads, _ = attention.query.shape
+        arithmetic = attention.arithmetic
+
+        def body(*buffers: T.Buffer) -> None:
+            *inputs, result = buffers
+            sources = attention.by_role(inputs)
+            tasks = parallel_with_workspace(batch * heads * plan.parts, arithmetic.dtype, *plan.copies)
+            with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
+                m = T.Bind(task // plan.parts)
+                head = T.Bind(m // heads), T.Bind(m % heads)
+                keys, values = workspace.buffers
+                # A task of the same thread may have copied them for other queries of the head.
+                with workspace.fill_once(m):
+                    _copy(plan, sources, head, keys, values)
+                _compute(plan, sources, head, (keys, values), task % plan.parts, result)
+
+        info = plan.info({"parts": plan.parts, "keys at a time": plan.keys})
+        return prim_func(attention.name, attention.arguments, body, info)
+
+
+@dataclass(frozen=True)
+class _Plan(Plan):
+    """The sizes of the kernel.
+
+    Attributes:
+        wanted_parts: Parts of the queries of a head; there are fewer if some would be empty.
+    """
+
+    wanted_parts: int
+
+    @property
+    def per_part(self) -> int:
+        """Returns the number of blocks of queries of a part."""
+        return ceil_div(self.blocks, self.wanted_parts)
+
+    @property
+    def parts(self) -> int:
+        """Returns the number of parts of the queries of a head."""
+        return ceil_div(self.blocks, self.per_part)
+
+    @property
+    def group(self) -> int:
+        """Returns the number of blocks of queries that share a pass over the keys."""
+        channels = int(self.attention.query.shape[3])
+        return min(self.per_part, query_group(self.count, self.columns, channels, self.padded))
+
+    @property
+    def count(self) -> int:
+        """Returns the number of keys."""
+        return int(self.attention.key.shape[1])
+
+    @property
+    def keys(self) -> int:
+        """Returns the number of keys of a block."""
+        return self.count // key_blocks(self.count)
+
+    @property
+    def elements(self) -> int:
+        """Returns the elements of a block of keys, in whole steps of the arithmetic."""
+        arithmetic = self.attention.arithmetic
+        step = 1 if arithmetic.tiles is None else arithmetic.tiles.step
+        return ceil_div(self.keys, arithmetic.terms * step) * step
+
+    @property
+    def lines(self) -> int:
+        """Returns the number of keys of a block with those that fill up its elements."""
+        return self.elements * self.attention.arithmetic.terms
+
+    @property
+    def copies(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the shapes of the keys, with a tile more that may be read, and of the values."""
+        keys = self.count + self.scores.rows, self.attention.depth
+        elements = key_blocks(self.count) * self.elements
+        return keys, (self.padded, elements) if self.by_channel else (elements, self.padded)
+
+    def key_block(self, keys: T.Buffer, values: T.Buffer, block: T.Expr) -> KeyBlock:
+        """Emits the numbers of a block's first key and first element; returns the block."""
+        arithmetic, elements = self.attention.arithmetic, self.elements
+        first = T.Bind(block * self.keys)
+        first_element = first if arithmetic.terms == 1 else T.Bind(block * elements)
+        tiles = arithmetic.tiles
+        chunk = chunk_length(elements) if tiles is None else tiles.chunk(elements, even=True)
+
+        def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
+            return keys[first + p * self.scores.rows + i, start + k]
+
+        def value(panel: Panel, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+            row, channel = first_element + start + k, columns_after(panel.channel, j)
+            return values[channel, row] if self.by_channel else values[row, channel]
+
+        return KeyBlock(
+            first,
+            self.keys,
+            elements,
+            chunk,
+            ceil_div(elements, chunk),
+            padded=self.lines > self.keys,
+            by_chunk=False,
+            key=key,
+            value=value,
+            stride=int(values.shape[1]),
+        )
+
+
+def _copy(plan: _Plan, sources: Buffers, head: Head, keys: T.Buffer, values: T.Buffer) -> None:
+    """Emits the copies of the keys and values of a head."""
+    attention, arithmetic = plan.attention, plan.attention.arithmetic
+    key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
+    pack_channels(key_rows, keys, plan.lanes, arithmetic=arithmetic)
+    pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, arithmetic)
+
+
+def _compute(
+    plan: _Plan, sources: Buffers, head: Head, copies: tuple[T.Buffer, T.Buffer], part: T.Expr, result: T.Buffer
+) -> None:
+    """Emits a task: some blocks of queries share each pass over the keys."""
+    attention, dtype = plan.attention, plan.attention.arithmetic.dtype
+    line = T.alloc_buffer((plan.columns, attention.depth), dtype)
+    work = Work(
+        T.alloc_buffer((plan.group, attention.depth, plan.columns), dtype),
+        State.allocated(plan.group, plan.scores, plan.padded, by_channel=plan.by_channel),
+        attention.allocated(sources, plan.group, plan.columns),
+    )
+    strip = Strip.allocated(plan, plan.lines)
+    if plan.lines > plan.keys:
+        # Keys that do not exist weigh nothing.
+        strip.pad(plan.keys, plan.lines, plan.lanes, -math.inf)
+    first_block = T.Bind(part * plan.per_part)
+    blocks = T.Bind(tail_extent(plan.per_part, plan.blocks, first_block))
+    with T.serial(0, ceil_div(plan.per_part, plan.group)) as g:
+        first_of_group = T.Bind(first_block + g * plan.group)
+        count = T.Bind(T.max(0, T.min(plan.group, blocks - g * plan.group)))
+        with T.serial(0, count) as q:
+            first, rows = plan.queries_from(first_of_group + q)
+            block = QueryBlock(q, head, first)
+            pack_queries(plan, work, attention.query_rows(sources, head), line, block, rows)
+            attention.fill(sources, work.mods, head, q, first)
+            work.state.clear(q)
+        with T.serial(0, key_blocks(plan.count)) as n, T.serial(0, count) as q:
+            keys = plan.key_block(*copies, n)
+            block = QueryBlock(q, head, T.Bind((first_of_group + q) * plan.columns))
+            attend(plan, work, strip, block, keys)
+        with T.serial(0, count) as q:
+            first, rows = plan.queries_from(first_of_group + q)
+            work.state.write(q, attention, result, head, first, rows)

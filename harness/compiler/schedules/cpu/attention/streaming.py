@@ -1,0 +1,282 @@
+"""Builds attention that takes keys and values a block at a time, for many keys or a symbolic number of them.
+
+A block of keys and values is packed once, by all threads, and then meets every query before the next block is packed,
+so that it stays in the second-level cache of each core. In memory lie two blocks of this length (keys, and values), the
+queries as they are multiplied, and the softmax of each query so far: no more than queries and result once again,
+however many keys there are. The last block may be shorter; its loops end earlier. What its last chunk of keys lacks is
+padded: scores of keys that do not exist are never stored, their weights are zero and so are their values.
+
+Keys are packed chunk by chunk of their channels, values panel by panel of theirs, so that each product reads memory
+strictly forward. A chunk of a block of queries stays in the first-level cache and passes all keys of the block. What is
+packed are elements of the attention's arithmetic, whose terms are channels of a key, and keys of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import ceil_div, prim_func
+from harness.compiler.schedules.cpu.attention.block import (
+    KeyBlock,
+    Panel,
+    Plan,
+    QueryBlock,
+    Strip,
+    Work,
+    attend,
+    pack_queries,
+    parts_of,
+)
+from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
+from harness.compiler.schedules.cpu.attention.online_softmax import State
+from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.packing import copy_rows, joined_rows, pack_channels
+from harness.compiler.schedules.cpu.attention.score_mod import Head
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.tile import Tile
+
+_BLOCK_BYTES = 512 * 1024
+"""Largest size of the keys and values of a block in bytes."""
+_MOST_KEYS = 576
+"""Largest number of keys of a block, whose scores are a strip of as many lines."""
+_CHUNK = 64
+"""Largest number of keys whose exponentials, and whose values, one register adds up."""
+_TILES = 4
+"""Largest number of tiles of keys that a task computes and packs together, if the kernel computes their layer."""
+_TASKS = 64
+"""Blocks of queries wanted at least in a parallel loop; as many heads are taken together as that needs."""
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The schedule of keys and values that are packed a block at a time.
+
+    Attributes:
+        scores: Register tile of the scores, keys × queries.
+        output: Register tile of the result, queries × channels.
+    """
+
+    scores: Tile
+    output: Tile
+
+    def build(self, attention: Attention) -> T.PrimFunc:
+        """Builds the kernel; the number of keys may be symbolic."""
+        if self.scores.rows % attention.arithmetic.terms:
+            raise AssertionError("the keys of a tile of scores are whole elements")
+        plan = _Plan(attention, self.scores, self.output)
+
+        def body(*buffers: T.Buffer) -> None:
+            *inputs, result = buffers
+            sources, count = attention.by_role(inputs), attention.keys
+            if not isinstance(count, int):
+                count = T.Bind(T.Cast("int32", count))
+            panels, work = _Panels.allocated(plan), plan.work(sources)
+            with attention.arithmetic.imported(), T.serial(0, plan.groups) as g:
+                heads = _Heads(plan, g)
+                _pack_queries(heads, sources, work)
+                with T.serial(0, ceil_div(count, plan.keys)) as block:
+                    first = T.Bind(block * plan.keys)
+                    key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
+                    _pack_keys(heads, sources, panels, first, key_count)
+                    _attend(heads, work, panels, first, key_count)
+                _write(heads, work, result)
+
+        info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
+        return prim_func(attention.name, attention.arguments, body, info)
+
+
+@dataclass(frozen=True)
+class _Plan(Plan):
+    """The sizes of the kernel."""
+
+    @property
+    def heads_at_a_time(self) -> int:
+        """Returns the number of heads that are computed at a time, a divisor of the number of heads."""
+        batch, _, heads, _ = self.attention.query.shape
+        count = int(batch * heads)
+        return next((n for n in range(1, count) if count % n == 0 and n * self.blocks >= _TASKS), count)
+
+    @property
+    def groups(self) -> int:
+        """Returns the number of groups of heads that are computed at a time."""
+        batch, _, heads, _ = self.attention.query.shape
+        return int(batch * heads) // self.heads_at_a_time
+
+    @property
+    def tasks(self) -> int:
+        """Returns the number of blocks of queries that are computed at a time."""
+        return self.heads_at_a_time * self.blocks
+
+    @property
+    def chunks(self) -> int:
+        """Returns the number of chunks of the depth of a score."""
+        return ceil_div(self.attention.depth, self.chunk)
+
+    @property
+    def part(self) -> int:
+        """Returns the number of keys of a chunk: whole tiles of scores, as many as one register of a result adds up."""
+        rows = self.scores.rows
+        return max(1, _CHUNK // rows) * rows
+
+    @property
+    def keys(self) -> int:
+        """Returns the number of keys of a block: whole chunks, in blocks that are as equal as these allow."""
+        count, part = self.attention.keys, self.part
+        channels = self.chunks * self.chunk * self.attention.arithmetic.terms
+        fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (channels + self.padded)))
+        most_keys = max(1, fitting // part) * part
+        length = ceil_div(count, ceil_div(count, most_keys)) if isinstance(count, int) else most_keys
+        return ceil_div(length, part) * part
+
+    @property
+    def packed(self) -> int:
+        """Returns the number of keys that a task packs: whole tiles of scores, a divisor of a chunk."""
+        rows = self.scores.rows
+        tiles = self.part // rows
+        if not isinstance(self.attention.key, LinearKey):
+            return rows
+        return rows * next(count for count in range(min(_TILES, tiles), 0, -1) if tiles % count == 0)
+
+    @property
+    def even(self) -> bool:
+        """Returns whether every block of keys is full."""
+        count = self.attention.keys
+        return isinstance(count, int) and count % self.keys == 0
+
+    def work(self, sources: Buffers) -> Work:
+        """Emits the allocation of the buffers of all blocks of queries that are computed at a time."""
+        queries = T.alloc_buffer((self.tasks, self.attention.depth, self.columns), self.attention.arithmetic.dtype)
+        state = State.allocated(self.tasks, self.scores, self.padded)
+        return Work(queries, state, self.attention.allocated(sources, self.tasks, self.columns))
+
+
+@dataclass(frozen=True)
+class _Panels:
+    """The packed keys and values of a block of keys.
+
+    Attributes:
+        keys: [head, chunk, key, element of the chunk].
+        values: [head, panel, element of the keys, channel of the panel].
+    """
+
+    keys: T.Buffer
+    values: T.Buffer
+
+    @classmethod
+    def allocated(cls, plan: _Plan) -> _Panels:
+        """Emits its allocation."""
+        arithmetic, heads = plan.attention.arithmetic, plan.heads_at_a_time
+        keys = (heads, plan.chunks, plan.keys, plan.chunk)
+        values = (heads, plan.panels, plan.keys // arithmetic.terms, plan.output.columns)
+        return cls(T.alloc_buffer(keys, arithmetic.dtype), T.alloc_buffer(values, arithmetic.dtype))
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """The heads that are computed at a time.
+
+    Attributes:
+        plan: The sizes.
+        group: Their group.
+    """
+
+    plan: _Plan
+    group: T.Var
+
+    def head(self, m: T.Index) -> Head:
+        """Emits batch and number of a head of the group."""
+        heads = int(self.plan.attention.query.shape[2])
+        head = T.Bind(self.group * self.plan.heads_at_a_time + m)
+        return T.Bind(head // heads), T.Bind(head % heads)
+
+
+def _pack_queries(heads: _Heads, sources: Buffers, work: Work) -> None:
+    """Emits the packing of the queries, and the state before the first key."""
+    plan, attention = heads.plan, heads.plan.attention
+    with T.parallel(0, plan.tasks) as task:
+        first, rows = plan.queries_from(task % plan.blocks)
+        line = T.alloc_buffer((plan.columns, attention.depth), attention.arithmetic.dtype)
+        head = heads.head(task // plan.blocks)
+        pack_queries(plan, work, attention.query_rows(sources, head), line, QueryBlock(task, head, first), rows)
+        attention.fill(sources, work.mods, head, task, first)
+        work.state.clear(task)
+
+
+def _pack_keys(heads: _Heads, sources: Buffers, panels: _Panels, first: T.Var, key_count: T.Index) -> None:
+    """Emits the packing of a block of keys and values, with zeros beyond the last key."""
+    plan, attention = heads.plan, heads.plan.attention
+    arithmetic, lanes, rows = attention.arithmetic, plan.lanes, plan.packed
+    tasks = plan.keys // rows
+    with T.parallel(0, plan.heads_at_a_time * tasks) as task:
+        m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
+        head = heads.head(m)
+        count = rows if plan.even else T.Bind(T.max(0, T.min(rows, key_count - start)))
+        key = T.alloc_buffer((rows, plan.chunks * plan.chunk), arithmetic.dtype)
+        value = T.alloc_buffer((rows, plan.padded), "float32")
+        begin = first + start
+        key_rows = attention.key_rows(sources, head, begin, count, rows)
+        pack_channels(key_rows, key, lanes, begin, count, arithmetic)
+        copy_rows(attention.value_rows(sources, head), value, lanes, begin, count)
+        with T.serial(0, rows // arithmetic.terms) as i:
+            _store_element(plan, panels, key, value, (m, T.Bind(start // arithmetic.terms + i)), i)
+
+
+def _store_element(
+    plan: _Plan, panels: _Panels, key: T.Buffer, value: T.Buffer, place: tuple[T.Var, T.Var], i: T.Var
+) -> None:
+    """Emits the store of element i of packed rows of keys and values, at its place (head, element of the block)."""
+    (m, element), arithmetic, columns = place, plan.attention.arithmetic, plan.output.columns
+    terms = arithmetic.terms
+    for n, c in product(range(terms), range(plan.chunks)):
+
+        def pack_key(k: T.Index, n: int = n, c: int = c) -> None:
+            T.buffer_store(panels.keys, key[i * terms + n, c * plan.chunk + k], [m, c, element * terms + n, k])
+
+        for_each_vector(min(plan.chunk, plan.attention.depth - c * plan.chunk), plan.lanes, pack_key)
+    with T.serial(0, plan.panels) as p:
+
+        def pack_value(j: T.Index) -> None:
+            T.buffer_store(panels.values, joined_rows(arithmetic, value, i, p * columns + j), [m, p, element, j])
+
+        for_each_vector(columns, plan.lanes, pack_value)
+
+
+def _attend(heads: _Heads, work: Work, panels: _Panels, first: T.Var, key_count: T.Index) -> None:
+    """Emits the passage of all blocks of queries past a block of keys."""
+    plan = heads.plan
+    terms = plan.attention.arithmetic.terms
+    chunks = parts_of(key_count, plan.part)
+    elements = plan.keys // terms if plan.even else key_count if terms == 1 else chunks * (plan.part // terms)
+    with T.parallel(0, plan.tasks) as task:
+        m = T.Bind(task // plan.blocks)
+        queries = QueryBlock(task, heads.head(m), T.Bind(task % plan.blocks * plan.columns))
+
+        def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
+            return panels.keys[m, start // plan.chunk, p * plan.scores.rows + i, k]
+
+        def value(panel: Panel, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+            return panels.values[m, panel.number, start + k, j]
+
+        keys = KeyBlock(
+            first,
+            key_count,
+            elements,
+            plan.part // terms,
+            chunks,
+            padded=terms > 1 and not plan.even,
+            by_chunk=True,
+            key=key,
+            value=value,
+        )
+        attend(plan, work, Strip.allocated(plan, plan.keys), queries, keys)
+
+
+def _write(heads: _Heads, work: Work, result: T.Buffer) -> None:
+    """Emits the results of all blocks of queries."""
+    plan = heads.plan
+    with T.parallel(0, plan.tasks) as task:
+        head = heads.head(task // plan.blocks)
+        first, rows = plan.queries_from(task % plan.blocks)
+        work.state.write(task, plan.attention, result, head, first, rows)
