@@ -43,6 +43,7 @@ class ResultLayout:
         reshaped: Returns the layout of the same elements in the result of a new shape.
         permuted: Returns the layout of the same elements in the result permuted by axes; None if rows of the product
             would be split.
+        contiguous: Whether neighbouring columns are neighbours in memory.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +52,7 @@ class ResultLayout:
     cheap: frozenset[int]
     reshaped: Callable[[tuple[int, ...]], ResultLayout] | None = None
     permuted: Callable[[tuple[int, ...]], ResultLayout | None] = lambda axes: None
+    contiguous: bool = True
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Returns whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
@@ -140,8 +142,8 @@ class Epilogue:
 
         Returns:
             A function of (batch, row, column, value) that emits the store; and one of (batch, row, column) that returns
-                the elements that it touches in tensors as
-            large as the result: the element that it writes, then those that it reads.
+                the elements that it touches in tensors as large as the result: the element that it writes, then those
+                that it reads; none where columns are not neighbours in memory.
         """
         readers = self._readers(layout, operands)
         final = self.final(layout)
@@ -152,6 +154,8 @@ class Epilogue:
             T.buffer_store(line, finished, [final.flat(b, i, j)])
 
         def touched(b: Any, i: Any, j: Any) -> list[Any]:
+            if not final.contiguous:
+                return []
             return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader, whole in readers if whole)]
 
         return store, touched

@@ -31,7 +31,7 @@ from harness.compiler.schedules.cpu.conv2d import lower_conv2d
 from harness.compiler.schedules.cpu.conv2d_transpose import lower_conv2d_transpose
 from harness.compiler.schedules.cpu.emit import Arithmetic
 from harness.compiler.schedules.cpu.epilogue import UNARY, Epilogue, ResultLayout, Step
-from harness.compiler.schedules.cpu.feed_forward import feed_forward, joins
+from harness.compiler.schedules.cpu.feed_forward import feed_forward
 from harness.compiler.schedules.cpu.gemm import lower_matmul, rounded_left
 from harness.compiler.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
@@ -204,14 +204,14 @@ def _join_linear_layers(
     for last, second in list(kernels.items()):
         hidden = second.lowering.inputs[0]
         first = kernels.get(hidden) if isinstance(hidden, relax.Var) else None
-        if first is None or first.lowering.linear is None or second.lowering.linear is None:
+        if first is None:
             continue
         moves = [hidden]
         while (user := _only_user(facts, moves[-1])) is not None and not user.same_as(second.covers[0]):
             moves.append(user)
-        if user is None or not joins(first.lowering.linear, first.epilogue, second.lowering.linear):
+        lowering = feed_forward(context, first.lowering, first.epilogue, second.lowering, len(first.operands))
+        if user is None or lowering is None:
             continue
-        lowering = feed_forward(first.lowering, first.epilogue, second.lowering, len(first.operands))
         operands = (*first.operands, *second.operands)
         kernels[last] = _Fused(lowering, operands, second.epilogue, (*first.covers, *second.covers))
         covered.update(moves)

@@ -113,6 +113,18 @@ class Workload(Hashable, Protocol):
         """Schedules worth trying, repetitions among them; some may be refused."""
 
 
+class ProductWorkload(Workload, Protocol):
+    """A workload that can be computed as a product."""
+
+    @property
+    def extents(self) -> product.Extents:
+        """Returns the extents of the product."""
+
+    @property
+    def streaming(self) -> Side:
+        """Returns the operand that is packed by the tasks."""
+
+
 def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
     """Returns the complete schedule of a workload.
 
@@ -195,7 +207,7 @@ def _parts(count: int) -> Iterator[int]:
         n *= 2
 
 
-def _packed(workload: Product | Convolution | TransposedConvolution) -> product.Extents:
+def _packed(workload: ProductWorkload) -> product.Extents:
     """Returns the extents of a product whose depth counts elements of panels: terms, or pairs of them."""
     return workload.extents.packed(PAIR if workload.dtype == BF16 else 1)
 
@@ -381,8 +393,12 @@ class Convolution:
     @property
     def extents(self) -> product.Extents:
         """Returns the product of a direct convolution."""
-        window = self.window
-        return product.Extents(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
+        return self.window.extents
+
+    @property
+    def streaming(self) -> Side:
+        """Returns the operand that is packed by the tasks: the columns of the image."""
+        return "right"
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Returns the complete schedule."""
@@ -467,6 +483,11 @@ class TransposedConvolution:
         """Returns the product that it is computed as."""
         batch, depth, height, width = self.image
         return product.Extents(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
+
+    @property
+    def streaming(self) -> Side:
+        """Returns the operand that is packed by the tasks: the pixels of the image."""
+        return "right"
 
     @property
     def multiplications(self) -> int:
