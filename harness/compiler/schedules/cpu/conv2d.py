@@ -69,7 +69,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     if window.channels == window.filters == 1:
         return lower_depthwise(context, window, data, weights)
     arithmetic = context.multiplied(conv, window.filters, window.channels, taps)
-    convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
+    convolution = Convolution(window, at_load=context.is_parameter(weights), dtype=arithmetic.multiplies)
     schedule = context.decide(convolution) if arithmetic.tiles is None else None
     if schedule is not None and schedule.get("filtering"):
         return filtered(plan_of(context.unit, window, schedule), data, weights)

@@ -46,7 +46,9 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
     if not tiles:
         return None
     arithmetic = context.multiplied(conv, math.prod(weight[1:]), image[1])
-    convolution = TransposedConvolution(image, weight, context.is_parameter(conv.args[1]), arithmetic.multiplies)
+    convolution = TransposedConvolution(
+        image, weight, at_load=context.is_parameter(conv.args[1]), dtype=arithmetic.multiplies
+    )
     blocking = context.blocking(convolution, arithmetic)
     return contracted(_contraction(convolution, conv, result, arithmetic, blocking), rounds=arithmetic is not FP32)
 

@@ -129,9 +129,9 @@ def matrix_product(
         extents,
         side,
         staying.matrices,
-        context.is_parameter(staying.value),
-        moving.transposed,
-        arithmetic.multiplies,
+        at_load=context.is_parameter(staying.value),
+        transposed=moving.transposed,
+        dtype=arithmetic.multiplies,
     )
     contraction = Contraction(
         "matmul",

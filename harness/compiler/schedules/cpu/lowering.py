@@ -105,7 +105,8 @@ class Context(Scope):
         Raises:
             HarnessError: Tuning found a schedule that cannot be used.
         """
-        extents, streaming = workload.extents.packed(arithmetic.terms), workload.streaming
+        extents, streaming = workload.direct
+        extents = extents.packed(arithmetic.terms)
         if arithmetic.tiles is not None:
             return blocking_in_tiles(arithmetic.tiles, extents, streaming, self.unit.lanes)
         if arithmetic.shapes is not None:
