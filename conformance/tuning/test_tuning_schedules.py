@@ -84,7 +84,7 @@ WORKLOADS: dict[str, Workload] = {
 
 HALF_TARGET = target_for("cooperlake")
 HALF = {
-    name: replace(workload, dtype="bfloat16")  # type: ignore[type-var]
+    name: replace(workload, dtype="bfloat16")
     for name, workload in {
         **{name: WORKLOADS[name] for name in ("linear", "row", "conv-3x3", "conv-1x1", "conv-activations")},
         "streams-right": Product(Extents(1, 33, 190, 66), "right"),
@@ -128,7 +128,7 @@ def drawn(draw: st.DrawFn) -> tuple[Workload, Schedule]:
         rows, columns, at_load = draw(many), draw(many), draw(st.booleans())
         # Of two activations the larger one streams.
         streaming = draw(st.sampled_from(["left", "right"])) if at_load else "left" if rows >= columns else "right"
-        workload: Workload = Product(Extents(1, rows, columns, draw(st.integers(1, 300))), streaming, 1, at_load)  # type: ignore[arg-type]
+        workload: Workload = Product(Extents(1, rows, columns, draw(st.integers(1, 300))), streaming, at_load=at_load)  # type: ignore[arg-type]
     elif kind == "convolution":
         workload = Convolution(window(draw(few), draw(few), draw(st.integers(4, 20))))
     else:
@@ -234,7 +234,7 @@ def test_float32_workloads_have_the_keys_that_are_stored() -> None:
 
 @pytest.mark.parametrize("half", HALF.values(), ids=HALF)
 def test_what_multiplies_bfloat16_is_another_task_of_the_same_numbers(half: Workload) -> None:
-    workload = replace(half, dtype="float32")  # type: ignore[type-var]
+    workload = replace(half, dtype="float32")
     assert half.key == f"{workload.key} bfloat16" and half != workload
     for one, other in zip(draw_arrays(workload), draw_arrays(half), strict=True):
         np.testing.assert_array_equal(one, other)

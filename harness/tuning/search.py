@@ -80,7 +80,7 @@ def measure(build: Build, workload: Workload, target: str, schedules: Sequence[S
         verdict = judge_by_gate(actual, expected, expected)[0]
     else:
         # Rounding of weights in an attention follows from their blocking: strict would be too strict.
-        exact = build(replace(workload, dtype="float32"), {}, target)().numpy()  # type: ignore[type-var]
+        exact = build(replace(workload, dtype="float32"), {}, target)().numpy()
         verdict = judge(actual, expected, {"result": exact.astype(np.float64)}, by_oracle=True)[0]
     if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE):
         raise HarnessError(f"its result is wrong: {verdict.reason}")

@@ -184,9 +184,9 @@ def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any
     return result
 
 
-def ravel(index: Index, shape: Sequence[Any]) -> Any:
+def ravel(index: Index, shape: Sequence[T.Index]) -> T.Index:
     """Returns the number of an element, counted row by row; the first extent of the shape may be symbolic."""
-    flat: Any = 0
+    flat: T.Index = 0
     for n, (position, extent) in enumerate(zip(index, shape, strict=True)):
         flat = flat * extent + position if n or isinstance(extent, int) else position
     return flat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,14 @@ def permutation(call: ir.Call) -> tuple[int, ...]:
     return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
-def is_call(value: Any, *names: str) -> bool:
+def operator_name(value: relax.Expr) -> str:
+    """Returns the name of the Relax operator that a value is a call of; empty if it is none."""
+    return str(getattr(value.op, "name", "")) if isinstance(value, ir.Call) else ""
+
+
+def is_call(value: relax.Expr, *names: str) -> bool:
     """Returns whether a value is a call of one of these Relax operators."""
-    return isinstance(value, ir.Call) and getattr(value.op, "name", None) in names
+    return operator_name(value) in names
 
 
 def static_shape(value: relax.Expr, dtype: str | None = "float32") -> tuple[int, ...] | None:
@@ -92,6 +97,18 @@ class Facts:
 
     bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
+
+    def only_user(self, variable: relax.Var) -> relax.Var | None:
+        """Returns the binding that is the only one to use a variable of the same dataflow block, which it uses once."""
+        users = self.users.get(variable, [])
+        return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
+
+    def only_users(self, variable: relax.Var) -> Iterator[relax.Var]:
+        """Yields the only user of a variable, then the only user of that one, and so on."""
+        user = self.only_user(variable)
+        while user is not None:
+            yield user
+            user = self.only_user(user)
 
 
 def facts_of(function: relax.Function) -> Facts:

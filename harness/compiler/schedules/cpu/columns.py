@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers, view
+from harness.compiler.schedules.cpu.contraction import Packer, across
 from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
 from harness.compiler.schedules.cpu.product import Extents, Fill, Pack, Put, Read
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
@@ -23,23 +24,25 @@ _LONGEST_STRIDE = 4
 """So many vectors are loaded for one at most; beyond it elements are loaded one by one."""
 
 
-def columns_of(rows: T.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
-    """Returns a reader of contiguous columns [matrix, row, column]: it takes matrix, column and k."""
-    return lambda b, j, k: arithmetic.pack_terms(lambda row: rows[b, row, j], k, extents.depth)
+def pixels(extents: Extents) -> Packer:
+    """Returns how the columns of an image are packed whose pixels are the columns of a product."""
+
+    def read(image: T.Buffer) -> Read:
+        columns = view(image, extents.batch, extents.depth, extents.columns)
+        return lambda b, j, k: columns[b, k, j]
+
+    return across("right", extents, read, neighbours=True)
 
 
-def gather(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
-    """Returns how the columns of one panel of output pixels are packed; padding reads as zero.
+def gather(window: Window) -> Packer:
+    """Returns how the columns of an image [batch, channels, height, width] are packed; padding reads as zero."""
 
-    Args:
-        window: The geometry.
-        tile: Its columns are the pixels of a panel.
-        image: [batch, channels, height, width].
-        arithmetic: Packs channels into the elements of a panel.
-    """
-    if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
-        return _gather_panel(window, tile, image, arithmetic)
-    return _gather_runs(window, tile, image, arithmetic)
+    def pack(image: T.Buffer, tile: Tile, arithmetic: Arithmetic) -> Pack:
+        if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
+            return _gather_panel(window, tile, image, arithmetic)
+        return _gather_runs(window, tile, image, arithmetic)
+
+    return pack
 
 
 def _keeps_lines(window: Window) -> bool:

@@ -15,38 +15,22 @@ before. Where no instruction multiplies pairs, fp32 and minimal filtering are fa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm import ir, relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call, is_call, static_shape
-from harness.compiler.schedules.common.kernel import Argument, view
-from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
+from harness.compiler.schedules.common.graph import is_call, static_shape
+from harness.compiler.schedules.common.kernel import view
 from harness.compiler.schedules.common.scope import Scope
-from harness.compiler.schedules.cpu.columns import columns_of, gather
+from harness.compiler.schedules.cpu.columns import gather, pixels
+from harness.compiler.schedules.cpu.contraction import Contraction, Resident, Streaming
 from harness.compiler.schedules.cpu.depthwise import lower_depthwise
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
-from harness.compiler.schedules.cpu.epilogue import Epilogue
-from harness.compiler.schedules.cpu.gemm import Operand, kernel_name, matrix_product
-from harness.compiler.schedules.cpu.lowering import Context, Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Blocking,
-    Extents,
-    Read,
-    pack_function,
-    product_function,
-    read_left,
-    stream,
-)
-from harness.compiler.schedules.cpu.schedule import (
-    Convolution,
-    blocking_in_tiles,
-    blocking_of,
-    plan_of,
-)
+from harness.compiler.schedules.cpu.gemm import Operand, matrix_product
+from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracted
+from harness.compiler.schedules.cpu.product import Blocking, Extents, Read
+from harness.compiler.schedules.cpu.schedule import Convolution, plan_of
 from harness.compiler.schedules.cpu.window import Window, pair, shapes_of
 from harness.compiler.schedules.cpu.winograd import filtered
 from harness.compiler.schedules.cpu.winograd_plan import filterable, upsampled_plan
@@ -85,17 +69,12 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     if window.channels == window.filters == 1:
         return lower_depthwise(context, window, data, weights)
     arithmetic = context.multiplied(conv, window.filters, window.channels, taps)
-    if arithmetic.tiles is not None:
-        extents = Convolution(window).extents.packed(arithmetic.terms)
-        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
-        return _columns(blocking, extents, window, data, weights, weight, arithmetic)
-    convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
-    decided = context.decide(convolution)
-    if decided.get("filtering"):
-        return filtered(plan_of(context.unit, window, decided), data, weights)
-    extents = convolution.extents.packed(arithmetic.terms)
-    blocking = blocking_of(context.unit, extents, "right", decided)
-    return _columns(blocking, extents, window, data, weights, weight, arithmetic)
+    convolution = Convolution(window, at_load=context.is_parameter(weights), dtype=arithmetic.multiplies)
+    schedule = context.decide(convolution) if arithmetic.tiles is None else None
+    if schedule is not None and schedule.get("filtering"):
+        return filtered(plan_of(context.unit, window, schedule), data, weights)
+    blocking = context.blocking(convolution, arithmetic, schedule)
+    return contracted(_contraction(window, data, weights, arithmetic, blocking), rounds=arithmetic is not FP32)
 
 
 def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
@@ -115,48 +94,22 @@ def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
     return value if sorted(axes) == [2, 3] else None
 
 
-def _columns(
-    blocking: Blocking,
-    extents: Extents,
-    window: Window,
-    data: relax.Expr,
-    weights: relax.Expr,
-    weight: tuple[int, ...],
-    arithmetic: Arithmetic,
-) -> Lowering:
-    """Lowers the general convolution."""
-    tile = blocking.tile
-    layout = window.layout
+def _contraction(
+    window: Window, data: relax.Expr, weights: relax.Expr, arithmetic: Arithmetic, blocking: Blocking
+) -> Contraction:
+    """Describes the product of the weights and the columns of the image, which are gathered if they are not there."""
+    groups, extents = window.groups, window.extents
 
-    def weight_reader(buffer: T.Buffer) -> Read:
-        rows = view(buffer, window.groups, window.filters, window.depth)
-        return lambda g, i, k: arithmetic.pack_terms(lambda term: rows[g, i, term], k, extents.depth)
+    def read(buffer: T.Buffer) -> Read:
+        rows = view(buffer, groups, window.filters, window.depth)
+        return lambda g, i, k: rows[g, i, k]
 
-    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        source = Argument("weight", weight)
-        packing = pack_function(
-            "left", source, window.groups, window.filters, extents.depth, tile, weight_reader, arithmetic
-        )
-        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
-
-        def body(*buffers: T.Buffer) -> Access:
-            image, panels, *extras, result = buffers
-            store, touched = epilogue.write_back(layout, extras, result)
-            if window.pointwise:
-                rows = view(image, extents.batch, window.channels, window.pixels)
-                pack = stream(columns_of(rows, arithmetic, extents), window.pixels, tile.columns, tile.lanes)
-            else:
-                pack = gather(window, tile, image, arithmetic)
-            packed_weights = read_left(panels, arithmetic)
-            return Access(pack, lambda b, p, k, i: packed_weights(b % window.groups, p, k, i), store, touched)
-
-        name = kernel_name("conv2d", arithmetic, epilogue)
-        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        pixels = Argument("image", window.image, str(inputs[0].ty.dtype))
-        operands = [pixels, Argument("packed", packed_shape, arithmetic.dtype)]
-        info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
-        arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
-        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
-
-    return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)
+    return Contraction(
+        "nn.conv2d",
+        extents,
+        Streaming("right", data, window.image, pixels(extents) if window.pointwise else gather(window)),
+        Resident(weights, window.weight, groups, read, lambda b: b % groups),
+        window.layout,
+        arithmetic,
+        blocking,
+    )

@@ -10,30 +10,19 @@ computed, and stored, in vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call
-from harness.compiler.schedules.common.kernel import Argument, view
-from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
-from harness.compiler.schedules.cpu.columns import columns_of
+from harness.compiler.schedules.common.kernel import view
+from harness.compiler.schedules.cpu.columns import pixels
+from harness.compiler.schedules.cpu.contraction import Contraction, Resident, Streaming
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
-from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.compiler.schedules.cpu.gemm import kernel_name
-from harness.compiler.schedules.cpu.lowering import Context, Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Interleaved,
-    Read,
-    pack_function,
-    product_function,
-    read_left,
-    stream,
-)
-from harness.compiler.schedules.cpu.schedule import TransposedConvolution, blocking_in_tiles, blocking_of
+from harness.compiler.schedules.cpu.epilogue import ResultLayout
+from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracted
+from harness.compiler.schedules.cpu.product import Blocking, Read
+from harness.compiler.schedules.cpu.schedule import TransposedConvolution
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import pair, shapes_of
 
@@ -54,64 +43,42 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
+    if not tiles:
+        return None
     arithmetic = context.multiplied(conv, math.prod(weight[1:]), image[1])
-    return _product(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
+    convolution = TransposedConvolution(
+        image, weight, at_load=context.is_parameter(conv.args[1]), dtype=arithmetic.multiplies
+    )
+    blocking = context.blocking(convolution, arithmetic)
+    return contracted(_contraction(convolution, conv, result, arithmetic, blocking), rounds=arithmetic is not FP32)
 
 
-def _product(
-    context: Context,
-    data: relax.Expr,
-    weights: relax.Expr,
-    image: tuple[int, ...],
-    weight: tuple[int, ...],
+def _contraction(
+    convolution: TransposedConvolution,
+    conv: ir.Call,
     result: tuple[int, ...],
     arithmetic: Arithmetic,
-) -> Lowering:
-    """Lowers the product of weights, [filters · kernel pixels, channels], and images."""
-    batch, depth, _, width = image
-    kernel_width = weight[3]
-    convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
-    extents = convolution.extents.packed(arithmetic.terms)
-    if arithmetic.tiles is not None:
-        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
-    else:
-        blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
-    tile = blocking.tile
-    rows_together = _interleaves(kernel_width, width, tile)
-    layout = _layout(result, (weight[2], kernel_width), rows_together=rows_together)
+    blocking: Blocking,
+) -> Contraction:
+    """Describes the product of weights, [filters · kernel pixels, channels], and images."""
+    (data, weights), extents = conv.args, convolution.extents
+    kernel, width = convolution.weight[2:], convolution.image[3]
+    rows_together = _interleaves(kernel[1], width, blocking.tile)
 
-    def weight_reader(buffer: T.Buffer) -> Read:
-        columns = view(buffer, depth, extents.rows)
-        return lambda _, i, k: arithmetic.pack_terms(lambda row: columns[row, i], k, extents.depth)
+    def read(buffer: T.Buffer) -> Read:
+        columns = view(buffer, extents.depth, extents.rows)
+        return lambda _, i, k: columns[k, i]
 
-    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        source = Argument("weight", weight)
-        packing = pack_function("left", source, 1, extents.rows, extents.depth, tile, weight_reader, arithmetic)
-        packed = builder.emit(call(builder, "pack", packing, [inputs[1]]))
-
-        def body(*buffers: T.Buffer) -> Access:
-            pixels, panels, *extras, output = buffers
-            rows = view(pixels, batch, depth, extents.columns)
-            store, _ = epilogue.write_back(layout, extras, output)
-            lines = Interleaved(kernel_width, tile.run(width), lambda b, i, j, n, value: store(b, i, (j, n), value))
-            pack = stream(columns_of(rows, arithmetic, extents), extents.columns, tile.columns, tile.lanes)
-            packed_weights = read_left(panels, arithmetic)
-
-            def read(_: Any, p: Any, k: Any, i: Any) -> Any:
-                return packed_weights(0, p, k, i)
-
-            return Access(pack, read, store, interleaved=lines if rows_together else None)
-
-        name = kernel_name("conv2d_transpose", arithmetic, epilogue)
-        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        source = Argument("image", image, str(inputs[0].ty.dtype))
-        operands = [source, Argument("packed", packed_shape, arithmetic.dtype)]
-        info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
-        arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
-        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
-
-    return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)
+    return Contraction(
+        "nn.conv2d_transpose",
+        extents,
+        Streaming("right", data, convolution.image, pixels(extents)),
+        Resident(weights, convolution.weight, 1, read, lambda _: 0),
+        _layout(result, kernel, rows_together=rows_together),
+        arithmetic,
+        blocking,
+        (kernel[1], blocking.tile.run(width)) if rows_together else None,
+    )
 
 
 def _interleaves(kernel_width: int, width: int, tile: Tile) -> bool:
@@ -120,7 +87,7 @@ def _interleaves(kernel_width: int, width: int, tile: Tile) -> bool:
     return fits and tile.run(width) >= SHORTEST_RUN
 
 
-def _layout(result: tuple[int, ...], kernel: tuple[int, int], *, rows_together: bool) -> ResultLayout:
+def _layout(result: tuple[int, ...], kernel: tuple[int, ...], *, rows_together: bool) -> ResultLayout:
     """Returns the layout of results: each row by itself, or the first row of a kernel's line with the whole line.
 
     Together, a column is a pair: the first pixel, and the number of the element counted from that pixel's patch.
@@ -138,4 +105,4 @@ def _layout(result: tuple[int, ...], kernel: tuple[int, int], *, rows_together: 
         n, c, y, x = coordinates(b, i, j)
         return ((n * channels + c) * height + y) * width + x
 
-    return ResultLayout(result, flat, coordinates, frozenset({0, 1}))
+    return ResultLayout(result, flat, coordinates, frozenset({0, 1}), contiguous=False)

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tvm import ir, relax
+
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import BINARY
+from harness.compiler.schedules.common.graph import number, operator_name, permutation, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, view
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
@@ -43,6 +46,7 @@ class ResultLayout:
         reshaped: Returns the layout of the same elements in the result of a new shape.
         permuted: Returns the layout of the same elements in the result permuted by axes; None if rows of the product
             would be split.
+        contiguous: Whether neighbouring columns are neighbours in memory.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +55,7 @@ class ResultLayout:
     cheap: frozenset[int]
     reshaped: Callable[[tuple[int, ...]], ResultLayout] | None = None
     permuted: Callable[[tuple[int, ...]], ResultLayout | None] = lambda axes: None
+    contiguous: bool = True
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Returns whether a tensor of this shape, broadcast to the result, can be an operand of a step."""
@@ -94,6 +99,34 @@ class Step:
         if after is None:
             raise ValueError(f"{self.op} cannot follow this product")
         return after
+
+
+def following_step(value: ir.Call, running: relax.Var, layout: ResultLayout) -> tuple[Step, relax.Expr | None] | None:
+    """Returns an operator on the running value as a step, and its tensor operand; None if no write-back can do it.
+
+    Args:
+        value: The operator.
+        running: The variable of the running value.
+        layout: The layout of the running value.
+    """
+    name, shape = operator_name(value), static_shape(value)
+    if shape and name == "relax.reshape" and value.args[0].same_as(running):
+        return None if layout.reshaped is None else (Step(name, shape=shape), None)
+    if shape and name == "relax.permute_dims":
+        axes = permutation(value)
+        return None if layout.permuted(axes) is None else (Step(name, shape=shape, axes=axes), None)
+    if shape != layout.shape or name not in (UNARY | BINARY):
+        return None
+    if name in UNARY:
+        return Step(name), None
+    swapped = value.args[1].same_as(running)
+    other = value.args[0] if swapped else value.args[1]
+    constant, extent = number(other), static_shape(other)
+    if constant is not None:
+        return Step(name, constant=constant, swapped=swapped), None
+    if extent is None or not layout.accepts(extent):
+        return None
+    return Step(name, operand=True, swapped=swapped), other
 
 
 @dataclass(frozen=True)
@@ -140,8 +173,8 @@ class Epilogue:
 
         Returns:
             A function of (batch, row, column, value) that emits the store; and one of (batch, row, column) that returns
-                the elements that it touches in tensors as
-            large as the result: the element that it writes, then those that it reads.
+                the elements that it touches in tensors as large as the result: the element that it writes, then those
+                that it reads; none where columns are not neighbours in memory.
         """
         readers = self._readers(layout, operands)
         final = self.final(layout)
@@ -152,6 +185,8 @@ class Epilogue:
             T.buffer_store(line, finished, [final.flat(b, i, j)])
 
         def touched(b: Any, i: Any, j: Any) -> list[Any]:
+            if not final.contiguous:
+                return []
             return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader, whole in readers if whole)]
 
         return store, touched
@@ -174,12 +209,12 @@ class Epilogue:
     def _finished(self, value: Any, operands: Sequence[Any]) -> Any:
         waiting = iter(operands)
         steps = [step for step in self.steps if step.shape is None]
-        for number, step in enumerate(steps):
+        for n, step in enumerate(steps):
             if step.op == _ROUND:
                 value = to_bf16(value)
                 continue
             if step.op in UNARY:
-                rounds = number + 1 < len(steps) and steps[number + 1].op == _ROUND
+                rounds = n + 1 < len(steps) and steps[n + 1].op == _ROUND
                 value = (UNARY | _UNARY_FOR_BF16 if rounds else UNARY)[step.op](value)
                 continue
             other = next(waiting) if step.operand else fp32(step.constant or 0.0)

@@ -21,9 +21,11 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
+from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.cpu.contraction import Contraction
 from harness.compiler.schedules.cpu.emit import FP32, LINE, prefetch
 from harness.compiler.schedules.cpu.epilogue import Epilogue
-from harness.compiler.schedules.cpu.lowering import LinearLayer, Lowering
+from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.compiler.schedules.cpu.product import (
     Access,
     Block,
@@ -49,43 +51,27 @@ _THIN_BLOCK_BYTES = 256 * 1024
 """And tasks are smaller, so that there are enough of them."""
 
 
-def joins(first: LinearLayer, activation: Epilogue, second: LinearLayer) -> bool:
-    """Returns whether one kernel takes the place of two linear layers.
+def feed_forward(scope: Scope, first: Lowering, activation: Epilogue, second: Lowering, count: int) -> Lowering | None:
+    """Returns the lowering of two linear layers to one kernel; None if they stay two.
 
     Args:
+        scope: The function around them.
         first: The layer that makes the hidden one.
         activation: The epilogue of the first layer.
         second: The layer that reads the hidden one. It has to read a row where the first layer has made it.
-    """
-    narrow, wide, last = first.extents.depth, first.extents.columns, second.extents.columns
-    return (
-        second.in_order
-        and all(step.axes is None for step in activation.steps)
-        and (first.extents.rows, wide) == (second.extents.rows, second.extents.depth)
-        and 4 * first.extents.rows * wide >= (_THIN_HIDDEN_BYTES if _is_thin(first, second) else _HIDDEN_BYTES)
-        and 4 * wide * (narrow + last) <= _WEIGHT_BYTES
-    )
-
-
-def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count: int) -> Lowering:
-    """Returns the lowering of both layers, with the epilogue of the first.
-
-    Args:
-        first: The layer that makes the hidden one.
-        activation: The epilogue of the first layer.
-        second: The layer that reads the hidden one.
         count: Operands of `activation`, which come before those of the second layer's epilogue.
     """
-    assert first.linear is not None and second.linear is not None
-    one, other = first.linear, second.linear
+    one, other = _linear_layer(scope, first), _linear_layer(scope, second)
+    if one is None or other is None or not _are_joined(one, activation, other):
+        return None
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source, *weights = inputs[:3]
-        packed = [layer.packing(builder, weight) for layer, weight in zip((one, other), weights, strict=True)]
+        packed = [layer.pack(builder, weight) for layer, weight in zip((one, other), weights, strict=True)]
         shapes = [tuple(int(extent) for extent in panels.ty.shape) for panels in packed]
         extras = [*activation.arguments, *epilogue.arguments]
         arguments = [
-            Argument("streamed", one.shape),
+            Argument("streamed", one.streaming.shape),
             *(Argument(name, shape) for name, shape in zip(("packed1", "packed2"), shapes, strict=True)),
             *(Argument(f"extra{n}", extra.shape) for n, extra in enumerate(extras)),
             epilogue.result(other.layout),
@@ -102,11 +88,30 @@ def feed_forward(first: Lowering, activation: Epilogue, second: Lowering, count:
     return Lowering((*first.inputs, second.inputs[1]), second.layout, build)
 
 
-def _is_thin(first: LinearLayer, second: LinearLayer) -> bool:
+def _linear_layer(scope: Scope, lowering: Lowering) -> Contraction | None:
+    """Returns the product of rows and weights in fp32 that a lowering is; None if it is another kernel."""
+    product = lowering.contraction
+    if product is None or product.streaming.rows is None or not scope.is_parameter(product.resident.value):
+        return None
+    return product if product.extents.batch == 1 and product.arithmetic is FP32 else None
+
+
+def _are_joined(first: Contraction, activation: Epilogue, second: Contraction) -> bool:
+    narrow, wide, last = first.extents.depth, first.extents.columns, second.extents.columns
+    return (
+        second.streaming.in_order
+        and all(step.axes is None for step in activation.steps)
+        and (first.extents.rows, wide) == (second.extents.rows, second.extents.depth)
+        and 4 * first.extents.rows * wide >= (_THIN_HIDDEN_BYTES if _is_thin(first, second) else _HIDDEN_BYTES)
+        and 4 * wide * (narrow + last) <= _WEIGHT_BYTES
+    )
+
+
+def _is_thin(first: Contraction, second: Contraction) -> bool:
     return first.extents.depth + second.extents.columns <= _THIN
 
 
-def _rows(first: LinearLayer, second: LinearLayer) -> int:
+def _rows(first: Contraction, second: Contraction) -> int:
     """Returns the rows of a task: whole tiles of both products, in blocks that are as equal as these allow."""
     step = math.lcm(first.blocking.tile.rows, second.blocking.tile.rows)
     count = ceil_div(first.extents.rows, step)
@@ -116,8 +121,8 @@ def _rows(first: LinearLayer, second: LinearLayer) -> int:
 
 
 def _emit(
-    first: LinearLayer,
-    second: LinearLayer,
+    first: Contraction,
+    second: Contraction,
     activation: Epilogue,
     epilogue: Epilogue,
     tensors: tuple[T.Buffer, T.Buffer, T.Buffer, T.Buffer],
@@ -148,7 +153,7 @@ def _emit(
                 ahead,
             )
 
-        pack = first.pack_rows(streamed)
+        pack = first.streaming.pack(streamed, first.blocking.tile, FP32)
         # Rows are packed as they lie; nothing reads them in place.
         access = Access(pack, _panel_reader(panels1), keep, rows=lambda b, row, k: None)
         block, slots = _block(first, task, rows, panels1)
@@ -163,7 +168,7 @@ def _emit(
         multiply_block(second.extents, second.blocking, access, block, slots, read_hidden)
 
 
-def _block(layer: LinearLayer, task: Any, rows: int, panels: T.Buffer) -> tuple[Block, int]:
+def _block(layer: Contraction, task: Any, rows: int, panels: T.Buffer) -> tuple[Block, int]:
     """Emits the work that a task of so many rows has in a layer; returns also its left panels at most."""
     height = layer.blocking.tile.rows
     slots = rows // height
@@ -175,7 +180,7 @@ def _panel_reader(panels: T.Buffer) -> PanelRead:
     return lambda b, p, k, i: panels[0, p, k, i]
 
 
-def _info(first: LinearLayer, second: LinearLayer, activation: Epilogue, epilogue: Epilogue) -> KernelInfo:
+def _info(first: Contraction, second: Contraction, activation: Epilogue, epilogue: Epilogue) -> KernelInfo:
     extents = {
         "rows": first.extents.rows,
         "depth": first.extents.depth,

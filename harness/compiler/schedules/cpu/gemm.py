@@ -7,37 +7,23 @@ with two activations the smaller one is. Leading dimensions that only the left o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import moved, ravel, row_starts
-from harness.compiler.schedules.common.graph import call, is_call, static_shape
-from harness.compiler.schedules.common.kernel import Argument, view
-from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
+from harness.compiler.schedules.common.graph import is_call, static_shape
+from harness.compiler.schedules.common.kernel import view
 from harness.compiler.schedules.cpu.bf16 import BF16, has_pairs
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
-from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.compiler.schedules.cpu.lowering import Context, LinearLayer, Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Extents,
-    Pack,
-    PanelRead,
-    Read,
-    Side,
-    pack_function,
-    panel_width,
-    product_function,
-    read_left,
-    read_right,
-    stream,
-    stream_rows,
-)
-from harness.compiler.schedules.cpu.schedule import Product, blocking_in_tiles, blocking_of, untuned_blocking
+from harness.compiler.schedules.cpu.contraction import Contraction, Resident, Streaming, across
+from harness.compiler.schedules.cpu.emit import Arithmetic
+from harness.compiler.schedules.cpu.epilogue import ResultLayout
+from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracted
+from harness.compiler.schedules.cpu.product import Extents, Pack, Read, Side, stream_rows
+from harness.compiler.schedules.cpu.schedule import Product
+from harness.compiler.schedules.cpu.tile import Tile
 
 
 @dataclass(frozen=True)
@@ -61,13 +47,13 @@ class Operand:
         """Returns the number of stored matrices."""
         return math.prod(self.batch)
 
-    def index(self, batch: tuple[int, ...], b: Any) -> Any:
-        """Returns the stored matrix that belongs to matrix b of the result."""
+    def matrix(self, batch: tuple[int, ...], b: T.Index) -> T.Index:
+        """Returns the stored matrix that belongs to matrix b of a result with these batch dimensions."""
         if self.batch == batch:
             return b
         if self.matrices == 1:
             return 0
-        result: Any = 0
+        result: T.Index = 0
         inner = math.prod(batch)
         for extent, stored_extent in zip(batch, self.batch, strict=True):
             inner //= extent
@@ -76,13 +62,14 @@ class Operand:
             b = b % inner if inner > 1 else 0
         return result
 
-    def reader(self, buffer: T.Buffer, rows: int, columns: int) -> Read:
-        """Returns (matrix, row, column) → element."""
-        if self.transposed:
-            data = view(buffer, self.matrices, columns, rows)
-            return lambda m, i, j: data[m, j, i]
-        data = view(buffer, self.matrices, rows, columns)
-        return lambda m, i, j: data[m, i, j]
+    def read(self, buffer: T.Buffer, extents: Extents, side: Side) -> Read:
+        """Returns (matrix, row of the left or column of the right operand, k) → term."""
+        width, depth = extents.width(side), extents.depth
+        if self.transposed == (side == "left"):
+            columns = view(buffer, self.matrices, depth, width)
+            return lambda m, i, k: columns[m, k, i]
+        rows = view(buffer, self.matrices, width, depth)
+        return lambda m, i, k: rows[m, i, k]
 
 
 def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
@@ -133,129 +120,80 @@ def matrix_product(
     batch: tuple[int, ...],
     extents: Extents,
     shape: tuple[int, ...],
-    arithmetic: Arithmetic = FP32,
+    arithmetic: Arithmetic,
 ) -> Lowering:
     """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
-    streaming = _streaming_side(context, left, right)
-    moving, staying = (left, right) if streaming == "left" else (right, left)
-    at_load = context.is_parameter(staying.value)
-    packed_extents = extents.packed(arithmetic.terms)
-    if arithmetic.tiles is not None:
-        blocking = blocking_in_tiles(arithmetic.tiles, packed_extents, streaming, context.unit.lanes)
-    elif arithmetic.shapes is not None:
-        blocking = untuned_blocking(context.unit, packed_extents, streaming, arithmetic.shapes)
-    else:
-        workload = Product(extents, streaming, staying.matrices, at_load, moving.transposed, arithmetic.multiplies)
-        blocking = blocking_of(context.unit, packed_extents, streaming, context.decide(workload))
-    tile = blocking.tile
-    resident: Side = "right" if streaming == "left" else "left"
-    width = extents.width(resident)
-    layout = _row_layout(extents, shape)
-    by_row = streaming == "left" and not moving.transposed
+    side = _streaming_side(context, left, right)
+    moving, staying = (left, right) if side == "left" else (right, left)
+    workload = Product(
+        extents,
+        side,
+        staying.matrices,
+        at_load=context.is_parameter(staying.value),
+        transposed=moving.transposed,
+        dtype=arithmetic.multiplies,
+    )
+    contraction = Contraction(
+        "matmul",
+        extents,
+        _streaming(context, moving, batch, extents, side),
+        _resident(staying, batch, extents, "right" if side == "left" else "left"),
+        _row_layout(extents, shape),
+        arithmetic,
+        context.blocking(workload, arithmetic),
+    )
+    return contracted(contraction)
+
+
+def _resident(operand: Operand, batch: tuple[int, ...], extents: Extents, side: Side) -> Resident:
+    return Resident(
+        operand.value,
+        operand.shape,
+        operand.matrices,
+        lambda buffer: operand.read(buffer, extents, side),
+        lambda b: operand.matrix(batch, b),
+    )
+
+
+def _streaming(context: Context, operand: Operand, batch: tuple[int, ...], extents: Extents, side: Side) -> Streaming:
+    if side == "left" and not operand.transposed:
+        return _streaming_rows(context, operand, batch, extents)
+
+    def read(buffer: T.Buffer) -> Read:
+        term = operand.read(buffer, extents, side)
+        return lambda b, i, k: term(operand.matrix(batch, b), i, k)
+
+    neighbours = side == "right" and not operand.transposed
+    return Streaming(side, operand.value, operand.shape, across(side, extents, read, neighbours=neighbours))
+
+
+def _streaming_rows(context: Context, operand: Operand, batch: tuple[int, ...], extents: Extents) -> Streaming:
+    """Describes a left operand whose rows are runs of memory."""
     starts = None
-    if by_row and extents.batch == 1:
-        moving, starts = _moved_rows(context, moving, extents)
+    if extents.batch == 1:
+        operand, starts = _moved_rows(context, operand, extents)
 
-    def in_elements(term: Read) -> Read:
-        return lambda m, i, k: arithmetic.pack_terms(lambda index: term(m, i, index), k, packed_extents.depth)
-
-    def pack_reader(buffer: T.Buffer) -> Read:
-        if resident == "right":
-            element = staying.reader(buffer, extents.depth, extents.columns)
-            return in_elements(lambda m, j, k: element(m, k, j))
-        return in_elements(staying.reader(buffer, extents.rows, extents.depth))
-
-    def panels_of(panels: T.Buffer) -> PanelRead:
-        read = read_left(panels, arithmetic) if resident == "left" else read_right(panels, arithmetic, blocking.chunk)
-        return lambda b, p, k, i: read(staying.index(batch, b), p, k, i)
-
-    def packing(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Var:
-        function = pack_function(
-            resident,
-            Argument("source", staying.shape, str(staying.value.ty.dtype)),
-            staying.matrices,
-            width,
-            packed_extents.depth,
-            tile,
-            pack_reader,
-            arithmetic,
-            blocking.chunk,
-        )
-        return builder.emit(call(builder, "pack", function, [value]))
-
-    def begins(b: Any, row: Any) -> Any:
+    def begins(b: T.Index, row: T.Index) -> T.Index:
         if starts is not None:
             return starts(row)
-        return (moving.index(batch, b) * extents.rows + row) * extents.depth
+        return (operand.matrix(batch, b) * extents.rows + row) * extents.depth
 
-    def pack_rows(streamed: T.Buffer) -> Pack:
-        run = view(streamed, math.prod(moving.shape))
+    def read(buffer: T.Buffer) -> Read:
+        line = view(buffer, math.prod(operand.shape))
+        return lambda b, row, k: line[begins(b, row) + k]
+
+    def pack(buffer: T.Buffer, tile: Tile, arithmetic: Arithmetic) -> Pack:
+        line, depth = view(buffer, math.prod(operand.shape)), extents.packed(arithmetic.terms).depth
         return stream_rows(
-            lambda index: arithmetic.pack_terms(lambda place: run[place], index, packed_extents.depth),
-            begins,
-            extents,
-            tile,
+            lambda index: arithmetic.pack_terms(lambda place: line[place], index, depth), begins, extents, tile
         )
 
-    def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packed = packing(builder, inputs[1])
-        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-
-        def body(*buffers: T.Buffer) -> Access:
-            streamed, panels, *extras, result = buffers
-            if streaming == "left":
-                element = moving.reader(streamed, extents.rows, extents.depth)
-            else:
-                matrix = moving.reader(streamed, extents.depth, extents.columns)
-
-                def element(m: Any, j: Any, k: Any) -> Any:
-                    return matrix(m, k, j)
-
-            store, touched = epilogue.write_back(layout, extras, result)
-            if by_row:
-                run = view(streamed, math.prod(moving.shape))
-                return Access(
-                    pack_rows(streamed), panels_of(panels), store, touched, lambda b, row, k: run[begins(b, row) + k]
-                )
-            pack = stream(
-                in_elements(lambda b, i, k: element(moving.index(batch, b), i, k)),
-                extents.width(streaming),
-                panel_width(streaming, tile),
-                tile.lanes if streaming == "right" and not moving.transposed else 1,
-            )
-            return Access(pack, panels_of(panels), store, touched)
-
-        name = kernel_name("matmul", arithmetic, epilogue)
-        function = product_function(
-            name,
-            packed_extents,
-            streaming,
-            blocking,
-            [
-                Argument("streamed", moving.shape, str(inputs[0].ty.dtype)),
-                Argument("packed", packed_shape, arithmetic.dtype),
-                *epilogue.arguments,
-                epilogue.result(layout),
-            ],
-            body,
-            KernelInfo(Kind.KERNEL, "matmul", writes=epilogue.operators),
-            by_row,
-            arithmetic,
-        )
-        return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
-
-    linear = None
-    if by_row and at_load and extents.batch == 1 and arithmetic is FP32:
-        linear = LinearLayer(extents, blocking, layout, moving.shape, packing, pack_rows, in_order=starts is None)
-    return Lowering((moving.value, staying.value), layout, build, linear=linear)
+    return Streaming("left", operand.value, operand.shape, pack, read, in_order=starts is None)
 
 
-def kernel_name(operator: str, arithmetic: Arithmetic, epilogue: Epilogue) -> str:
-    """Returns a kernel's name, from its operator, its arithmetic and its epilogue."""
-    return "_".join(filter(None, (operator, arithmetic.name))) + epilogue.label
-
-
-def _moved_rows(context: Context, operand: Operand, extents: Extents) -> tuple[Operand, Callable[[Any], Any] | None]:
+def _moved_rows(
+    context: Context, operand: Operand, extents: Extents
+) -> tuple[Operand, Callable[[T.Index], T.Index] | None]:
     """Reads the rows of a left operand where they were before they were moved around.
 
     Returns:
@@ -296,7 +234,7 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
 
 
 def _row_layout(
-    extents: Extents, shape: tuple[int, ...], moved_row: Callable[[Any], Any] = lambda row: row
+    extents: Extents, shape: tuple[int, ...], moved_row: Callable[[T.Index], T.Index] = lambda row: row
 ) -> ResultLayout:
     """Returns the layout of results row by row: the columns are the last dimension, unless it was dropped.
 
@@ -308,11 +246,11 @@ def _row_layout(
     rows, columns = extents.rows, extents.columns
     ends_in_columns = bool(shape) and shape[-1] == columns
 
-    def flat(b: Any, i: Any, j: Any) -> Any:
+    def flat(b: T.Index, i: T.Index, j: T.Index) -> T.Index:
         return moved_row(b * rows + i) * columns + j
 
-    def split(row: Any) -> list[Any]:
-        result: list[Any] = []
+    def split(row: T.Index) -> list[T.Index]:
+        result: list[T.Index] = []
         inner = math.prod(shape[:-1])
         for extent in shape[:-1]:
             inner //= extent
@@ -323,7 +261,7 @@ def _row_layout(
         if not ends_in_columns or axes[-1] != len(axes) - 1:
             return None
 
-        def row_after(row: Any) -> Any:
+        def row_after(row: T.Index) -> T.Index:
             index = split(moved_row(row))
             return ravel([index[axis] for axis in axes[:-1]], [shape[axis] for axis in axes[:-1]])
 

@@ -7,44 +7,28 @@ from dataclasses import dataclass, field
 
 from tvm import ir, relax
 
-from harness.compiler import tir as T
 from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.graph import is_call, permutation
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.bf16 import allows_bf16
+from harness.compiler.schedules.cpu.contraction import Contraction
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.key_projection import KeyLayer
-from harness.compiler.schedules.cpu.product import Blocking, Extents, Pack
-from harness.compiler.schedules.cpu.schedule import Workload, decided
+from harness.compiler.schedules.cpu.product import Blocking
+from harness.compiler.schedules.cpu.schedule import (
+    ProductWorkload,
+    Workload,
+    blocking_in_tiles,
+    blocking_of,
+    decided,
+    untuned_blocking,
+)
 from harness.compiler.schedules.cpu.tile import VectorUnit
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]
 """Takes a builder, the lowering's inputs and then the epilogue's operands, and the epilogue; returns the kernel's call.
 """
-
-
-@dataclass(frozen=True)
-class LinearLayer:
-    """A product with weights, for a kernel that joins it with others.
-
-    Attributes:
-        extents: Its extents, of one matrix.
-        blocking: Its blocking.
-        layout: Layout of its result.
-        shape: Shape of its input.
-        packing: Emits the packing of its weight; returns the panels.
-        pack_rows: Packs its input.
-        in_order: Whether the rows that it reads lie one after the other.
-    """
-
-    extents: Extents
-    blocking: Blocking
-    layout: ResultLayout
-    shape: tuple[int, ...]
-    packing: Callable[[relax.BlockBuilder, relax.Expr], relax.Var]
-    pack_rows: Callable[[T.Buffer], Pack]
-    in_order: bool
 
 
 @dataclass(frozen=True)
@@ -56,7 +40,7 @@ class Lowering:
         layout: Layout of the result; None if no epilogue may be attached.
         build: Emits packing and kernel.
         permuted: Takes the axes of a following `permute_dims` and returns the lowering that includes it.
-        linear: The product, if it is one with weights on the right and rows on the left.
+        contraction: The product that `build` emits; None if it is another kernel.
         rounds: Whether the kernel rounds its first input to bfloat16, and takes it rounded as well.
         rounded: Makes the lowering whose kernel stores the result in bfloat16; None if only an epilogue can.
     """
@@ -65,9 +49,15 @@ class Lowering:
     layout: ResultLayout | None
     build: Build
     permuted: Callable[[tuple[int, ...]], Lowering | None] | None = None
-    linear: LinearLayer | None = None
+    contraction: Contraction | None = None
     rounds: bool = False
     rounded: Callable[[], Lowering] | None = None
+
+
+def contracted(contraction: Contraction, *, rounds: bool = False) -> Lowering:
+    """Returns the lowering to the kernel of a contraction."""
+    inputs = contraction.streaming.value, contraction.resident.value
+    return Lowering(inputs, contraction.layout, contraction.build, contraction=contraction, rounds=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +91,27 @@ class Context(Scope):
         """
         self.workloads.append(workload)
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
+
+    def blocking(
+        self, workload: ProductWorkload, arithmetic: Arithmetic, schedule: dict[str, int] | None = None
+    ) -> Blocking:
+        """Returns the blocking of a product, which tuning decides unless the arithmetic has tiles of its own.
+
+        Args:
+            workload: The product.
+            arithmetic: Its arithmetic.
+            schedule: Its complete schedule; `decide` is asked if None.
+
+        Raises:
+            HarnessError: Tuning found a schedule that cannot be used.
+        """
+        extents, streaming = workload.direct
+        extents = extents.packed(arithmetic.terms)
+        if arithmetic.tiles is not None:
+            return blocking_in_tiles(arithmetic.tiles, extents, streaming, self.unit.lanes)
+        if arithmetic.shapes is not None:
+            return untuned_blocking(self.unit, extents, streaming, arithmetic.shapes)
+        return blocking_of(self.unit, extents, streaming, schedule or self.decide(workload))
 
     def rounds(self, operator: relax.Expr, terms: int) -> bool:
         """Returns whether the kernel of an operator rounds its fp32 operands, and multiplies pairs of terms.

@@ -20,10 +20,11 @@ accurate.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import tvm_ffi
 
@@ -87,21 +88,31 @@ def query_group(keys: int, columns: int, channels: int, width: int) -> int:
     return 1 if key_blocks(keys) == 1 else max(1, _GROUP_BYTES // (4 * columns * (channels + width)))
 
 
-class Workload(Hashable, Protocol):
-    """An operator's call that can be scheduled: frozen, hashable, picklable."""
+@dataclass(frozen=True)
+class Workload(ABC):
+    """An operator's call that can be scheduled.
 
-    @property
-    def dtype(self) -> str:
-        """Returns the type of the factors."""
+    Attributes:
+        dtype: Type of the factors.
+    """
+
+    dtype: str = field(default="float32", kw_only=True)
 
     @property
     def key(self) -> str:
-        """Returns the key in a database, which is the same for the same work."""
+        """Returns the key in a database, which is the same for the same work; databases know float32 without a word."""
+        return " ".join([*self._words(), *([] if self.dtype == "float32" else [self.dtype])])
+
+    @abstractmethod
+    def _words(self) -> list[str]:
+        """Returns the words of the key without the type of the factors."""
 
     @property
+    @abstractmethod
     def multiplications(self) -> int:
         """Returns the number of multiply-adds of a direct computation."""
 
+    @abstractmethod
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Adds to the schedule the decisions that it does not name, as they are best without tuning.
 
@@ -109,8 +120,52 @@ class Workload(Hashable, Protocol):
             ValueError: The schedule cannot be used; the message says why.
         """
 
+    @abstractmethod
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Schedules worth trying, repetitions among them; some may be refused."""
+        """Yields schedules worth trying, repetitions among them; some may be refused."""
+
+
+@dataclass(frozen=True)
+class ProductWorkload(Workload):
+    """An operator's call that can be computed as a product.
+
+    Attributes:
+        at_load: Whether the resident operand is packed when the model is loaded.
+    """
+
+    at_load: bool = field(default=True, kw_only=True)
+
+    @property
+    @abstractmethod
+    def direct(self) -> tuple[product.Extents, Side]:
+        """Returns the product of a direct computation: its extents, with a depth in terms, and what tasks pack."""
+
+    @property
+    def multiplications(self) -> int:
+        """Returns the number of multiply-adds of that product."""
+        extents, _ = self.direct
+        return extents.batch * extents.rows * extents.columns * extents.depth
+
+    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+        """Returns the complete schedule of that product."""
+        return _blocked(*self._packed, unit, schedule)
+
+    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
+        """Yields the schedules of that product."""
+        yield from _blocked_candidates(*self._packed, unit)
+
+    @property
+    def _packed(self) -> tuple[product.Extents, Side]:
+        """Returns the same with a depth that counts elements of panels: terms, or pairs of them."""
+        extents, streaming = self.direct
+        return extents.packed(PAIR if self.dtype == BF16 else 1), streaming
+
+    def _words(self) -> list[str]:
+        return [*self._problem(), *([] if self.at_load else ["activations"])]
+
+    @abstractmethod
+    def _problem(self) -> list[str]:
+        """Returns the words of the key for the operator and its operands."""
 
 
 def decided(workload: Workload, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -193,11 +248,6 @@ def _parts(count: int) -> Iterator[int]:
         if n > 1 and n * 3 // 2 <= count:
             yield n * 3 // 2
         n *= 2
-
-
-def _packed(workload: Product | Convolution | TransposedConvolution) -> product.Extents:
-    """Returns the extents of a product whose depth counts elements of panels: terms, or pairs of them."""
-    return workload.extents.packed(PAIR if workload.dtype == BF16 else 1)
 
 
 def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -294,95 +344,52 @@ def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_pl
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(ProductWorkload):
     """A matrix product.
 
     Attributes:
         extents: Its extents.
         streaming: The operand that is packed by the tasks.
         matrices: Number of stored matrices of the resident operand.
-        at_load: Whether that one is packed when the model is loaded.
         transposed: Whether the streaming operand is stored the other way round.
-        dtype: Type of the factors.
     """
 
     extents: product.Extents
     streaming: Side
     matrices: int = 1
-    at_load: bool = True
-    transposed: bool = False
-    dtype: str = "float32"
+    transposed: bool = field(default=False, kw_only=True)
 
     @property
-    def key(self) -> str:
-        """Returns the key in a database."""
+    def direct(self) -> tuple[product.Extents, Side]:
+        """Returns the extents, and the operand that is packed by the tasks."""
+        return self.extents, self.streaming
+
+    def _problem(self) -> list[str]:
         extents = self.extents
         words = ["product", f"{extents.batch}x{extents.rows}x{extents.depth}x{extents.columns}", self.streaming]
         words += [f"of {self.matrices}"] if self.matrices != extents.batch else []
-        words += ["transposed"] if self.transposed else []
-        words += [] if self.at_load else ["activations"]
-        return " ".join([*words, *_dtype_word(self.dtype)])
-
-    @property
-    def multiplications(self) -> int:
-        """Returns the number of multiply-adds."""
-        return self.extents.batch * self.extents.rows * self.extents.depth * self.extents.columns
-
-    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Returns the complete schedule."""
-        return _blocked(_packed(self), self.streaming, unit, schedule)
-
-    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Yields all schedules."""
-        yield from _blocked_candidates(_packed(self), self.streaming, unit)
+        return [*words, *(["transposed"] if self.transposed else [])]
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(ProductWorkload):
     """A convolution that is computed as a product with gathered columns, or by minimal filtering.
 
     Attributes:
         window: Its geometry.
-        at_load: Whether the weights are known when the model is loaded.
-        dtype: Type of the factors.
     """
 
     window: Window
-    at_load: bool = True
-    dtype: str = "float32"
 
     @property
-    def key(self) -> str:
-        """Returns the key in a database."""
-        window = self.window
-
-        def size(extents: Iterable[int]) -> str:
-            return "x".join(str(extent) for extent in extents)
-
-        words = ["conv2d", size(window.image), size((window.result[1], window.channels, *window.kernel))]
-        words += [f"stride {size(window.strides)}"] if window.strides != (1, 1) else []
-        words += [f"padding {size(window.padding)}"] if window.padding != (0, 0) else []
-        words += [f"dilation {size(window.dilation)}"] if window.dilation != (1, 1) else []
-        words += [f"to {size(window.result[2:])}"]
-        words += [] if self.at_load else ["activations"]
-        return " ".join([*words, *_dtype_word(self.dtype)])
-
-    @property
-    def multiplications(self) -> int:
-        """Returns the number of multiply-adds of a direct computation."""
-        window = self.window
-        return window.result[0] * window.result[1] * window.pixels * window.depth
+    def direct(self) -> tuple[product.Extents, Side]:
+        """Returns the product of filters and gathered columns, which stream."""
+        return self.window.extents, "right"
 
     @property
     def filterable(self) -> bool:
         """Returns whether minimal filtering applies, in fp32; it is the default, unless pairs can be multiplied."""
         return self.at_load and winograd_plan.filterable(self.window)
-
-    @property
-    def extents(self) -> product.Extents:
-        """Returns the product of a direct convolution."""
-        window = self.window
-        return product.Extents(window.image[0] * window.groups, window.filters, window.pixels, window.depth)
 
     def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
         """Returns the complete schedule."""
@@ -392,17 +399,25 @@ class Convolution:
         rest = {name: value for name, value in schedule.items() if name != "filtering"}
         if filtering:
             return {"filtering": 1, **_filtered(self.window, unit, rest)}
-        direct = _blocked(_packed(self), "right", unit, rest)
+        direct = super().completed(unit, rest)
         return {"filtering": 0, **direct} if self.filterable else direct
 
     def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
         """Yields all schedules."""
-        direct = _blocked_candidates(_packed(self), "right", unit)
+        direct = super().candidates(unit)
         if self.filterable:
             yield from ({"filtering": 1, **schedule} for schedule in _filtered_candidates(self.window, unit))
             yield from ({"filtering": 0, **schedule} for schedule in direct)
         else:
             yield from direct
+
+    def _problem(self) -> list[str]:
+        window = self.window
+        words = ["conv2d", _size(window.image), _size(window.weight)]
+        words += [f"stride {_size(window.strides)}"] if window.strides != (1, 1) else []
+        words += [f"padding {_size(window.padding)}"] if window.padding != (0, 0) else []
+        words += [f"dilation {_size(window.dilation)}"] if window.dilation != (1, 1) else []
+        return [*words, f"to {_size(window.result[2:])}"]
 
 
 def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
@@ -440,50 +455,34 @@ def _filtered_candidates(window: Window, unit: VectorUnit) -> Iterator[Schedule]
 
 
 @dataclass(frozen=True)
-class TransposedConvolution:
+class TransposedConvolution(ProductWorkload):
     """A transposed convolution whose kernel tiles the result.
 
     Attributes:
         image: Input shape.
         weight: Weight shape, [input channels, filters, height, width].
-        at_load: Whether the weights are known when the model is loaded.
-        dtype: Type of the factors.
     """
 
     image: tuple[int, ...]
     weight: tuple[int, ...]
-    at_load: bool = True
-    dtype: str = "float32"
-
-    @property
-    def key(self) -> str:
-        """Returns the key in a database."""
-        words = ["conv2d_transpose", *("x".join(map(str, shape)) for shape in (self.image, self.weight))]
-        words += [] if self.at_load else ["activations"]
-        return " ".join([*words, *_dtype_word(self.dtype)])
 
     @property
     def extents(self) -> product.Extents:
         """Returns the product that it is computed as."""
         batch, depth, height, width = self.image
-        return product.Extents(batch, self.weight[1] * self.weight[2] * self.weight[3], height * width, depth)
+        return product.Extents(batch, math.prod(self.weight[1:]), height * width, depth)
 
     @property
-    def multiplications(self) -> int:
-        """Returns the number of multiply-adds."""
-        return self.extents.batch * self.extents.rows * self.extents.columns * self.extents.depth
+    def direct(self) -> tuple[product.Extents, Side]:
+        """Returns the product of weights and pixels, which stream."""
+        return self.extents, "right"
 
-    def completed(self, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-        """Returns the complete schedule."""
-        return _blocked(_packed(self), "right", unit, schedule)
-
-    def candidates(self, unit: VectorUnit) -> Iterator[Schedule]:
-        """Yields all schedules."""
-        yield from _blocked_candidates(_packed(self), "right", unit)
+    def _problem(self) -> list[str]:
+        return ["conv2d_transpose", _size(self.image), _size(self.weight)]
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Workload):
     """Scaled dot-product attention.
 
     Attributes:
@@ -494,7 +493,6 @@ class Attention:
         bias: Dtype of the bias (fp32) or mask (bool), None if there is none.
         causal: Whether keys beyond a diagonal are masked.
         bias_shape: The bias as it is stored, [batch, head, query, key] with 1 where it is broadcast.
-        dtype: Type of the factors of both products.
     """
 
     batch: int
@@ -506,16 +504,12 @@ class Attention:
     bias: str | None = None
     causal: bool = False
     bias_shape: tuple[int, ...] = field(default=(), compare=False)
-    dtype: str = "float32"
 
-    @property
-    def key(self) -> str:
-        """Returns the key in a database."""
+    def _words(self) -> list[str]:
         words = ["attention", f"{self.batch}x{self.heads}", f"{self.queries}x{self.keys}x{self.channels}"]
         words += [f"to {self.width}"] if self.width != self.channels else []
         words += [f"bias {self.bias}"] if self.bias else []
-        words += ["causal"] if self.causal else []
-        return " ".join([*words, *_dtype_word(self.dtype)])
+        return [*words, *(["causal"] if self.causal else [])]
 
     @property
     def multiplications(self) -> int:
@@ -639,9 +633,9 @@ class Attention:
         return Tile(rows, vectors * unit.lanes, unit.lanes)
 
 
-def _dtype_word(dtype: str) -> list[str]:
-    """Returns a key's word for the type of the factors: none for float32, as in databases without types."""
-    return [] if dtype == "float32" else [dtype]
+def _size(extents: Iterable[int]) -> str:
+    """Returns a key's word for a shape."""
+    return "x".join(str(extent) for extent in extents)
 
 
 def _accumulators(unit: VectorUnit) -> int:

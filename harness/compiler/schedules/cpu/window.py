@@ -11,6 +11,7 @@ from tvm import ir
 
 from harness.compiler.schedules.common.graph import static_shape
 from harness.compiler.schedules.cpu.epilogue import ResultLayout
+from harness.compiler.schedules.cpu.product import Extents
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,16 @@ class Window:
     def pixels(self) -> int:
         """Returns the number of output pixels per image."""
         return self.result[2] * self.result[3]
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        """Returns the shape of the filters."""
+        return self.result[1], self.channels, *self.kernel
+
+    @property
+    def extents(self) -> Extents:
+        """Returns the product of the filters and the columns of the image, for each image and group."""
+        return Extents(self.image[0] * self.groups, self.filters, self.pixels, self.depth)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -38,9 +38,9 @@ from harness.compiler.schedules.common.kernel import (
     registers,
 )
 from harness.compiler.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
+from harness.compiler.schedules.cpu.contraction import kernel_name
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, multiply_panels, vectors
 from harness.compiler.schedules.cpu.epilogue import Epilogue
-from harness.compiler.schedules.cpu.gemm import kernel_name
 from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.compiler.schedules.cpu.winograd_plan import Plan
 
