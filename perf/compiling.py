@@ -10,7 +10,7 @@ import torch
 import tvm
 from tvm import relax
 
-from harness.compiler.lowering.route import lower
+from harness.compiler.lowering.route import Route, lower
 from harness.compiler.targets import HOST
 from harness.compiler.targets.compiling import compile_module
 from harness.core.processors import THIS_MACHINE, Processors
@@ -19,10 +19,14 @@ from harness.runtime.loading import open_library
 
 
 def compiled(
-    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], library: Path, processors: Processors = THIS_MACHINE
+    module: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    library: Path,
+    processors: Processors = THIS_MACHINE,
+    route: Route | None = None,
 ) -> Callable[[], list[Any]]:
     """Lowers a module, compiles it for the CPU and packs its weights; returns what runs it on these inputs."""
-    imported = lower(module, inputs)
+    imported = lower(module, inputs, route)
     compile_module(imported.module, HOST, library, processors=processors)
     machine = relax.VirtualMachine(open_library(library), HOST.device())
     arguments = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]

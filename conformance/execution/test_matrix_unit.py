@@ -355,3 +355,35 @@ def test_what_bf16_takes_beside_the_unit_is_measured() -> None:
         done = measured(*options)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith(f"error: {sentence}")
+
+
+@pytest.mark.wide
+def test_products_are_measured_as_shares_of_the_units_peak() -> None:
+    """Instructions of the unit do nothing here, so that the numbers mean nothing; everything else runs.
+
+    One thread: two would trap at an instruction that the other overwrites.
+    """
+    if set(MATRIX_UNIT) <= (cpu_features() or set()):
+        pytest.skip("this processor has the unit, and nothing traps")
+    command = [sys.executable, "-m", "perf.matrix_unit"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: this CPU has no matrix unit (AMX): use one that has")
+    code = (
+        "from harness.compiler.execution.emulation.matrix_unit import skip_instructions\n"
+        "from harness.core.processes.threads import choose_threads\n"
+        "from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features\n"
+        "from perf.matrix_unit import measure\n"
+        "choose_threads(1)\n"
+        "add_emulated_features(MATRIX_UNIT)\n"
+        "skip_instructions()\n"
+        "measure(rounds=1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stderr
+    _, *products = done.stdout.splitlines()
+    assert [line.split()[0] for line in products] == ["qkv", "proj", "fc1", "fc2"]
+    for line in products:
+        assert re.search(
+            r"ours .* of the peak, oneDNN .* of the peak, oneDNN / ours \d+\.\d\d; peak [\d,]+ GFLOP/s", line
+        )

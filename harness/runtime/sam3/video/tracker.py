@@ -78,7 +78,7 @@ class Tracker:
     """Calls the entry points for tracking; all decisions are made elsewhere.
 
     Pointers of all objects become keys in one call. The expensive entry points run for one object after another: a
-    batch would take as long, and more memory in proportion to its objects (docs/CPU_KERNELS.md).
+    batch would take as long, and more memory in proportion to its objects (docs/evidence/log/).
 
     `features` are a frame's, from the entry point `interactive_features`.
     """
