@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from harness.core.files import (
     append_bytes,
     check_writable,
     make_folder,
+    prune_files,
     remove_temporary_files,
     replace_folder,
     scratch_folder,
@@ -258,3 +261,14 @@ with scratch_folder(Path(sys.argv[1])) as folder:
     with scratch_folder(parent) as ours:
         assert [path for path in parent.iterdir() if path.is_dir()] == [ours]
     assert not list(parent.iterdir())
+
+
+def test_what_is_pruned_leaves_as_much_free_as_it_takes(tmp_path: Path) -> None:
+    """Files with holes take no space and count by their size."""
+    free = shutil.disk_usage(tmp_path).free
+    for day, name in enumerate("abc"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(free * 6 // 10)
+        os.utime(tmp_path / name, (day, day))
+    prune_files(free * 100, tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "c"}

@@ -194,7 +194,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def prune_files(limit_bytes: int, paths: Iterable[Path], keep: Path | None = None) -> None:
-    """Deletes the least recently used files until the total size of the others is within a limit.
+    """Deletes the least recently used files until the others are within a limit, and as large as what is free at most.
 
     Args:
         limit_bytes: The limit on the total size.
@@ -207,6 +207,9 @@ def prune_files(limit_bytes: int, paths: Iterable[Path], keep: Path | None = Non
             status = path.stat()
             files.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in files)
+    with contextlib.suppress(OSError):
+        free = min((shutil.disk_usage(path.parent).free for _, _, path in files[:1]), default=0)
+        limit_bytes = min(limit_bytes, (total + free) // 2)
     for _, size, path in sorted(files):
         if total <= limit_bytes:
             return
