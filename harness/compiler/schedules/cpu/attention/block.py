@@ -51,9 +51,14 @@ class Plan:
         return self.scores.lanes
 
     @property
+    def heads(self) -> int:
+        """Returns the number of heads of all batches."""
+        return self.attention.problem.batch * self.attention.problem.heads
+
+    @property
     def blocks(self) -> int:
         """Returns the number of blocks of queries of a head."""
-        return ceil_div(int(self.attention.query.shape[1]), self.columns)
+        return ceil_div(self.attention.problem.queries, self.columns)
 
     @property
     def by_channel(self) -> bool:
@@ -61,14 +66,19 @@ class Plan:
         return self.attention.arithmetic.tiles is not None
 
     @property
+    def panel_width(self) -> int:
+        """Returns the number of channels of a panel."""
+        return self.output.rows if self.by_channel else self.output.columns
+
+    @property
     def panels(self) -> int:
         """Returns the number of panels of the channels of a value."""
-        return ceil_div(self.attention.width, self.output.rows if self.by_channel else self.output.columns)
+        return ceil_div(self.attention.problem.width, self.panel_width)
 
     @property
     def padded(self) -> int:
         """Returns the number of channels of a value, padded to whole panels."""
-        return self.panels * (self.output.rows if self.by_channel else self.output.columns)
+        return self.panels * self.panel_width
 
     @property
     def chunk(self) -> int:
@@ -76,9 +86,14 @@ class Plan:
         depth, tiles = self.attention.depth, self.attention.arithmetic.tiles
         return chunk_length(depth) if tiles is None else tiles.chunk(depth, even=True)
 
+    def head(self, m: T.Expr) -> Head:
+        """Emits batch and number of head m of all."""
+        heads = self.attention.problem.heads
+        return T.Bind(m // heads), T.Bind(m % heads)
+
     def queries_from(self, block: T.Index) -> tuple[T.Var, T.Index]:
         """Emits the number of the first query of a block, and how many there are."""
-        length, columns = int(self.attention.query.shape[1]), self.columns
+        length, columns = self.attention.problem.queries, self.columns
         first = T.Bind(block * columns)
         return first, columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
 
@@ -314,7 +329,7 @@ def _store_line(
 ) -> None:
     """Emits the scores of one key, with all changes; `score` takes a query's number in the block."""
     queries, keys = blocks
-    length = int(plan.attention.query.shape[1])
+    length = plan.attention.problem.queries
     for start in range(0, plan.columns, plan.lanes):
         with T.vectorized(0, plan.lanes) as lane:
             j = start + lane

@@ -43,10 +43,10 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     query, key, value = _operands(context, attention, projection, few=isinstance(chosen, FewQueries))
     layer = context.key_layers.get(attention.args[1])
     operands = Attention(
+        problem,
         query,
         key if layer is None else _linear_key(context, layer, attention.args[1], chosen),
         value,
-        problem.scale,
         _score_mods(context, attention, problem, axial=isinstance(chosen, PerHead)),
         projected=projection is not None,
         arithmetic=arithmetic,

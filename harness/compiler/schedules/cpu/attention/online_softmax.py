@@ -116,7 +116,7 @@ class State:
                 value = self.results[q, c, i] if self.by_channel else self.results[q, i, c]
                 attention.store(result, normalized(value, weight), head, first + i, c)
 
-            for_each_vector(attention.value.shape[3], self.lanes, store)
+            for_each_vector(attention.problem.width, self.lanes, store)
 
 
 def finite(score: T.Expr) -> T.Expr:

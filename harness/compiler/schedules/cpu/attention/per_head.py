@@ -61,16 +61,15 @@ class PerHead:
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
         plan = _Plan(attention, self.scores, self.output, self.parts)
-        batch, _, heads, _ = attention.query.shape
         arithmetic = attention.arithmetic
 
         def body(*buffers: T.Buffer) -> None:
             *inputs, result = buffers
             sources = attention.by_role(inputs)
-            tasks = parallel_with_workspace(batch * heads * plan.parts, arithmetic.dtype, *plan.copies)
+            tasks = parallel_with_workspace(plan.heads * plan.parts, arithmetic.dtype, *plan.copies)
             with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
                 m = T.Bind(task // plan.parts)
-                head = T.Bind(m // heads), T.Bind(m % heads)
+                head = plan.head(m)
                 keys, values = workspace.buffers
                 # A task of the same thread may have copied them for other queries of the head.
                 with workspace.fill_once(m):
@@ -104,13 +103,13 @@ class _Plan(Plan):
     @property
     def group(self) -> int:
         """Returns the number of blocks of queries that share a pass over the keys."""
-        channels = int(self.attention.query.shape[3])
+        channels = self.attention.problem.channels
         return min(self.per_part, query_group(self.count, self.columns, channels, self.padded))
 
     @property
     def count(self) -> int:
         """Returns the number of keys."""
-        return int(self.attention.key.shape[1])
+        return int(self.attention.problem.keys)
 
     @property
     def keys(self) -> int:
