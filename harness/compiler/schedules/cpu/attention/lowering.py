@@ -24,10 +24,11 @@ from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
 from harness.compiler.schedules.cpu.gemm import lower_matmul
-from harness.compiler.schedules.cpu.key_projection import KeyLayer, key_layer_of
+from harness.compiler.schedules.cpu.key_projection import fold_key, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.moves import Reindex
-from harness.compiler.schedules.cpu.value_projection import Projection, projection_of
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer
+from harness.compiler.schedules.cpu.value_projection import projection_of
 
 Schedule = PerHead | Streaming | FewQueries
 
@@ -56,7 +57,7 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     return _projected(context, operands, chosen, projection, static_shape(attention) or ())
 
 
-def key_layers(context: Context, facts: Facts) -> dict[relax.Var, KeyLayer]:
+def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
     """Returns the linear layers that the kernels of attentions compute, by the attention's key."""
     layers = {}
     for variable, attention in context.bindings.items():
@@ -75,14 +76,14 @@ def _bias_of(attention: ir.Call) -> relax.Expr | None:
     return attention.args[3] if len(attention.args) > 3 else None
 
 
-def _projection_of(context: Context, attention: ir.Call) -> Projection | None:
+def _projection_of(context: Context, attention: ir.Call) -> OperandLayer | None:
     """Returns the linear layer of an attention's values if it follows the attention; otherwise None."""
     projection = projection_of(context, attention)
     moves = projection is not None and context.projected_afterwards.issuperset(projection.bindings)
     return projection if moves else None
 
 
-def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | None:
+def _recognized(attention: ir.Call, projection: OperandLayer | None) -> Problem | None:
     """Returns the problem that a kernel computes; None if there is no kernel."""
     problem = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
     return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
@@ -141,7 +142,7 @@ def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> Sched
 
 
 def _operands(
-    context: Context, attention: ir.Call, projection: Projection | None, *, few: bool
+    context: Context, attention: ir.Call, projection: OperandLayer | None, *, few: bool
 ) -> tuple[Folded, Folded, Folded]:
     """Returns query, key and value in the form that the kernel reads."""
 
@@ -165,9 +166,9 @@ def _rows(source: Folded, row_of: Reindex, key: Sequence[Any]) -> Folded:
     return replace(source, shape=(*key[:3], source.shape[-1]), element=element)
 
 
-def _linear_key(context: Context, layer: KeyLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
+def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
     """Returns the key whose linear layer the kernel computes, in tiles of the schedule's scores."""
-    folded = layer.key(context, key)
+    folded = fold_key(context, [layer.result], key)
     if not isinstance(chosen, Streaming) or not any(value.same_as(layer.result) for value in folded.inputs):
         raise AssertionError("a key that streams is read of its layer")
     rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, folded.shape)
@@ -203,7 +204,7 @@ def _called(
 
 
 def _projected(
-    context: Context, attention: Attention, chosen: Schedule, projection: Projection, shape: tuple[int, ...]
+    context: Context, attention: Attention, chosen: Schedule, projection: OperandLayer, shape: tuple[int, ...]
 ) -> Lowering:
     """Lowers attention to the source of its values, followed by the projection of the result to this shape."""
     attended = relax.Var("attended", relax.TensorType([*shape[:-1], projection.narrow], "float32"))
