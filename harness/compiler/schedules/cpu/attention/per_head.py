@@ -25,17 +25,7 @@ from harness.compiler.schedules.common.kernel import (
     prim_func,
     tail_extent,
 )
-from harness.compiler.schedules.cpu.attention.block import (
-    KeyBlock,
-    Panel,
-    Plan,
-    QueryBlock,
-    Strip,
-    Work,
-    attend,
-    pack_queries,
-)
-from harness.compiler.schedules.cpu.attention.online_softmax import State
+from harness.compiler.schedules.cpu.attention.block import KeyBlock, Panel, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
 from harness.compiler.schedules.cpu.attention.score_mod import Head
@@ -176,14 +166,8 @@ def _compute(
     plan: _Plan, sources: Buffers, head: Head, copies: tuple[T.Buffer, T.Buffer], part: T.Expr, result: T.Buffer
 ) -> None:
     """Emits a task: some blocks of queries share each pass over the keys."""
-    attention, dtype = plan.attention, plan.attention.arithmetic.dtype
-    line = T.alloc_buffer((plan.columns, attention.depth), dtype)
-    work = Work(
-        T.alloc_buffer((plan.group, attention.depth, plan.columns), dtype),
-        State.allocated(plan.group, plan.scores, plan.padded, by_channel=plan.by_channel),
-        attention.allocated(sources, plan.group, plan.columns),
-    )
-    strip = Strip.allocated(plan, plan.lines)
+    line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
+    work, strip = Work.allocated(plan, sources, plan.group), Strip.allocated(plan, plan.lines)
     if plan.lines > plan.keys:
         # Keys that do not exist weigh nothing.
         strip.pad(plan.keys, plan.lines, plan.lanes, -math.inf)
@@ -194,14 +178,11 @@ def _compute(
         count = T.Bind(T.max(0, T.min(plan.group, blocks - g * plan.group)))
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            block = QueryBlock(q, head, first)
-            pack_queries(plan, work, attention.query_rows(sources, head), line, block, rows)
-            attention.fill(sources, work.mods, head, q, first)
-            work.state.clear(q)
+            work.prepare(plan, sources, line, QueryBlock(q, head, first), rows)
         with T.serial(0, key_blocks(plan.count)) as n, T.serial(0, count) as q:
             keys = plan.key_block(*copies, n)
             block = QueryBlock(q, head, T.Bind((first_of_group + q) * plan.columns))
-            attend(plan, work, strip, block, keys)
+            Passage(plan, work, strip, block, keys).emit()
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.state.write(q, attention, result, head, first, rows)
+            work.write(plan, QueryBlock(q, head, first), rows, result)

@@ -22,16 +22,14 @@ from harness.compiler.schedules.common.kernel import ceil_div, prim_func
 from harness.compiler.schedules.cpu.attention.block import (
     KeyBlock,
     Panel,
+    Passage,
     Plan,
     QueryBlock,
     Strip,
     Work,
-    attend,
-    pack_queries,
     parts_of,
 )
 from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
-from harness.compiler.schedules.cpu.attention.online_softmax import State
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import copy_rows, joined_rows, pack_channels
 from harness.compiler.schedules.cpu.attention.score_mod import Head
@@ -77,7 +75,7 @@ class Streaming:
             sources, count = attention.by_role(inputs), attention.problem.keys
             if not isinstance(count, int):
                 count = T.Bind(T.Cast("int32", count))
-            panels, work = _Panels.allocated(plan), plan.work(sources)
+            panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
             with attention.arithmetic.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
 
                 def head_of(m: T.Expr, g: T.Expr = g) -> Head:
@@ -146,12 +144,6 @@ class _Plan(Plan):
         count = self.attention.problem.keys
         return isinstance(count, int) and count % self.keys == 0
 
-    def work(self, sources: Buffers) -> Work:
-        """Emits the allocation of the buffers of all blocks of queries that are computed at a time."""
-        queries = T.alloc_buffer((self.tasks, self.attention.depth, self.columns), self.attention.arithmetic.dtype)
-        state = State.allocated(self.tasks, self.scores, self.padded)
-        return Work(queries, state, self.attention.allocated(sources, self.tasks, self.columns))
-
 
 @dataclass(frozen=True)
 class _Panels:
@@ -176,14 +168,10 @@ class _Panels:
 
 def _pack_queries(plan: _Plan, head_of: _HeadOf, sources: Buffers, work: Work) -> None:
     """Emits the packing of the queries, and the state before the first key."""
-    attention = plan.attention
     with T.parallel(0, plan.tasks) as task:
         first, rows = plan.queries_from(task % plan.blocks)
-        line = T.alloc_buffer((plan.columns, attention.depth), attention.arithmetic.dtype)
-        head = head_of(task // plan.blocks)
-        pack_queries(plan, work, attention.query_rows(sources, head), line, QueryBlock(task, head, first), rows)
-        attention.fill(sources, work.mods, head, task, first)
-        work.state.clear(task)
+        line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
+        work.prepare(plan, sources, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
 
 
 def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
@@ -251,7 +239,7 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
             key=key,
             value=value,
         )
-        attend(plan, work, Strip.allocated(plan, plan.keys), queries, keys)
+        Passage(plan, work, Strip.allocated(plan, plan.keys), queries, keys).emit()
 
 
 def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
@@ -259,4 +247,4 @@ def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
     with T.parallel(0, plan.tasks) as task:
         head = head_of(task // plan.blocks)
         first, rows = plan.queries_from(task % plan.blocks)
-        work.state.write(task, plan.attention, result, head, first, rows)
+        work.write(plan, QueryBlock(task, head, first), rows, result)
