@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tvm import ir, relax, sym
 
@@ -85,30 +84,27 @@ def _row_of(key: Folded, result: relax.Var) -> Reindex | None:
     for variable, count in ((b, batch), (pair, channels // key.period)):
         analyzer.bind(variable, ir.Range(T.const(0, "int64"), T.const(count, "int64")))
 
-    def rows(analyzer: sym.Analyzer, index: Sequence[Any], channel: Any) -> list[list[Any]]:
-        record = _Record()
-        records = [record if value.same_as(result) else _Record() for value in key.inputs]
-        key.element(Reader(records, analyzer), [*index, channel])
-        return [[analyzer.simplify(T.convert(part)) for part in row] for row in record.rows]
+    def rows(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[list[T.Expr]]:
+        records = [_Record() for _ in key.inputs]
+        key.element(Reader(records, analyzer), index)
+        (of_result,) = (record for record, value in zip(records, key.inputs, strict=True) if value.same_as(result))
+        return [[analyzer.simplify(T.convert(part)) for part in row] for row in of_result.rows]
 
-    def row(analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
-        return rows(analyzer, index, 0)[0]
+    def row(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[T.Expr]:
+        return rows(analyzer, [*index, 0])[0]
 
     first_row = row(analyzer, (b, token, 0))
-    read = [
-        row_of_channel
-        for n in range(key.period)
-        for row_of_channel in rows(analyzer, (b, token, 0), pair * key.period + n)
-    ]
-    return row if all(same(row_of_channel, first_row) for row_of_channel in read) else None
+    channels_read = (pair * key.period + n for n in range(key.period))
+    others = (other for channel in channels_read for other in rows(analyzer, (b, token, 0, channel)))
+    return row if all(same(other, first_row) for other in others) else None
 
 
 class _Record:
     """Stands in for a buffer: records the rows of the elements that are read."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[tuple[T.Index, ...]] = []
 
-    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+    def __getitem__(self, index: tuple[T.Index, ...]) -> T.Expr:
         self.rows.append(tuple(index[:-1]))
         return T.const(0.0, "float32")

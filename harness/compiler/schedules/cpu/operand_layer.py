@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import relax, sym
+from tvm import relax
 
 from harness.compiler.schedules.common.graph import Facts, extents, is_call, static_shape
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.moves import Reindex
-
-
-def _unmoved(_analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
-    return list(index)
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class OperandLayer:
     weight: relax.Expr
     bias: relax.Expr | None
     narrow: int
-    rows: Reindex = _unmoved
+    rows: Reindex = lambda _, index: list(index)
     bindings: tuple[relax.Var, ...] = ()
 
 

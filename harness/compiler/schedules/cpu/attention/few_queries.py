@@ -51,7 +51,7 @@ class FewQueries:
 
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel."""
-        keys = int(attention.problem.keys)
+        keys = attention.problem.static_keys
         # A chunk of a sum is a whole number of vectors of keys.
         chunk = ceil_div(chunk_length(keys), self.lanes) * self.lanes
         per_part = ceil_div(ceil_div(keys, chunk), self.parts) * chunk
@@ -116,7 +116,7 @@ def _compute(plan: _Plan, attention: Attention, sources: Buffers, softmax: _Soft
     m, part = T.Bind(task // plan.parts), T.Bind(task % plan.parts)
     head = T.Bind(m // problem.heads), T.Bind(m % problem.heads)
     begin = T.Bind(part * plan.keys)
-    count = tail_extent(plan.keys, int(problem.keys), begin)
+    count = tail_extent(plan.keys, problem.static_keys, begin)
     count = count if isinstance(count, int) else T.Bind(count)
     strip = _scores(plan, attention, sources, head, begin, count)
     vectors = T.Bind((count + lanes - 1) // lanes)

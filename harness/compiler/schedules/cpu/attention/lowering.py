@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
@@ -41,13 +41,9 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
         return None
     arithmetic = _arithmetic(context, attention, problem)
     chosen = _choose(context, problem, arithmetic)
-    query, key, value = _operands(context, attention, projection, few=isinstance(chosen, FewQueries))
-    layer = context.key_layers.get(attention.args[1])
     operands = Attention(
         problem,
-        query,
-        key if layer is None else _linear_key(context, layer, attention.args[1], chosen),
-        value,
+        *_operands(context, attention, projection, chosen),
         _score_mods(context, attention, problem, axial=isinstance(chosen, PerHead)),
         projected=projection is not None,
         arithmetic=arithmetic,
@@ -103,7 +99,7 @@ def _workload(problem: Problem) -> schedule.Attention:
         problem.batch,
         problem.heads,
         problem.queries,
-        problem.keys if isinstance(problem.keys, int) else 0,
+        problem.static_keys,
         problem.channels,
         problem.width,
         None if problem.bias is None else problem.bias_dtype,
@@ -134,36 +130,39 @@ def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> Sched
         return PerHead(tile, tile, workload.parts_in_tiles(tile))
     workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
-    static = isinstance(problem.keys, int)
-    decided = context.decide(workload) if static else schedule.decided(workload, unit, {})
+    decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
     output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
     return Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
 
 
 def _operands(
-    context: Context, attention: ir.Call, projection: OperandLayer | None, *, few: bool
-) -> tuple[Folded, Folded, Folded]:
+    context: Context, attention: ir.Call, projection: OperandLayer | None, chosen: Schedule
+) -> tuple[Folded, Folded | LinearKey, Folded]:
     """Returns query, key and value in the form that the kernel reads."""
+    query, key, value = attention.args[:3]
+    layer = context.key_layers.get(key)
 
     def read(value: relax.Expr) -> Folded:
         folded = fold(replace(context, symbolic=True), value)
         # A few queries read vectors of channels, and neighbours of two kinds make none.
-        return stored(value) if few and folded.period != 1 else folded
+        return stored(value) if isinstance(chosen, FewQueries) and folded.period != 1 else folded
 
-    query, key, value = attention.args[:3]
-    if projection is None:
-        return read(query), read(key), read(value)
-    return read(query), read(key), _rows(read(projection.source), projection.rows, extents(key) or ())
+    return (
+        read(query),
+        read(key) if layer is None else _linear_key(context, layer, key, chosen),
+        read(value) if projection is None else _rows(read(projection.source), projection.rows, key),
+    )
 
 
-def _rows(source: Folded, row_of: Reindex, key: Sequence[Any]) -> Folded:
+def _rows(source: Folded, row_of: Reindex, key: relax.Expr) -> Folded:
     """Returns the rows of a tensor, one for each key, as an operand [batch, key, head, channel]."""
 
-    def element(reader: Reader, index: Index) -> Any:
-        return source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
+    def element(reader: Reader, index: Index) -> T.Expr:
+        value: T.Expr = source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
+        return value
 
-    return replace(source, shape=(*key[:3], source.shape[-1]), element=element)
+    return replace(source, shape=(*(extents(key) or ())[:3], source.shape[-1]), element=element)
 
 
 def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
@@ -171,10 +170,10 @@ def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, chosen: 
     folded = fold_key(context, [layer.result], key)
     if not isinstance(chosen, Streaming) or not any(value.same_as(layer.result) for value in folded.inputs):
         raise AssertionError("a key that streams is read of its layer")
-    rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, folded.shape)
+    rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, key)
     source = context.transposed(layer.weight)
-    weight = layer.weight if source is None else source
-    return LinearKey(folded, layer.result, rows, weight, source is not None, layer.bias, chosen.scores)
+    stored_layer = layer if source is None else replace(layer, weight=source)
+    return LinearKey(folded, stored_layer, rows, source is not None, chosen.scores)
 
 
 def _lowering(attention: Attention, chosen: Schedule) -> Lowering:

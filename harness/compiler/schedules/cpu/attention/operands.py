@@ -73,7 +73,7 @@ class Attention:
         operands = {"query": self.query, "key": self.key, "value": self.value}
         return {
             **{role: (operand.inputs, operand.arguments) for role, operand in operands.items()},
-            **(self.key.layer if isinstance(self.key, LinearKey) else {}),
+            **(self.key.tensors if isinstance(self.key, LinearKey) else {}),
             **{mod.role: (mod.inputs, mod.arguments) for mod in self.score_mods},
         }
 

@@ -99,7 +99,7 @@ class _Plan(Plan):
     @property
     def count(self) -> int:
         """Returns the number of keys."""
-        return int(self.attention.problem.keys)
+        return self.attention.problem.static_keys
 
     @property
     def keys(self) -> int:
