@@ -206,6 +206,20 @@ def test_a_number_of_keys_that_is_known() -> None:
     assert computes_keys(lowered(attended, *tensors(1183, 16, 32)))
 
 
+def test_keys_that_are_a_part_of_a_wider_layer() -> None:
+    def operator(q: relax.Expr, x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        whole = emitted(op.matmul(x, op.permute_dims(w)))
+        keys = emitted(op.strided_slice(whole, [2], [32], [64]))
+        return op.nn.attention(q, emitted(op.expand_dims(keys, [2])), emitted(op.expand_dims(x, [2])))
+
+    def reference(q: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q[:, :, 0], functional.linear(x, w)[..., 32:], x)[:, :, None]
+
+    (_, x), (w,) = tensors(1183, 16, 64)
+    hold(operator, reference, [normal((1, 20, 1, 32), 0), x], [w])
+    assert computes_keys(lowered(operator, [normal((1, 20, 1, 32), 0), x], [w]))
+
+
 @pytest.mark.parametrize(("keys", "narrow"), [(1183, 32), (1183, 40), (300, 16)])
 def test_not_where_it_saves_nothing(keys: int, narrow: int) -> None:
     """A layer of no fewer channels; few keys, which every task copies and would compute once more."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import ir, relax, sym
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import extents
 
 
@@ -30,15 +31,20 @@ class Attention:
 
     batch: int
     queries: int
-    keys: Any
+    keys: T.Index
     heads: int
     channels: int
     width: int
     dtype: str = "float32"
     scale: float = 1.0
-    diagonal: Any = None
+    diagonal: T.Index | None = None
     bias: tuple[Any, ...] | None = None
     bias_dtype: str = "float32"
+
+    @property
+    def static_keys(self) -> int:
+        """Returns the number of keys; 0 where it is symbolic."""
+        return self.keys if isinstance(self.keys, int) else 0
 
 
 def recognized(
@@ -81,5 +87,5 @@ def recognized(
     return Attention(batch, queries, keys, heads, channels, width, dtype, scale, diagonal, bias_shape, bias_dtype)
 
 
-def _same(extent: Any, keys: Any) -> bool:
+def _same(extent: T.Index, keys: T.Index) -> bool:
     return bool(sym.Analyzer().can_prove_equal(extent, keys))

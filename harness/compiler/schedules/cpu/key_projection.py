@@ -9,46 +9,23 @@ reads one row of its result for each key (permutations, slices, rotary position 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import FOLDED, Folded, Reader, fold
-from harness.compiler.schedules.common.graph import Facts, extents, is_call, same, static_shape
+from harness.compiler.schedules.common.graph import Facts, extents, is_call, same
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.moves import Reindex
-from harness.compiler.schedules.cpu.value_projection import layer_of
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer, is_only_reader, layer_of
+
+_KEY = 1
+"""The number of the operator's operand."""
 
 
-@dataclass(frozen=True)
-class KeyLayer:
-    """A linear layer whose result is the key of an attention with one head.
-
-    Attributes:
-        result: The variable that holds its result.
-        source: The layer's input, [..., narrow].
-        rows: Batch and number of a key → index of its row in the source.
-        weight: [narrow, wide].
-        bias: Broadcast to the result, one number for each channel; None if there is none.
-        bindings: The variables from the layer's product to the key, all of which nothing but the key needs.
-    """
-
-    result: relax.Var
-    source: relax.Expr
-    rows: Reindex
-    weight: relax.Expr
-    bias: relax.Expr | None
-    bindings: tuple[relax.Var, ...]
-
-    def key(self, scope: Scope, key: relax.Expr) -> Folded:
-        """Returns the key as a function of the layer's result, if that is one of its inputs, and of other tensors."""
-        return fold(replace(scope, results={*scope.results, self.result}, symbolic=True), key)
-
-
-def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | None:
+def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> OperandLayer | None:
     """Returns the linear layer that the kernel of an attention with one head can compute; None if there is none.
 
     Args:
@@ -56,82 +33,42 @@ def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> KeyLayer | 
         facts: The bindings of the function and their users.
         variable: Holds the attention.
     """
-    attention = scope.definition(variable)
-    key = attention.args[1]
+    key = scope.definition(variable).args[_KEY]
     shape = extents(key)
     if shape is None or len(shape) != 4 or not isinstance(shape[3], int):
         return None
-    result = _result(scope, key, shape[3])
-    if result is None:
+    layers = _layers(scope, shape[3])
+    folded = fold_key(scope, layers, key)
+    results = layers.keys() & set(folded.inputs)
+    if len(results) != 1:
         return None
-    product, _, bias = layer_of(scope, result, shape[3])
-    matmul = scope.definition(product)
-    source, weight = matmul.args[0], scope.before_broadcast(matmul.args[1])
-    matrix, rows = static_shape(weight), extents(source)
-    if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
+    layer = layers[results.pop()]
+    bindings = _dependents(facts, layer.product, variable)
+    if layer.narrow >= shape[3] or not scope.is_parameter(layer.weight):
         return None
-    layer_bindings = _between(scope, facts, product, variable)
-    if layer_bindings is None or any(
-        part.same_as(other) for part in layer_bindings for other in (attention.args[0], attention.args[2])
-    ):
+    if not all(_folds(scope.bindings[v]) for v in bindings[1:]) or not is_only_reader(facts, bindings, variable, _KEY):
         return None
-    if matrix[0] >= shape[3] or not scope.is_parameter(weight):
-        return None
-    layer = KeyLayer(result, source, _unmoved, weight, bias, layer_bindings)
-    folded = layer.key(scope, key)
-    if set(layer_bindings).intersection(folded.inputs) != {result}:
-        return None
-    row = _row_of(folded, result)
-    return None if row is None else replace(layer, rows=row)
+    row = _row_of(folded, layer.result) if set(bindings) & set(folded.inputs) == {layer.result} else None
+    return None if row is None else replace(layer, rows=row, bindings=bindings)
 
 
-def _unmoved(_analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
-    return list(index)
+def fold_key(scope: Scope, results: Iterable[relax.Var], key: relax.Expr) -> Folded:
+    """Returns a key as a function of the results of linear layers and of other tensors."""
+    return fold(replace(scope, results={*scope.results, *results}, symbolic=True), key)
 
 
-def _result(scope: Scope, key: relax.Expr, width: int) -> relax.Var | None:
-    """Returns the only linear layer that foldable operations make a tensor of; None if there is not exactly one."""
-    layers: list[relax.Var] = []
-    waiting: list[Any] = [key]
-    visited: set[relax.Var] = set()
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, relax.Tuple):
-            waiting.extend(value.fields)
-            continue
-        if (
-            not isinstance(value, relax.Var)
-            or value in visited
-            or value not in scope.bindings
-            or scope.is_parameter(value)
-        ):
-            continue
-        visited.add(value)
-        definition = scope.bindings[value]
-        if layer_of(scope, value, width)[0] is not None:
-            layers.append(value)
-        elif isinstance(definition, relax.TupleGetItem):
-            waiting.append(definition.tuple_value)
-        elif isinstance(definition, relax.Tuple):
-            waiting.append(definition)
-        elif is_call(definition, *FOLDED):
-            waiting.extend(definition.args)
-    return layers[0] if len(layers) == 1 else None
+def _layers(scope: Scope, width: int) -> dict[relax.Var, OperandLayer]:
+    """Returns all linear layers of so many channels whose inputs are not known when weights are, by their results."""
+    layers = {variable: layer_of(scope, variable, width) for variable in scope.bindings}
+    return {v: layer for v, layer in layers.items() if layer is not None and not scope.is_parameter(v)}
 
 
-def _between(scope: Scope, facts: Facts, product: relax.Var, attention: relax.Var) -> tuple[relax.Var, ...] | None:
-    """Returns the variables from a layer's product, with it, to the attention; None if anything else reads them."""
-    variables: dict[relax.Var, None] = {product: None}
-    waiting = [product]
-    while waiting:
-        for user in facts.users.get(waiting.pop(), ()):
-            if user is not None and user.same_as(attention):
-                continue
-            if user is None or not _folds(scope.bindings[user]):
-                return None
-            if user not in variables:
-                variables[user] = None
-                waiting.append(user)
+def _dependents(facts: Facts, product: relax.Var, attention: relax.Var) -> tuple[relax.Var, ...]:
+    """Returns the variables that depend on a product, itself the first, otherwise than by way of the attention."""
+    variables = {product: None}
+    for variable, value in facts.bindings.items():
+        if not variable.same_as(attention) and any(v in variables for v in relax.analysis.free_vars(value)):
+            variables[variable] = None
     return tuple(variables)
 
 
@@ -147,30 +84,27 @@ def _row_of(key: Folded, result: relax.Var) -> Reindex | None:
     for variable, count in ((b, batch), (pair, channels // key.period)):
         analyzer.bind(variable, ir.Range(T.const(0, "int64"), T.const(count, "int64")))
 
-    def rows(analyzer: sym.Analyzer, index: Sequence[Any], channel: Any) -> list[list[Any]]:
-        record = _Record()
-        records = [record if value.same_as(result) else _Record() for value in key.inputs]
-        key.element(Reader(records, analyzer), [*index, channel])
-        return [[analyzer.simplify(T.convert(part)) for part in row] for row in record.rows]
+    def rows(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[list[T.Expr]]:
+        records = [_Record() for _ in key.inputs]
+        key.element(Reader(records, analyzer), index)
+        (of_result,) = (record for record, value in zip(records, key.inputs, strict=True) if value.same_as(result))
+        return [[analyzer.simplify(T.convert(part)) for part in row] for row in of_result.rows]
 
-    def row(analyzer: sym.Analyzer, index: Sequence[Any]) -> list[Any]:
-        return rows(analyzer, index, 0)[0]
+    def row(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[T.Expr]:
+        return rows(analyzer, [*index, 0])[0]
 
     first_row = row(analyzer, (b, token, 0))
-    read = [
-        row_of_channel
-        for n in range(key.period)
-        for row_of_channel in rows(analyzer, (b, token, 0), pair * key.period + n)
-    ]
-    return row if all(same(row_of_channel, first_row) for row_of_channel in read) else None
+    channels_read = (pair * key.period + n for n in range(key.period))
+    others = (other for channel in channels_read for other in rows(analyzer, (b, token, 0, channel)))
+    return row if all(same(other, first_row) for other in others) else None
 
 
 class _Record:
     """Stands in for a buffer: records the rows of the elements that are read."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[tuple[T.Index, ...]] = []
 
-    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+    def __getitem__(self, index: tuple[T.Index, ...]) -> T.Expr:
         self.rows.append(tuple(index[:-1]))
         return T.const(0.0, "float32")

@@ -14,7 +14,7 @@ from harness.compiler.schedules.cpu.bf16 import allows_bf16
 from harness.compiler.schedules.cpu.contraction import Contraction
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.compiler.schedules.cpu.key_projection import KeyLayer
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer
 from harness.compiler.schedules.cpu.product import Blocking
 from harness.compiler.schedules.cpu.schedule import (
     ProductWorkload,
@@ -81,7 +81,7 @@ class Context(Scope):
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()
-    key_layers: Mapping[relax.Var, KeyLayer] = field(default_factory=dict)
+    key_layers: Mapping[relax.Var, OperandLayer] = field(default_factory=dict)
 
     def decide(self, workload: Workload) -> dict[str, int]:
         """Returns the complete schedule of a workload, and records the workload.

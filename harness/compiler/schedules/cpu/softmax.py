@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from tvm import relax
 
@@ -27,7 +26,7 @@ from harness.compiler.schedules.cpu.reduction import (
 )
 
 
-def _greater(a: Any, b: Any) -> Any:
+def _greater(a: T.Expr, b: T.Expr) -> T.Expr:
     return T.Select(a > b, a, b)
 
 
@@ -63,8 +62,8 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> T.PrimFunc:
     """Builds softmax over the middle of [outer, count, inner], a block of neighbouring columns at a time."""
 
     def body(data: T.Buffer, out: T.Buffer) -> None:
-        def block(i: Any, first: Any, width: int) -> None:
-            def for_each(step: Callable[[Any], None]) -> None:
+        def block(i: T.Index, first: T.Index, width: int) -> None:
+            def for_each(step: Callable[[T.Index], None]) -> None:
                 for_each_vector(width, LANES, step)
 
             top = registers((width,))
@@ -76,7 +75,7 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> T.PrimFunc:
             for_each(lambda j: T.buffer_store(total, fp64(0.0), [j]))
             with T.serial(0, count) as k:
 
-                def store(j: Any) -> None:
+                def store(j: T.Index) -> None:
                     T.buffer_store(out, elementary.exp(data[i, k, first + j] - top[j]), [i, k, first + j])
 
                 for_each(store)
@@ -84,7 +83,7 @@ def column_kernel(outer: int, count: int, inner: int, log: bool) -> T.PrimFunc:
             for_each(lambda j: T.buffer_store(scale, to_f32(T.log(total[j]) if log else total[j]), [j]))
             with T.serial(0, count) as k:
 
-                def finish(j: Any) -> None:
+                def finish(j: T.Index) -> None:
                     index = [i, k, first + j]
                     value = (data[tuple(index)] - top[j]) - scale[j] if log else out[tuple(index)] / scale[j]
                     T.buffer_store(out, value, index)

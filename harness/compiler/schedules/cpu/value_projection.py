@@ -9,42 +9,22 @@ rows as there are queries. Where a query may have no keys, its result is zero an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from tvm import ir, relax
 
 from harness.compiler.schedules.common.attention import recognized
-from harness.compiler.schedules.common.graph import Facts, extents, is_call, static_shape
+from harness.compiler.schedules.common.graph import Facts, is_call
 from harness.compiler.schedules.common.scope import Scope
-from harness.compiler.schedules.cpu.moves import Reindex, source_of
+from harness.compiler.schedules.cpu.moves import source_of
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer, is_only_reader, layer_of
 
 _ATTENTION = "relax.nn.attention"
+_VALUE = 2
+"""The number of the operator's operand."""
 
 
-@dataclass(frozen=True)
-class Projection:
-    """A linear layer whose result is the value of an attention with one head.
-
-    Attributes:
-        source: The layer's input, [..., narrow].
-        rows: Batch, key and head of a value → index of its row in the source.
-        weight: [narrow, wide].
-        bias: Broadcast to the result, one number for each channel; None if there is none.
-        narrow: Channels of the source.
-        bindings: The variables from the value back to the layer's product, which is one of them.
-    """
-
-    source: relax.Expr
-    rows: Reindex
-    weight: relax.Expr
-    bias: relax.Expr | None
-    narrow: int
-    bindings: tuple[relax.Var, ...]
-
-
-def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
+def projection_of(scope: Scope, attention: ir.Call) -> OperandLayer | None:
     """Returns the linear layer of the values that can follow an attention, if that saves work."""
     if not is_call(attention, _ATTENTION) or len(attention.args) > 3:
         return None
@@ -52,57 +32,22 @@ def projection_of(scope: Scope, attention: ir.Call) -> Projection | None:
     if problem is None or problem.heads != 1 or problem.diagonal is not None:
         return None
     keys, width = problem.keys, problem.width
-    moved = source_of(scope, attention.args[2])
-    product, biased, bias = layer_of(scope, moved.source, width)
-    if product is None:
+    moved = source_of(scope, attention.args[_VALUE])
+    layer = layer_of(scope, moved.source, width)
+    if layer is None or layer.narrow >= width:
         return None
-    matmul = scope.definition(product)
-    source, weight = matmul.args[0], scope.before_broadcast(matmul.args[1])
-    matrix, rows = static_shape(weight), extents(source)
-    if matrix is None or len(matrix) != 2 or rows is None or len(rows) < 2 or str(source.ty.dtype) != "float32":
+    if isinstance(keys, int) and keys * (width - layer.narrow) <= layer.narrow * width:
         return None
-    narrow = matrix[0]
-    if narrow >= width or (isinstance(keys, int) and keys * (width - narrow) <= narrow * width):
-        return None
-    bindings = dict.fromkeys([*moved.between, moved.source, *biased, product])
-    return Projection(source, moved.index, weight, bias, narrow, tuple(bindings))
+    bindings = dict.fromkeys([*moved.between, layer.result, layer.product])
+    return replace(layer, rows=moved.index, bindings=tuple(bindings))
 
 
 def movable(scope: Scope, facts: Facts) -> frozenset[relax.Var]:
     """Returns the variables of all linear layers that can follow an attention and that nothing else reads."""
-    return frozenset(variable for bindings in _movable(scope, facts) for variable in bindings)
-
-
-def _movable(scope: Scope, facts: Facts) -> Iterator[tuple[relax.Var, ...]]:
-    for variable, value in facts.bindings.items():
-        projection = projection_of(scope, value) if is_call(value, _ATTENTION) else None
-        if projection is None or any(argument.same_as(value.args[2]) for argument in value.args[:2]):
-            continue
-        variables = {*projection.bindings, variable}
-        if all(user in variables for part in projection.bindings for user in facts.users.get(part, ())):
-            yield projection.bindings
-
-
-def layer_of(
-    scope: Scope, value: relax.Expr, width: int
-) -> tuple[relax.Expr | None, tuple[relax.Expr, ...], relax.Expr | None]:
-    """Returns the product of a linear layer, the sum with its bias, and the bias; None for missing parts.
-
-    Args:
-        scope: The function around it.
-        value: The layer's result.
-        width: Its channels.
-    """
-    definition = scope.definition(value)
-    if is_call(definition, "relax.matmul"):
-        return value, (), None
-    if is_call(definition, "relax.add"):
-        for product, bias in (definition.args, tuple(definition.args)[::-1]):
-            if is_call(scope.definition(product), "relax.matmul") and _one_per_channel(bias, width):
-                return product, (value,), bias
-    return None, (), None
-
-
-def _one_per_channel(bias: relax.Expr, width: int) -> bool:
-    shape: Any = static_shape(bias)
-    return bool(shape) and len(shape) <= 4 and shape[-1] == width and all(extent == 1 for extent in shape[:-1])
+    layers = {variable: projection_of(scope, value) for variable, value in facts.bindings.items()}
+    return frozenset(
+        part
+        for variable, layer in layers.items()
+        if layer is not None and is_only_reader(facts, layer.bindings, variable, _VALUE)
+        for part in layer.bindings
+    )

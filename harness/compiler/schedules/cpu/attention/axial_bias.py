@@ -49,11 +49,7 @@ class AxialBias(ScoreMod):
     @property
     def arguments(self) -> list[Argument]:
         """Returns the kernel's parameters for the inputs."""
-        return [
-            replace(argument, name=f"{name}_{argument.name}")
-            for name, part in (("lines", self.lines), ("columns", self.columns))
-            for argument in part.arguments
-        ]
+        return [*self.lines.arguments, *self.columns.arguments]
 
     @property
     def decisions(self) -> dict[str, str]:

@@ -15,15 +15,18 @@ from typing import NamedTuple
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, registers, tail_extent
 from harness.compiler.schedules.common.kernel_info import ATTENTION, KernelInfo
-from harness.compiler.schedules.cpu.attention.online_softmax import State, exponentials_of, fill
+from harness.compiler.schedules.cpu import math as elementary
+from harness.compiler.schedules.cpu.attention.online_softmax import State, fill, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
-from harness.compiler.schedules.cpu.attention.packing import Rows, pack_channels
+from harness.compiler.schedules.cpu.attention.packing import joined_rows, pack_channels
 from harness.compiler.schedules.cpu.attention.score_mod import Head, Position
-from harness.compiler.schedules.cpu.emit import TileSink, multiply, multiply_panels
+from harness.compiler.schedules.cpu.emit import TileSink, for_each_vector, multiply, multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _Score = Callable[[int, T.Index], T.Expr]
 """Takes row and column of a tile of scores, and returns the product."""
+_Before = Callable[[T.Index, T.Index], None]
+"""Takes the first element and the number of elements of a chunk of keys, and emits its weights."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,14 @@ class Plan:
         return self.scores.lanes
 
     @property
+    def heads(self) -> int:
+        """Returns the number of heads of all batches."""
+        return self.attention.problem.batch * self.attention.problem.heads
+
+    @property
     def blocks(self) -> int:
         """Returns the number of blocks of queries of a head."""
-        return ceil_div(int(self.attention.query.shape[1]), self.columns)
+        return ceil_div(self.attention.problem.queries, self.columns)
 
     @property
     def by_channel(self) -> bool:
@@ -61,14 +69,19 @@ class Plan:
         return self.attention.arithmetic.tiles is not None
 
     @property
+    def panel_width(self) -> int:
+        """Returns the number of channels of a panel."""
+        return self.output.rows if self.by_channel else self.output.columns
+
+    @property
     def panels(self) -> int:
         """Returns the number of panels of the channels of a value."""
-        return ceil_div(self.attention.width, self.output.rows if self.by_channel else self.output.columns)
+        return ceil_div(self.attention.problem.width, self.panel_width)
 
     @property
     def padded(self) -> int:
         """Returns the number of channels of a value, padded to whole panels."""
-        return self.panels * (self.output.rows if self.by_channel else self.output.columns)
+        return self.panels * self.panel_width
 
     @property
     def chunk(self) -> int:
@@ -76,22 +89,37 @@ class Plan:
         depth, tiles = self.attention.depth, self.attention.arithmetic.tiles
         return chunk_length(depth) if tiles is None else tiles.chunk(depth, even=True)
 
+    def head(self, m: T.Expr) -> Head:
+        """Emits batch and number of head m of all."""
+        heads = self.attention.problem.heads
+        return T.Bind(m // heads), T.Bind(m % heads)
+
     def queries_from(self, block: T.Index) -> tuple[T.Var, T.Index]:
         """Emits the number of the first query of a block, and how many there are."""
-        length, columns = int(self.attention.query.shape[1]), self.columns
+        length, columns = self.attention.problem.queries, self.columns
         first = T.Bind(block * columns)
         return first, columns if length % columns == 0 else T.Bind(T.min(columns, length - first))
 
     def info(self, decisions: dict[str, str | int]) -> KernelInfo:
         """Returns the facts of a kernel with these decisions."""
-        scores, output = self.scores, self.output
-        tile = {
-            "score rows": scores.rows,
-            "score columns": scores.columns,
-            "rows": output.rows,
-            "columns": output.columns,
-        }
+        tile = {"score rows": self.scores.rows, "score columns": self.scores.columns}
+        tile |= {"rows": self.output.rows, "columns": self.output.columns}
         return replace(self.attention.info(ATTENTION, decisions), tile=tile)
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """A block of queries.
+
+    Attributes:
+        number: Its number in the buffers.
+        head: Batch and head.
+        first: Its first query.
+    """
+
+    number: T.Index
+    head: Head
+    first: T.Expr
 
 
 @dataclass(frozen=True)
@@ -107,6 +135,36 @@ class Work:
     queries: T.Buffer
     state: State
     mods: Buffers
+
+    @classmethod
+    def allocated(cls, plan: Plan, sources: Buffers, blocks: int) -> Work:
+        """Emits the allocation for so many blocks."""
+        attention, columns = plan.attention, plan.columns
+        queries = T.alloc_buffer((blocks, attention.depth, columns), attention.arithmetic.dtype)
+        state = State.allocated(blocks, plan.scores, plan.padded, by_channel=plan.by_channel)
+        return cls(queries, state, attention.allocated(sources, blocks, columns))
+
+    def prepare(self, plan: Plan, sources: Buffers, line: T.Buffer, block: QueryBlock, count: T.Index) -> None:
+        """Emits the packing of `count` queries of a block, through [query, element], and all before their first key."""
+        attention, q = plan.attention, block.number
+        rows = attention.query_rows(sources, block.head)
+        pack_channels(rows, line, plan.lanes, block.first, count, attention.arithmetic)
+        with T.serial(0, attention.depth) as d, T.serial(0, plan.columns) as j:
+            T.buffer_store(self.queries, line[j, d], [q, d, j])
+        attention.fill(sources, self.mods, block.head, q, block.first)
+        self.state.clear(q)
+
+    def write(self, plan: Plan, block: QueryBlock, count: T.Index, result: T.Buffer) -> None:
+        """Emits the results of the first `count` queries of a block."""
+        attention, state, q = plan.attention, self.state, block.number
+        with T.serial(0, count) as i:
+            weight = T.Bind(state.sums[q, i])
+
+            def store(c: T.Index) -> None:
+                value = state.results[q, c, i] if state.by_channel else state.results[q, i, c]
+                attention.store(result, normalized(value, weight), block.head, block.first + i, c)
+
+            for_each_vector(attention.problem.width, plan.lanes, store)
 
 
 @dataclass(frozen=True)
@@ -137,21 +195,6 @@ class Strip:
         """Emits one score for all lines from a first one on."""
         with T.serial(first, end) as key:
             fill(self.scores, lanes, value, key)
-
-
-@dataclass(frozen=True)
-class QueryBlock:
-    """A block of queries.
-
-    Attributes:
-        number: Its number in the buffers.
-        head: Batch and head.
-        first: Its first query.
-    """
-
-    number: T.Index
-    head: Head
-    first: T.Expr
 
 
 class Panel(NamedTuple):
@@ -201,71 +244,183 @@ class KeyBlock:
         return self.chunk if self.padded else T.min(self.chunk, self.elements - first)
 
 
-def pack_queries(plan: Plan, work: Work, rows: Rows, line: T.Buffer, block: QueryBlock, count: T.Index) -> None:
-    """Emits the packing of a block of queries, transposed, through `line`."""
-    arithmetic = plan.attention.arithmetic
-    pack_channels(rows, line, plan.lanes, block.first, count, arithmetic)
-    with T.serial(0, plan.attention.depth) as d, T.serial(0, plan.columns) as j:
-        T.buffer_store(work.queries, line[j, d], [block.number, d, j])
+@dataclass(frozen=True)
+class Passage:
+    """The passage of a block of queries past a block of keys.
 
+    Attributes:
+        plan: The sizes.
+        work: The buffers of blocks of queries.
+        strip: Its buffers.
+        queries: The block of queries.
+        keys: The block of keys.
+    """
 
-def attend(plan: Plan, work: Work, strip: Strip, queries: QueryBlock, keys: KeyBlock) -> None:
-    """Emits the passage of a block of queries past a block of keys."""
-    highest, total, factor = (registers((plan.columns,)) for _ in range(3))
-    work.state.read_highest(queries.number, highest)
-    _store_scores(plan, work, strip, highest, queries, keys)
-    work.state.rescale(queries.number, highest, factor)
-    fill(total, plan.lanes, 0.0)
+    plan: Plan
+    work: Work
+    strip: Strip
+    queries: QueryBlock
+    keys: KeyBlock
 
-    def exponentials(first: T.Index, count: T.Index) -> None:
-        exponentials_of(
-            plan.attention, strip.scores, strip.weights, highest, total, (first, count), plan.lanes, padded=keys.padded
+    def emit(self) -> None:
+        """Emits scores, exponentials and results."""
+        plan, keys, state, q = self.plan, self.keys, self.work.state, self.queries.number
+        highest, total, factor = (registers((plan.columns,)) for _ in range(3))
+        state.read_highest(q, highest)
+        self._store_scores(highest)
+        state.rescale(q, highest, factor)
+        fill(total, plan.lanes, 0.0)
+        exponentials = partial(self._weigh, highest, total)
+        # Where one product takes all weights, it takes those of a chunk as soon as they are computed.
+        interleaved = not keys.by_chunk and (plan.by_channel or plan.panels == 1)
+        if not interleaved:
+            self._weigh_all(exponentials)
+        self._add_results(factor, exponentials if interleaved else None)
+        state.add_sums(q, total, factor)
+
+    def _store_scores(self, highest: T.Buffer) -> None:
+        """Emits the scores, and raises the highest of each query to them."""
+        plan, keys, tile = self.plan, self.keys, self.plan.scores
+        full = isinstance(keys.count, int) and keys.count % tile.rows == 0
+
+        def finish(p: T.Index, score: _Score) -> None:
+            for i in range(tile.rows):
+                key = p * tile.rows + i
+                with _where(None if full else key < keys.count):
+                    self._store_line(highest, T.Bind(key), partial(score, i))
+
+        tiles = parts_of(keys.count, tile.rows)
+        if not (keys.by_chunk and plan.chunk < plan.attention.depth):
+            with T.serial(0, tiles) as p:
+                finish(p, self._tile_of_scores(p))
+            return
+        scores = self.strip.scores
+        multiply_panels(
+            tile,
+            plan.attention.depth,
+            tiles,
+            keys.key,
+            self._query,
+            scores,
+            place=lambda p, i, j: (p * tile.rows + i, j),
+            longest=plan.chunk,
+            after=TileSink(lambda p, k, count: None, lambda p: finish(p, lambda i, j: scores[p * tile.rows + i, j])),
+            arithmetic=plan.attention.arithmetic,
         )
 
-    # Where one product takes all weights, it takes those of a chunk as soon as they are computed.
-    interleaved = not keys.by_chunk and (plan.by_channel or plan.panels == 1)
-    if not interleaved:
-        _weigh(plan, strip, keys, exponentials)
-    _add_results(plan, work, strip, (queries.number, keys), factor, exponentials if interleaved else None)
-    work.state.add_sums(queries.number, total, factor)
+    def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+        return self.work.queries[self.queries.number, first + k, j]
 
+    def _tile_of_scores(self, p: T.Index) -> _Score:
+        """Emits the products of one tile of keys; returns (row, column) → product."""
+        key, tile, attention = self.keys.key, self.plan.scores, self.plan.attention
+        depth, arithmetic = attention.depth, attention.arithmetic
+        if arithmetic.tiles is None and self.plan.chunk >= depth:
+            rows = multiply(tile, depth, partial(key, p, 0), partial(self._query, 0), arithmetic=arithmetic)
+            return lambda i, j: rows[i][j]
+        totals = T.alloc_buffer((1, tile.size), "float32")
+        multiply_panels(
+            tile,
+            depth,
+            1,
+            lambda _, first, k, i: key(p, first, k, i),
+            self._query,
+            totals,
+            longest=self.plan.chunk,
+            arithmetic=arithmetic,
+            stride=depth,
+        )
+        return lambda i, j: totals[0, i * tile.columns + j]
 
-def parts_of(length: T.Index, part: int) -> T.Index:
-    """Emits ⌈length / part⌉ of a positive length; TVM's code generation fails on `//` of one that it counts itself."""
-    return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))
+    def _store_line(self, highest: T.Buffer, key: T.Var, score: Callable[[T.Index], T.Expr]) -> None:
+        """Emits the scores of one key, with all changes; `score` takes a query's number in the block."""
+        attention, strip, columns, lanes = self.plan.attention, self.strip.scores, self.plan.columns, self.plan.lanes
+        length, first = attention.problem.queries, self.queries.first
+        for start in range(0, columns, lanes):
+            with T.vectorized(0, lanes) as lane:
+                j = start + lane
+                query = T.min(first + j, length - 1) if length % columns else first + j
+                position = Position(*self.queries.head, query, self.keys.first + key, self.queries.number, j)
+                T.buffer_store(strip, attention.modified(self.work.mods, position, score(j)), [key, j])
+                T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
 
+    def _weigh_all(self, exponentials: _Before) -> None:
+        """Emits the exponentials of all chunks; weights of keys that do not exist become zero."""
+        keys, lanes = self.keys, self.plan.lanes
+        end = keys.chunks * (keys.chunk * self.plan.attention.arithmetic.terms)
+        ends_early = not isinstance(keys.count, int)
+        if ends_early and keys.padded:
+            self.strip.pad(keys.count, end, lanes, -math.inf)
+        with T.serial(0, keys.chunks) as c:
+            first = c * keys.chunk
+            exponentials(first, keys.elements_from(first))
+        if ends_early and not keys.padded:
+            self.strip.pad(keys.count, end, lanes, 0.0)
 
-def _store_scores(plan: Plan, work: Work, strip: Strip, highest: T.Buffer, queries: QueryBlock, keys: KeyBlock) -> None:
-    """Emits the scores of a block of queries and keys, and raises the highest of each query to them."""
-    tile, arithmetic = plan.scores, plan.attention.arithmetic
-    full = isinstance(keys.count, int) and keys.count % tile.rows == 0
+    def _weigh(self, highest: T.Buffer, total: T.Buffer, first: T.Index, count: T.Index) -> None:
+        """Emits weights[key, j] = exp(score[key, j] - highest[j]) for a chunk of keys, and adds their sum to total[j].
 
-    def query(first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
-        return work.queries[queries.number, first + k, j]
+        Args:
+            highest: The highest scores.
+            total: Sums of the exponentials before rounding.
+            first: The first element.
+            count: The number of elements.
+        """
+        arithmetic, columns, lanes = self.plan.attention.arithmetic, self.plan.columns, self.plan.lanes
+        terms, strip = arithmetic.terms, self.strip.scores
+        exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
+        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        sums = registers((columns,))
+        fill(sums, lanes, 0.0)
+        with T.serial(0, count) as k:
+            for start in range(0, columns, lanes):
+                exact = strip if terms == 1 else registers((terms, columns))
+                for n in range(terms):
+                    with T.vectorized(0, lanes) as j:
+                        score = strip[(first + k) * terms + n, start + j]
+                        index = (first + k, start + j) if terms == 1 else (n, start + j)
+                        term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
+                        T.buffer_store(exact, term, index)
+                        T.buffer_store(sums, sums[start + j] + exact[index], [start + j])
+                if terms > 1:
+                    with T.vectorized(0, lanes) as j:
+                        joined = joined_rows(arithmetic, exact, 0, start + j)
+                        T.buffer_store(self.strip.weights, joined, [first + k, start + j])
+        for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + sums[j], [j]))
 
-    def finish(p: T.Index, score: _Score) -> None:
-        for i in range(tile.rows):
-            key = p * tile.rows + i
-            with _where(None if full else key < keys.count):
-                _store_line(plan, work, strip, highest, (queries, keys), T.Bind(key), partial(score, i))
-
-    tiles = parts_of(keys.count, tile.rows)
-    if not (keys.by_chunk and plan.chunk < plan.attention.depth):
-        with T.serial(0, tiles) as p:
-            finish(p, _tile_of_scores(plan, partial(keys.key, p), query))
-        return
-    multiply_panels(
-        tile,
-        plan.attention.depth,
-        tiles,
-        keys.key,
-        query,
-        strip.scores,
-        place=lambda p, i, j: (p * tile.rows + i, j),
-        longest=plan.chunk,
-        after=TileSink(lambda p, k, count: None, lambda p: finish(p, lambda i, j: strip.scores[p * tile.rows + i, j])),
-        arithmetic=arithmetic,
-    )
+    def _add_results(self, factor: T.Buffer, before: _Before | None) -> None:
+        """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""
+        plan, keys, output, q = self.plan, self.keys, self.plan.output, self.queries.number
+        state, weights, totals = self.work.state, self.strip.weights, self.strip.totals
+        if plan.by_channel:
+            multiply_panels(
+                output,
+                keys.depth,
+                plan.panels,
+                lambda p, first, k, i: keys.value(Panel(p, p * output.rows), first, k, i),
+                lambda first, k, j: weights[first + k, j],
+                totals,
+                before=before,
+                longest=keys.chunk,
+                arithmetic=plan.attention.arithmetic,
+                stride=keys.stride,
+            )
+            state.add_by_channel(q, output, totals, factor)
+            return
+        with T.serial(0, plan.panels) as number:
+            panel = Panel(number, T.Bind(number * output.columns))
+            multiply_panels(
+                output,
+                keys.depth,
+                plan.columns // output.rows,
+                lambda p, first, k, i: weights[first + k, p * output.rows + i],
+                partial(keys.value, panel),
+                totals,
+                before=before,
+                longest=keys.chunk,
+                arithmetic=plan.attention.arithmetic,
+            )
+            state.add(q, output, totals, factor, panel.channel)
 
 
 @contextmanager
@@ -278,106 +433,6 @@ def _where(condition: T.Operand | None) -> Iterator[None]:
         yield
 
 
-def _tile_of_scores(
-    plan: Plan,
-    key: Callable[[T.Index, T.Index, int], T.Expr],
-    query: Callable[[T.Index, T.Index, T.Index], T.Expr],
-) -> _Score:
-    """Emits the products of one tile of keys with a block of queries; returns (row, column) → product."""
-    tile, depth, arithmetic = plan.scores, plan.attention.depth, plan.attention.arithmetic
-    if arithmetic.tiles is None and plan.chunk >= depth:
-        rows = multiply(tile, depth, partial(key, 0), partial(query, 0), arithmetic=arithmetic)
-        return lambda i, j: rows[i][j]
-    totals = T.alloc_buffer((1, tile.size), "float32")
-    multiply_panels(
-        tile,
-        depth,
-        1,
-        lambda p, first, k, i: key(first, k, i),
-        query,
-        totals,
-        longest=plan.chunk,
-        arithmetic=arithmetic,
-        stride=depth,
-    )
-    return lambda i, j: totals[0, i * tile.columns + j]
-
-
-def _store_line(
-    plan: Plan,
-    work: Work,
-    strip: Strip,
-    highest: T.Buffer,
-    blocks: tuple[QueryBlock, KeyBlock],
-    key: T.Var,
-    score: Callable[[T.Index], T.Expr],
-) -> None:
-    """Emits the scores of one key, with all changes; `score` takes a query's number in the block."""
-    queries, keys = blocks
-    length = int(plan.attention.query.shape[1])
-    for start in range(0, plan.columns, plan.lanes):
-        with T.vectorized(0, plan.lanes) as lane:
-            j = start + lane
-            query = T.min(queries.first + j, length - 1) if length % plan.columns else queries.first + j
-            position = Position(*queries.head, query, keys.first + key, queries.number, j)
-            T.buffer_store(strip.scores, plan.attention.modified(work.mods, position, score(j)), [key, j])
-            T.buffer_store(highest, T.max(highest[j], strip.scores[key, j]), [j])
-
-
-def _weigh(plan: Plan, strip: Strip, keys: KeyBlock, exponentials: Callable[[T.Index, T.Index], None]) -> None:
-    """Emits the exponentials of all chunks; weights of keys that do not exist become zero."""
-    end = keys.chunks * (keys.chunk * plan.attention.arithmetic.terms)
-    ends_early = not isinstance(keys.count, int)
-    if ends_early and keys.padded:
-        strip.pad(keys.count, end, plan.lanes, -math.inf)
-    with T.serial(0, keys.chunks) as c:
-        first = c * keys.chunk
-        exponentials(first, keys.elements_from(first))
-    if ends_early and not keys.padded:
-        strip.pad(keys.count, end, plan.lanes, 0.0)
-
-
-def _add_results(
-    plan: Plan,
-    work: Work,
-    strip: Strip,
-    place: tuple[T.Index, KeyBlock],
-    factor: T.Buffer,
-    before: Callable[[T.Index, T.Index], None] | None,
-) -> None:
-    """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""
-    (q, keys), output, columns = place, plan.output, plan.columns
-    arithmetic = plan.attention.arithmetic
-
-    def weight(first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
-        return strip.weights[first + k, j]
-
-    if plan.by_channel:
-        multiply_panels(
-            output,
-            keys.depth,
-            plan.panels,
-            lambda p, first, k, i: keys.value(Panel(p, p * output.rows), first, k, i),
-            weight,
-            strip.totals,
-            before=before,
-            longest=keys.chunk,
-            arithmetic=arithmetic,
-            stride=keys.stride,
-        )
-        work.state.add_by_channel(q, output, strip.totals, factor)
-        return
-    with T.serial(0, plan.panels) as number:
-        panel = Panel(number, T.Bind(number * output.columns))
-        multiply_panels(
-            output,
-            keys.depth,
-            columns // output.rows,
-            lambda p, first, k, i: weight(first, k, p * output.rows + i),
-            partial(keys.value, panel),
-            strip.totals,
-            before=before,
-            longest=keys.chunk,
-            arithmetic=arithmetic,
-        )
-        work.state.add(q, output, strip.totals, factor, panel.channel)
+def parts_of(length: T.Index, part: int) -> T.Index:
+    """Emits ⌈length / part⌉ of a positive length; TVM's code generation fails on `//` of one that it counts itself."""
+    return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))

@@ -21,13 +21,14 @@ from functools import partial
 from tvm import ir
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
+from harness.compiler.schedules.common.attention import Attention as Problem
+from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
 from harness.compiler.schedules.cpu import math as elementary
-from harness.compiler.schedules.cpu.attention.online_softmax import finite, normalized
+from harness.compiler.schedules.cpu.attention.online_softmax import fill, finite, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import Rows
-from harness.compiler.schedules.cpu.attention.score_mod import Position
+from harness.compiler.schedules.cpu.attention.score_mod import Head, Position
 
 _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""
@@ -50,16 +51,20 @@ class FewQueries:
 
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel."""
-        plan = _Plan(attention, self.lanes, self.parts)
+        keys = attention.problem.static_keys
+        # A chunk of a sum is a whole number of vectors of keys.
+        chunk = ceil_div(chunk_length(keys), self.lanes) * self.lanes
+        per_part = ceil_div(ceil_div(keys, chunk), self.parts) * chunk
+        plan = _Plan(attention.problem, self.lanes, chunk, per_part, ceil_div(keys, per_part))
 
         def body(*buffers: T.Buffer) -> None:
             *inputs, result = buffers
-            partial_results = _Partial.allocated(plan)
-            sources = attention.by_role(inputs)
-            with T.parallel(0, plan.heads * plan.parts) as task:
-                _compute(plan, sources, partial_results, task)
-            with T.serial(0, plan.heads) as m, T.serial(0, plan.queries) as row:
-                _put_together(plan, partial_results, m, row, result)
+            sources, heads = attention.by_role(inputs), plan.problem.batch * plan.problem.heads
+            softmax = _Softmax.allocated(plan)
+            with T.parallel(0, heads * plan.parts) as task:
+                _compute(plan, attention, sources, softmax, task)
+            with T.serial(0, heads) as m, T.serial(0, plan.problem.queries) as row:
+                _join_parts(plan, attention, softmax, m, row, result)
 
         return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": plan.parts}))
 
@@ -69,54 +74,22 @@ class _Plan:
     """The sizes of the kernel.
 
     Attributes:
-        attention: The operands.
+        problem: The problem.
         lanes: fp32 numbers in a vector.
-        wanted_parts: Parts of the keys of a head; there are fewer if some would be empty.
+        chunk: Keys that one register adds up.
+        keys: Keys of a part, whole chunks.
+        parts: Parts of the keys of a head.
     """
 
-    attention: Attention
+    problem: Problem
     lanes: int
-    wanted_parts: int
-
-    @property
-    def heads(self) -> int:
-        """Returns the number of heads of all batches."""
-        batch, _, heads, _ = self.attention.query.shape
-        return int(batch * heads)
-
-    @property
-    def queries(self) -> int:
-        """Returns the number of queries."""
-        return int(self.attention.query.shape[1])
-
-    @property
-    def channels(self) -> int:
-        """Returns the number of channels of a query."""
-        return int(self.attention.query.shape[3])
-
-    @property
-    def count(self) -> int:
-        """Returns the number of keys."""
-        return int(self.attention.key.shape[1])
-
-    @property
-    def chunk(self) -> int:
-        """Returns the number of keys that one register adds up: a whole number of vectors."""
-        return ceil_div(chunk_length(self.count), self.lanes) * self.lanes
-
-    @property
-    def keys(self) -> int:
-        """Returns the number of keys of a part: whole chunks."""
-        return ceil_div(ceil_div(self.count, self.chunk), self.wanted_parts) * self.chunk
-
-    @property
-    def parts(self) -> int:
-        """Returns the number of parts of the keys of a head."""
-        return ceil_div(self.count, self.keys)
+    chunk: int
+    keys: int
+    parts: int
 
 
 @dataclass(frozen=True)
-class _Partial:
+class _Softmax:
     """The softmax of each part of the keys, not yet divided by its sum.
 
     Attributes:
@@ -130,57 +103,63 @@ class _Partial:
     results: T.Buffer
 
     @classmethod
-    def allocated(cls, plan: _Plan) -> _Partial:
+    def allocated(cls, plan: _Plan) -> _Softmax:
         """Emits its allocation."""
-        shape = (plan.heads, plan.queries, plan.parts)
-        return cls(*(T.alloc_buffer((*shape, *width), "float32") for width in ((), (), (plan.attention.width,))))
+        shape = (plan.problem.batch * plan.problem.heads, plan.problem.queries, plan.parts)
+        highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
+        return cls(highest, sums, T.alloc_buffer((*shape, plan.problem.width), "float32"))
 
 
-def _compute(plan: _Plan, sources: Buffers, results: _Partial, task: T.Var) -> None:
+def _compute(plan: _Plan, attention: Attention, sources: Buffers, softmax: _Softmax, task: T.Var) -> None:
     """Emits the work of a task: scores, softmax and result of a part of the keys of a head."""
-    attention, lanes, rows = plan.attention, plan.lanes, range(plan.queries)
-    heads = int(attention.query.shape[2])
+    problem, lanes, rows = plan.problem, plan.lanes, range(plan.problem.queries)
     m, part = T.Bind(task // plan.parts), T.Bind(task % plan.parts)
-    head = T.Bind(m // heads), T.Bind(m % heads)
+    head = T.Bind(m // problem.heads), T.Bind(m % problem.heads)
     begin = T.Bind(part * plan.keys)
-    count = plan.keys if plan.count % plan.keys == 0 else T.Bind(T.min(plan.keys, plan.count - begin))
-    scaled = T.alloc_buffer((plan.queries, plan.channels), "float32")
-    strip = T.alloc_buffer((plan.queries, plan.keys), "float32")
-    query = _reader(attention.query_rows(sources, head), lanes)
-    key = _reader(attention.key_rows(sources, head, begin, count, plan.keys), lanes)
-    value = _reader(attention.value_rows(sources, head), lanes)
-    _emit_vectors(
-        plan.queries, plan.channels, lanes, lambda i, c, j: T.buffer_store(scaled, query(i, c, j), [i, c + j])
-    )
-    with T.serial(0, count) as k:
-        index = T.Bind(begin + k)
-        for i, product in enumerate(_products(scaled, lanes, partial(key, index))):
-            score = attention.modified(sources, Position(*head, i, index), product)
-            T.buffer_store(strip, score, [i, k])
+    count = tail_extent(plan.keys, problem.static_keys, begin)
+    count = count if isinstance(count, int) else T.Bind(count)
+    strip = _scores(plan, attention, sources, head, begin, count)
     vectors = T.Bind((count + lanes - 1) // lanes)
     with T.serial(count, vectors * lanes) as k:
         for i in rows:
             T.buffer_store(strip, fp32(-math.inf), [i, k])
     top = [_highest(strip, i, vectors, lanes) for i in rows]
     for i in rows:
-        T.buffer_store(results.highest, top[i][0], [m, i, part])
+        T.buffer_store(softmax.highest, top[i][0], [m, i, part])
         T.buffer_store(top[i], finite(top[i][0]), [0])
+    value = _reader(attention.value_rows(sources, head), lanes)
     _emit_vectors(
-        plan.queries,
-        attention.width,
+        problem.queries,
+        problem.width,
         lanes,
-        lambda i, c, j: T.buffer_store(results.results, fp32(0.0), [m, i, part, c + j]),
+        lambda i, c, j: T.buffer_store(softmax.results, fp32(0.0), [m, i, part, c + j]),
     )
-    total = T.alloc_buffer((plan.queries, lanes), "float32")
-    _emit_vectors(plan.queries, lanes, lanes, lambda i, _, j: T.buffer_store(total, fp32(0.0), [i, j]))
+    total = T.alloc_buffer((problem.queries, lanes), "float32")
+    for i in rows:
+        fill(total, lanes, 0.0, i)
     with T.serial(0, (count + plan.chunk - 1) // plan.chunk) as c:
         first = T.Bind(c * plan.chunk)
         keys = plan.chunk if isinstance(count, int) else T.Bind(T.min(plan.chunk, count - first))
         for i in rows:
             _exponentials(strip, i, first, (keys + lanes - 1) // lanes, lanes, top[i], total)
-        _add_values(plan, strip, (first, keys), lambda k: partial(value, T.Bind(begin + k)), (results.results, m, part))
+        _add_values(plan, strip, (first, keys), lambda k: partial(value, T.Bind(begin + k)), (softmax.results, m, part))
     for i in rows:
-        T.buffer_store(results.sums, _folded(total, i, lanes, lambda x, y: x + y)[0], [m, i, part])
+        T.buffer_store(softmax.sums, _folded(total, i, lanes, lambda x, y: x + y)[0], [m, i, part])
+
+
+def _scores(plan: _Plan, attention: Attention, sources: Buffers, head: Head, begin: T.Expr, count: T.Index) -> T.Buffer:
+    """Emits the scores of all queries and `count` keys from a first one on; returns them, [query, key]."""
+    queries, channels, lanes = plan.problem.queries, plan.problem.channels, plan.lanes
+    scaled = T.alloc_buffer((queries, channels), "float32")
+    strip = T.alloc_buffer((queries, plan.keys), "float32")
+    query = _reader(attention.query_rows(sources, head), lanes)
+    key = _reader(attention.key_rows(sources, head, begin, count, plan.keys), lanes)
+    _emit_vectors(queries, channels, lanes, lambda i, c, j: T.buffer_store(scaled, query(i, c, j), [i, c + j]))
+    with T.serial(0, count) as k:
+        index = T.Bind(begin + k)
+        for i, product in enumerate(_products(scaled, lanes, partial(key, index))):
+            T.buffer_store(strip, attention.modified(sources, Position(*head, i, index), product), [i, k])
+    return strip
 
 
 def _reader(rows: Rows, lanes: int) -> _Element:
@@ -241,7 +220,7 @@ def _products(scaled: T.Buffer, lanes: int, key: Callable[[int, T.Var], T.Expr])
 def _highest(strip: T.Buffer, row: int, vectors: T.Expr, lanes: int) -> T.Buffer:
     """Emits the maximum of a row of the strip; returns a buffer of one element."""
     highest = registers((1, lanes))
-    _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(highest, fp32(-math.inf), [0, j]))
+    fill(highest, lanes, -math.inf, 0)
     with T.serial(0, vectors) as v, T.vectorized(0, lanes) as j:
         T.buffer_store(highest, T.max(highest[0, j], strip[row, v * lanes + j]), [0, j])
     return _folded(highest, 0, lanes, T.max)
@@ -277,12 +256,12 @@ def _add_values(
             parts of its vectors.
         place: The results, their head and their part.
     """
-    width, widest = plan.attention.width, _MOST_SUMS * plan.lanes
+    width, widest = plan.problem.width, _MOST_SUMS * plan.lanes
     for start in range(0, width, widest):
         columns = min(width - start, widest)
         count = max(1, widest // columns)
-        for top in range(0, plan.queries, count):
-            rows = range(top, min(top + count, plan.queries))
+        for top in range(0, plan.problem.queries, count):
+            rows = range(top, min(top + count, plan.problem.queries))
             sums = _block_of_values(strip, rows, (start, columns), plan.lanes, keys, value)
             _add_sums(sums, rows, (start, columns), plan.lanes, place)
 
@@ -340,22 +319,21 @@ def _add_sums(
                 T.buffer_store(results, results[index] + values[0], index)
 
 
-def _put_together(plan: _Plan, results: _Partial, m: T.Var, i: T.Var, result: T.Buffer) -> None:
+def _join_parts(plan: _Plan, attention: Attention, softmax: _Softmax, m: T.Var, i: T.Var, result: T.Buffer) -> None:
     """Emits one row of the result from the parts of its keys."""
-    attention, parts, lanes = plan.attention, range(plan.parts), plan.lanes
-    heads = int(attention.query.shape[2])
+    parts, lanes, heads = range(plan.parts), plan.lanes, plan.problem.heads
     top, total, factors = registers((1,)), registers((1,)), registers((plan.parts,))
     T.buffer_store(top, fp32(-math.inf), [0])
     T.buffer_store(total, fp32(0.0), [0])
     for part in parts:
-        T.buffer_store(top, T.max(top[0], results.highest[m, i, part]), [0])
+        T.buffer_store(top, T.max(top[0], softmax.highest[m, i, part]), [0])
     T.buffer_store(top, finite(top[0]), [0])
     for part in parts:
-        T.buffer_store(factors, elementary.exp_below_zero(results.highest[m, i, part] - top[0]), [part])
-        T.buffer_store(total, total[0] + factors[part] * results.sums[m, i, part], [0])
-    with T.serial(0, attention.width // lanes) as v, T.vectorized(0, lanes) as j:
+        T.buffer_store(factors, elementary.exp_below_zero(softmax.highest[m, i, part] - top[0]), [part])
+        T.buffer_store(total, total[0] + factors[part] * softmax.sums[m, i, part], [0])
+    with T.serial(0, plan.problem.width // lanes) as v, T.vectorized(0, lanes) as j:
         c = v * lanes + j
-        value: T.Expr = factors[0] * results.results[m, i, 0, c]
+        value: T.Expr = factors[0] * softmax.results[m, i, 0, c]
         for part in parts[1:]:
-            value = value + factors[part] * results.results[m, i, part, c]
+            value = value + factors[part] * softmax.results[m, i, part, c]
         attention.store(result, normalized(value, total[0]), (m // heads, m % heads), i, c)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Index, Readable, Reader
+from harness.compiler.schedules.common.folding import Folded, Index, Reader
 from harness.compiler.schedules.common.graph import extents
 from harness.compiler.schedules.common.kernel import Argument, ceil_div
 from harness.compiler.schedules.cpu.attention.packing import Rows, copy_rows
 from harness.compiler.schedules.cpu.attention.score_mod import Head
 from harness.compiler.schedules.cpu.emit import multiply_panels
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer
 from harness.compiler.schedules.cpu.product import Read, pack_function, packed_shape
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -29,26 +29,17 @@ class LinearKey:
     Attributes:
         key: The key [batch, length, head, channel], one of whose inputs is the result; an element needs the result's
             row of its key alone.
-        result: The result.
+        layer: The layer; its weight is [wide, narrow] if it is `transposed`.
         source: The layer's input, one row for each key: [batch, key, head, narrow].
-        weight: [narrow, wide], or transposed; the kernel gets it packed for the tile.
-        transposed: Whether the weight is [wide, narrow].
-        bias: One number for each of the wide channels, broadcast to the result; None if there is none.
+        transposed: Whether the weight is transposed. The kernel gets it packed for the tile.
         tile: The register tile, keys × wide channels.
     """
 
     key: Folded
-    result: relax.Var
+    layer: OperandLayer
     source: Folded
-    weight: relax.Expr
     transposed: bool
-    bias: relax.Expr | None
     tile: Tile
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """Returns the shape of the key."""
-        return self.key.shape
 
     @property
     def operations(self) -> int:
@@ -56,34 +47,32 @@ class LinearKey:
         return self.key.operations
 
     @property
-    def narrow(self) -> int:
-        """Returns the number of the source's channels."""
-        return int(self.source.shape[3])
-
-    @property
     def wide(self) -> int:
         """Returns the number of the result's channels."""
-        return int(self.weight.ty.shape[0 if self.transposed else 1])
+        return int(self.layer.weight.ty.shape[0 if self.transposed else 1])
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
         """Returns the tensors in memory that the key reads beside the layer's result."""
-        return tuple(value for value in self.key.inputs if not value.same_as(self.result))
+        return tuple(value for value in self.key.inputs if not self._is_result(value))
 
     @property
     def arguments(self) -> list[Argument]:
         """Returns the kernel's parameters for these inputs."""
         pairs = zip(self.key.inputs, self.key.arguments, strict=True)
-        return [argument for value, argument in pairs if not value.same_as(self.result)]
+        return [argument for value, argument in pairs if not self._is_result(value)]
+
+    def _is_result(self, value: relax.Expr) -> bool:
+        return bool(value.same_as(self.layer.result))
 
     @property
-    def layer(self) -> dict[str, tuple[Sequence[relax.Expr], Sequence[Argument]]]:
+    def tensors(self) -> dict[str, tuple[Sequence[relax.Expr], Sequence[Argument]]]:
         """Returns the layer's tensors and the kernel's parameters for them, by role."""
-        packed = Argument(WEIGHT, packed_shape("right", 1, self.wide, self.narrow, self.tile))
-        bias = [] if self.bias is None else [self.bias]
+        packed = Argument(WEIGHT, packed_shape("right", 1, self.wide, self.layer.narrow, self.tile))
+        bias = [] if self.layer.bias is None else [self.layer.bias]
         return {
             "source": (self.source.inputs, self.source.arguments),
-            WEIGHT: ([self.weight], [packed]),
+            WEIGHT: ([self.layer.weight], [packed]),
             "layer_bias": (bias, [Argument("layer_bias", extents(value) or ()) for value in bias]),
         }
 
@@ -94,8 +83,8 @@ class LinearKey:
         def read(buffer: T.Buffer) -> Read:
             return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
 
-        weight = Argument(WEIGHT, extents(self.weight) or ())
-        return pack_function("right", weight, 1, self.wide, self.narrow, self.tile, read)
+        weight = Argument(WEIGHT, extents(self.layer.weight) or ())
+        return pack_function("right", weight, 1, self.wide, self.layer.narrow, self.tile, read)
 
     def rows(
         self, buffers: Mapping[str, Sequence[T.Buffer]], head: Head, first: T.Index, count: T.Index, most: int
@@ -103,13 +92,13 @@ class LinearKey:
         """Emits the layer for `count` keys from a first one on, of at most `most`; returns these rows of the key."""
         tile, (weight,) = self.tile, buffers[WEIGHT]
         panels = ceil_div(self.wide, tile.columns)
-        line = T.alloc_buffer((most, self.narrow), "float32")
+        line = T.alloc_buffer((most, self.layer.narrow), "float32")
         copy_rows(Rows(self.source, buffers["source"], head), line, tile.lanes, first, count)
         result = T.alloc_buffer((most, panels * tile.columns), "float32")
         with T.serial(0, panels) as panel:
             multiply_panels(
                 tile,
-                self.narrow,
+                self.layer.narrow,
                 most // tile.rows,
                 lambda p, first, k, i: line[p * tile.rows + i, first + k],
                 lambda first, k, j: weight[0, panel, first + k, j],
@@ -121,9 +110,7 @@ class LinearKey:
             row = reader.analyzer.simplify(T.convert(index[1] - first))
             others = iter(reader.buffers)
             computed = _ResultRow(result, row, buffers["layer_bias"])
-            inputs: list[Readable] = [
-                computed if value.same_as(self.result) else next(others) for value in self.key.inputs
-            ]
+            inputs = [computed if self._is_result(value) else next(others) for value in self.key.inputs]
             value: T.Expr = self.key.element(Reader(inputs, reader.analyzer), index)
             return value
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tvm import ir, relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
@@ -24,10 +24,11 @@ from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
 from harness.compiler.schedules.cpu.gemm import lower_matmul
-from harness.compiler.schedules.cpu.key_projection import KeyLayer, key_layer_of
+from harness.compiler.schedules.cpu.key_projection import fold_key, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.moves import Reindex
-from harness.compiler.schedules.cpu.value_projection import Projection, projection_of
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer
+from harness.compiler.schedules.cpu.value_projection import projection_of
 
 Schedule = PerHead | Streaming | FewQueries
 
@@ -40,13 +41,9 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
         return None
     arithmetic = _arithmetic(context, attention, problem)
     chosen = _choose(context, problem, arithmetic)
-    query, key, value = _operands(context, attention, projection, few=isinstance(chosen, FewQueries))
-    layer = context.key_layers.get(attention.args[1])
     operands = Attention(
-        query,
-        key if layer is None else _linear_key(context, layer, attention.args[1], chosen),
-        value,
-        problem.scale,
+        problem,
+        *_operands(context, attention, projection, chosen),
         _score_mods(context, attention, problem, axial=isinstance(chosen, PerHead)),
         projected=projection is not None,
         arithmetic=arithmetic,
@@ -56,7 +53,7 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     return _projected(context, operands, chosen, projection, static_shape(attention) or ())
 
 
-def key_layers(context: Context, facts: Facts) -> dict[relax.Var, KeyLayer]:
+def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
     """Returns the linear layers that the kernels of attentions compute, by the attention's key."""
     layers = {}
     for variable, attention in context.bindings.items():
@@ -75,14 +72,14 @@ def _bias_of(attention: ir.Call) -> relax.Expr | None:
     return attention.args[3] if len(attention.args) > 3 else None
 
 
-def _projection_of(context: Context, attention: ir.Call) -> Projection | None:
+def _projection_of(context: Context, attention: ir.Call) -> OperandLayer | None:
     """Returns the linear layer of an attention's values if it follows the attention; otherwise None."""
     projection = projection_of(context, attention)
     moves = projection is not None and context.projected_afterwards.issuperset(projection.bindings)
     return projection if moves else None
 
 
-def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | None:
+def _recognized(attention: ir.Call, projection: OperandLayer | None) -> Problem | None:
     """Returns the problem that a kernel computes; None if there is no kernel."""
     problem = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
     return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
@@ -102,7 +99,7 @@ def _workload(problem: Problem) -> schedule.Attention:
         problem.batch,
         problem.heads,
         problem.queries,
-        problem.keys if isinstance(problem.keys, int) else 0,
+        problem.static_keys,
         problem.channels,
         problem.width,
         None if problem.bias is None else problem.bias_dtype,
@@ -133,47 +130,50 @@ def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> Sched
         return PerHead(tile, tile, workload.parts_in_tiles(tile))
     workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
-    static = isinstance(problem.keys, int)
-    decided = context.decide(workload) if static else schedule.decided(workload, unit, {})
+    decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
     output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
     return Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
 
 
 def _operands(
-    context: Context, attention: ir.Call, projection: Projection | None, *, few: bool
-) -> tuple[Folded, Folded, Folded]:
+    context: Context, attention: ir.Call, projection: OperandLayer | None, chosen: Schedule
+) -> tuple[Folded, Folded | LinearKey, Folded]:
     """Returns query, key and value in the form that the kernel reads."""
+    query, key, value = attention.args[:3]
+    layer = context.key_layers.get(key)
 
     def read(value: relax.Expr) -> Folded:
         folded = fold(replace(context, symbolic=True), value)
         # A few queries read vectors of channels, and neighbours of two kinds make none.
-        return stored(value) if few and folded.period != 1 else folded
+        return stored(value) if isinstance(chosen, FewQueries) and folded.period != 1 else folded
 
-    query, key, value = attention.args[:3]
-    if projection is None:
-        return read(query), read(key), read(value)
-    return read(query), read(key), _rows(read(projection.source), projection.rows, extents(key) or ())
+    return (
+        read(query),
+        read(key) if layer is None else _linear_key(context, layer, key, chosen),
+        read(value) if projection is None else _rows(read(projection.source), projection.rows, key),
+    )
 
 
-def _rows(source: Folded, row_of: Reindex, key: Sequence[Any]) -> Folded:
+def _rows(source: Folded, row_of: Reindex, key: relax.Expr) -> Folded:
     """Returns the rows of a tensor, one for each key, as an operand [batch, key, head, channel]."""
 
-    def element(reader: Reader, index: Index) -> Any:
-        return source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
+    def element(reader: Reader, index: Index) -> T.Expr:
+        value: T.Expr = source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
+        return value
 
-    return replace(source, shape=(*key[:3], source.shape[-1]), element=element)
+    return replace(source, shape=(*(extents(key) or ())[:3], source.shape[-1]), element=element)
 
 
-def _linear_key(context: Context, layer: KeyLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
+def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
     """Returns the key whose linear layer the kernel computes, in tiles of the schedule's scores."""
-    folded = layer.key(context, key)
+    folded = fold_key(context, [layer.result], key)
     if not isinstance(chosen, Streaming) or not any(value.same_as(layer.result) for value in folded.inputs):
         raise AssertionError("a key that streams is read of its layer")
-    rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, folded.shape)
+    rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, key)
     source = context.transposed(layer.weight)
-    weight = layer.weight if source is None else source
-    return LinearKey(folded, layer.result, rows, weight, source is not None, layer.bias, chosen.scores)
+    stored_layer = layer if source is None else replace(layer, weight=source)
+    return LinearKey(folded, stored_layer, rows, source is not None, chosen.scores)
 
 
 def _lowering(attention: Attention, chosen: Schedule) -> Lowering:
@@ -203,7 +203,7 @@ def _called(
 
 
 def _projected(
-    context: Context, attention: Attention, chosen: Schedule, projection: Projection, shape: tuple[int, ...]
+    context: Context, attention: Attention, chosen: Schedule, projection: OperandLayer, shape: tuple[int, ...]
 ) -> Lowering:
     """Lowers attention to the source of its values, followed by the projection of the result to this shape."""
     attended = relax.Var("attended", relax.TensorType([*shape[:-1], projection.narrow], "float32"))

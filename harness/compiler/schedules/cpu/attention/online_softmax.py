@@ -9,11 +9,8 @@ import math
 from dataclasses import dataclass
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import fp32, registers
+from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.cpu import math as elementary
-from harness.compiler.schedules.cpu.attention.operands import Attention
-from harness.compiler.schedules.cpu.attention.packing import joined_rows
-from harness.compiler.schedules.cpu.attention.score_mod import Head
 from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -105,19 +102,6 @@ class State:
             lambda j: T.buffer_store(self.sums, self.sums[q, j] * factor[j] + total[j], [q, j]),
         )
 
-    def write(
-        self, q: T.Index, attention: Attention, result: T.Buffer, head: Head, first: T.Expr, count: T.Index
-    ) -> None:
-        """Emits the results of a block's first queries, `count` from query `first` on."""
-        with T.serial(0, count) as i:
-            weight = T.Bind(self.sums[q, i])
-
-            def store(c: T.Index) -> None:
-                value = self.results[q, c, i] if self.by_channel else self.results[q, i, c]
-                attention.store(result, normalized(value, weight), head, first + i, c)
-
-            for_each_vector(attention.value.shape[3], self.lanes, store)
-
 
 def finite(score: T.Expr) -> T.Expr:
     """Returns a highest score, and 0 for -inf: exp(-inf - -inf) would be NaN where every key is masked."""
@@ -127,53 +111,6 @@ def finite(score: T.Expr) -> T.Expr:
 def normalized(value: T.Expr, weight: T.Expr) -> T.Expr:
     """Returns a sum of weighted values divided by the sum of the weights; zero if that is zero."""
     return T.Select(T.EQ(weight, fp32(0.0)), fp32(0.0), value / weight)
-
-
-def exponentials_of(
-    attention: Attention,
-    strip: T.Buffer,
-    weights: T.Buffer,
-    highest: T.Buffer,
-    total: T.Buffer,
-    chunk: tuple[T.Index, T.Index],
-    lanes: int,
-    *,
-    padded: bool = False,
-) -> None:
-    """Emits weights[key, j] = exp(strip[key, j] - highest[j]) for a chunk of keys, and adds their sum to total[j].
-
-    Args:
-        attention: The problem.
-        strip: The scores, [key, query].
-        weights: Elements of the attention's arithmetic, whose terms are keys: the strip itself where they are fp32.
-        highest: The highest scores.
-        total: Sums of the exponentials before rounding.
-        chunk: The first element, and how many.
-        lanes: fp32 numbers in a vector.
-        padded: Whether there are scores of -inf for keys that do not exist.
-    """
-    (first, count), arithmetic = chunk, attention.arithmetic
-    terms = arithmetic.terms
-    exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
-    columns = int(strip.shape[1])
-    partial = registers((columns,))
-    fill(partial, lanes, 0.0)
-    flush_subnormals = attention.masks or padded
-    with T.serial(0, count) as k:
-        for start in range(0, columns, lanes):
-            exact = strip if terms == 1 else registers((terms, columns))
-            for n in range(terms):
-                with T.vectorized(0, lanes) as j:
-                    score = strip[(first + k) * terms + n, start + j]
-                    index = (first + k, start + j) if terms == 1 else (n, start + j)
-                    term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
-                    T.buffer_store(exact, term, index)
-                    T.buffer_store(partial, partial[start + j] + exact[index], [start + j])
-            if terms > 1:
-                with T.vectorized(0, lanes) as j:
-                    joined = joined_rows(arithmetic, exact, 0, start + j)
-                    T.buffer_store(weights, joined, [first + k, start + j])
-    for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + partial[j], [j]))
 
 
 def fill(buffer: T.Buffer, lanes: int, value: float, *row: T.Index) -> None:

@@ -11,6 +11,7 @@ from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common import kernel_info
+from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.folding import Folded
 from harness.compiler.schedules.common.kernel import Argument, free_variables
 from harness.compiler.schedules.common.kernel_info import KernelInfo
@@ -28,11 +29,11 @@ Buffers = Mapping[str, Sequence[T.Buffer]]
 
 @dataclass(frozen=True)
 class Attention:
-    """The problem of an attention kernel, with its operands.
+    """The problem of a kernel, with its operands.
 
     Attributes:
+        problem: Its sizes.
         query, key, value: The operands, [batch, length, head, channel].
-        scale: Factor of the scores.
         score_mods: The changes of the scores, one after the other.
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
@@ -40,10 +41,10 @@ class Attention:
         stores: Type of the result.
     """
 
+    problem: Problem
     query: Folded
     key: Folded | LinearKey
     value: Folded
-    scale: float
     score_mods: tuple[ScoreMod, ...] = ()
     result: tuple[int, ...] = (0, 1, 2, 3)
     projected: bool = False
@@ -59,18 +60,7 @@ class Attention:
     @property
     def depth(self) -> int:
         """Returns the number of elements of a query, or of a key, that are multiplied."""
-        return int(self.query.shape[3]) // self.arithmetic.terms
-
-    @property
-    def keys(self) -> T.Index:
-        """Returns the number of keys; an expression of the kernel's symbolic extents if it is symbolic."""
-        keys: T.Index = self.key.shape[1]
-        return keys
-
-    @property
-    def width(self) -> int:
-        """Returns the number of channels of a value."""
-        return int(self.value.shape[3])
+        return self.problem.channels // self.arithmetic.terms
 
     @property
     def masks(self) -> bool:
@@ -83,7 +73,7 @@ class Attention:
         operands = {"query": self.query, "key": self.key, "value": self.value}
         return {
             **{role: (operand.inputs, operand.arguments) for role, operand in operands.items()},
-            **(self.key.layer if isinstance(self.key, LinearKey) else {}),
+            **(self.key.tensors if isinstance(self.key, LinearKey) else {}),
             **{mod.role: (mod.inputs, mod.arguments) for mod in self.score_mods},
         }
 
@@ -100,8 +90,9 @@ class Attention:
             for role, (_, arguments) in self._tensors.items()
             for n, argument in enumerate(arguments)
         ]
-        batch, length, heads, _ = self.query.shape
-        return [*arguments, Argument("result", tuple(self._place(batch, length, heads, self.width)), self.stores)]
+        problem = self.problem
+        shape = self._place(problem.batch, problem.queries, problem.heads, problem.width)
+        return [*arguments, Argument("result", tuple(shape), self.stores)]
 
     @property
     def variables(self) -> list[T.Var]:
@@ -118,7 +109,7 @@ class Attention:
 
     def query_rows(self, buffers: Buffers, head: Head) -> Rows:
         """Returns the scaled queries of a head."""
-        return Rows(self.query, buffers["query"], head, self.scale)
+        return Rows(self.query, buffers["query"], head, self.problem.scale)
 
     def key_rows(self, buffers: Buffers, head: Head, first: T.Index, count: T.Index, most: int) -> Rows:
         """Returns keys of a head, after the emission of their layer if they are one.
@@ -166,22 +157,15 @@ class Attention:
 
     def info(self, algorithm: str, decisions: Mapping[str, str | int]) -> KernelInfo:
         """Returns the facts of a kernel with this algorithm and these decisions of its schedule."""
-        batch, queries, heads, channels = self.query.shape
-        info = kernel_info.attention(
-            algorithm,
-            [operand.operations > 0 for operand in (self.query, self.key, self.value)],
-            self.width,
-            batch=batch,
-            heads=heads,
-            queries=queries,
-            keys=self.keys,
-            channels=channels,
-        )
+        names = ("batch", "heads", "queries", "keys", "channels")
+        extents = {name: getattr(self.problem, name) for name in names}
+        reads = [operand.operations > 0 for operand in (self.query, self.key, self.value)]
+        info = kernel_info.attention(algorithm, reads, self.problem.width, **extents)
         known: dict[str, str | int] = {"values": "projected afterwards"} if self.projected else {}
         for mod in self.score_mods:
             known |= mod.decisions
         if isinstance(self.key, LinearKey):
             known["keys"] = "projected while they are packed"
             if info.flop is not None:
-                info = replace(info, flop=info.flop + 2 * math.prod(self.key.source.shape) * channels)
+                info = replace(info, flop=info.flop + 2 * math.prod(self.key.source.shape) * self.problem.channels)
         return replace(info, decisions={**known, **decisions})

@@ -25,17 +25,7 @@ from harness.compiler.schedules.common.kernel import (
     prim_func,
     tail_extent,
 )
-from harness.compiler.schedules.cpu.attention.block import (
-    KeyBlock,
-    Panel,
-    Plan,
-    QueryBlock,
-    Strip,
-    Work,
-    attend,
-    pack_queries,
-)
-from harness.compiler.schedules.cpu.attention.online_softmax import State
+from harness.compiler.schedules.cpu.attention.block import KeyBlock, Panel, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
 from harness.compiler.schedules.cpu.attention.score_mod import Head
@@ -61,16 +51,15 @@ class PerHead:
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
         plan = _Plan(attention, self.scores, self.output, self.parts)
-        batch, _, heads, _ = attention.query.shape
         arithmetic = attention.arithmetic
 
         def body(*buffers: T.Buffer) -> None:
             *inputs, result = buffers
             sources = attention.by_role(inputs)
-            tasks = parallel_with_workspace(batch * heads * plan.parts, arithmetic.dtype, *plan.copies)
+            tasks = parallel_with_workspace(plan.heads * plan.parts, arithmetic.dtype, *plan.copies)
             with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
                 m = T.Bind(task // plan.parts)
-                head = T.Bind(m // heads), T.Bind(m % heads)
+                head = plan.head(m)
                 keys, values = workspace.buffers
                 # A task of the same thread may have copied them for other queries of the head.
                 with workspace.fill_once(m):
@@ -104,13 +93,13 @@ class _Plan(Plan):
     @property
     def group(self) -> int:
         """Returns the number of blocks of queries that share a pass over the keys."""
-        channels = int(self.attention.query.shape[3])
+        channels = self.attention.problem.channels
         return min(self.per_part, query_group(self.count, self.columns, channels, self.padded))
 
     @property
     def count(self) -> int:
         """Returns the number of keys."""
-        return int(self.attention.key.shape[1])
+        return self.attention.problem.static_keys
 
     @property
     def keys(self) -> int:
@@ -177,14 +166,8 @@ def _compute(
     plan: _Plan, sources: Buffers, head: Head, copies: tuple[T.Buffer, T.Buffer], part: T.Expr, result: T.Buffer
 ) -> None:
     """Emits a task: some blocks of queries share each pass over the keys."""
-    attention, dtype = plan.attention, plan.attention.arithmetic.dtype
-    line = T.alloc_buffer((plan.columns, attention.depth), dtype)
-    work = Work(
-        T.alloc_buffer((plan.group, attention.depth, plan.columns), dtype),
-        State.allocated(plan.group, plan.scores, plan.padded, by_channel=plan.by_channel),
-        attention.allocated(sources, plan.group, plan.columns),
-    )
-    strip = Strip.allocated(plan, plan.lines)
+    line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
+    work, strip = Work.allocated(plan, sources, plan.group), Strip.allocated(plan, plan.lines)
     if plan.lines > plan.keys:
         # Keys that do not exist weigh nothing.
         strip.pad(plan.keys, plan.lines, plan.lanes, -math.inf)
@@ -195,14 +178,11 @@ def _compute(
         count = T.Bind(T.max(0, T.min(plan.group, blocks - g * plan.group)))
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            block = QueryBlock(q, head, first)
-            pack_queries(plan, work, attention.query_rows(sources, head), line, block, rows)
-            attention.fill(sources, work.mods, head, q, first)
-            work.state.clear(q)
+            work.prepare(plan, sources, line, QueryBlock(q, head, first), rows)
         with T.serial(0, key_blocks(plan.count)) as n, T.serial(0, count) as q:
             keys = plan.key_block(*copies, n)
             block = QueryBlock(q, head, T.Bind((first_of_group + q) * plan.columns))
-            attend(plan, work, strip, block, keys)
+            Passage(plan, work, strip, block, keys).emit()
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.state.write(q, attention, result, head, first, rows)
+            work.write(plan, QueryBlock(q, head, first), rows, result)

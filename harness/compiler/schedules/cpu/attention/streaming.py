@@ -13,6 +13,7 @@ packed are elements of the attention's arithmetic, whose terms are channels of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,16 +22,14 @@ from harness.compiler.schedules.common.kernel import ceil_div, prim_func
 from harness.compiler.schedules.cpu.attention.block import (
     KeyBlock,
     Panel,
+    Passage,
     Plan,
     QueryBlock,
     Strip,
     Work,
-    attend,
-    pack_queries,
     parts_of,
 )
 from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
-from harness.compiler.schedules.cpu.attention.online_softmax import State
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import copy_rows, joined_rows, pack_channels
 from harness.compiler.schedules.cpu.attention.score_mod import Head
@@ -47,6 +46,10 @@ _TILES = 4
 """Largest number of tiles of keys that a task computes and packs together, if the kernel computes their layer."""
 _TASKS = 64
 """Blocks of queries wanted at least in a parallel loop; as many heads are taken together as that needs."""
+
+
+_HeadOf = Callable[[T.Expr], Head]
+"""Takes the number of a head among those that are computed at a time; emits its batch and number."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,22 @@ class Streaming:
 
         def body(*buffers: T.Buffer) -> None:
             *inputs, result = buffers
-            sources, count = attention.by_role(inputs), attention.keys
+            sources, count = attention.by_role(inputs), attention.problem.keys
             if not isinstance(count, int):
                 count = T.Bind(T.Cast("int32", count))
-            panels, work = _Panels.allocated(plan), plan.work(sources)
-            with attention.arithmetic.imported(), T.serial(0, plan.groups) as g:
-                heads = _Heads(plan, g)
-                _pack_queries(heads, sources, work)
+            panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
+            with attention.arithmetic.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
+
+                def head_of(m: T.Expr, g: T.Expr = g) -> Head:
+                    return plan.head(T.Bind(g * plan.heads_at_a_time + m))
+
+                _pack_queries(plan, head_of, sources, work)
                 with T.serial(0, ceil_div(count, plan.keys)) as block:
                     first = T.Bind(block * plan.keys)
                     key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
-                    _pack_keys(heads, sources, panels, first, key_count)
-                    _attend(heads, work, panels, first, key_count)
-                _write(heads, work, result)
+                    _pack_keys(plan, head_of, sources, panels, (first, key_count))
+                    _attend(plan, head_of, work, panels, (first, key_count))
+                _write(plan, head_of, work, result)
 
         info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
         return prim_func(attention.name, attention.arguments, body, info)
@@ -94,15 +100,8 @@ class _Plan(Plan):
     @property
     def heads_at_a_time(self) -> int:
         """Returns the number of heads that are computed at a time, a divisor of the number of heads."""
-        batch, _, heads, _ = self.attention.query.shape
-        count = int(batch * heads)
-        return next((n for n in range(1, count) if count % n == 0 and n * self.blocks >= _TASKS), count)
-
-    @property
-    def groups(self) -> int:
-        """Returns the number of groups of heads that are computed at a time."""
-        batch, _, heads, _ = self.attention.query.shape
-        return int(batch * heads) // self.heads_at_a_time
+        fitting = (n for n in range(1, self.heads) if self.heads % n == 0 and n * self.blocks >= _TASKS)
+        return next(fitting, self.heads)
 
     @property
     def tasks(self) -> int:
@@ -123,7 +122,7 @@ class _Plan(Plan):
     @property
     def keys(self) -> int:
         """Returns the number of keys of a block: whole chunks, in blocks that are as equal as these allow."""
-        count, part = self.attention.keys, self.part
+        count, part = self.attention.problem.keys, self.part
         channels = self.chunks * self.chunk * self.attention.arithmetic.terms
         fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (channels + self.padded)))
         most_keys = max(1, fitting // part) * part
@@ -142,14 +141,8 @@ class _Plan(Plan):
     @property
     def even(self) -> bool:
         """Returns whether every block of keys is full."""
-        count = self.attention.keys
+        count = self.attention.problem.keys
         return isinstance(count, int) and count % self.keys == 0
-
-    def work(self, sources: Buffers) -> Work:
-        """Emits the allocation of the buffers of all blocks of queries that are computed at a time."""
-        queries = T.alloc_buffer((self.tasks, self.attention.depth, self.columns), self.attention.arithmetic.dtype)
-        state = State.allocated(self.tasks, self.scores, self.padded)
-        return Work(queries, state, self.attention.allocated(sources, self.tasks, self.columns))
 
 
 @dataclass(frozen=True)
@@ -173,45 +166,22 @@ class _Panels:
         return cls(T.alloc_buffer(keys, arithmetic.dtype), T.alloc_buffer(values, arithmetic.dtype))
 
 
-@dataclass(frozen=True)
-class _Heads:
-    """The heads that are computed at a time.
-
-    Attributes:
-        plan: The sizes.
-        group: Their group.
-    """
-
-    plan: _Plan
-    group: T.Var
-
-    def head(self, m: T.Index) -> Head:
-        """Emits batch and number of a head of the group."""
-        heads = int(self.plan.attention.query.shape[2])
-        head = T.Bind(self.group * self.plan.heads_at_a_time + m)
-        return T.Bind(head // heads), T.Bind(head % heads)
-
-
-def _pack_queries(heads: _Heads, sources: Buffers, work: Work) -> None:
+def _pack_queries(plan: _Plan, head_of: _HeadOf, sources: Buffers, work: Work) -> None:
     """Emits the packing of the queries, and the state before the first key."""
-    plan, attention = heads.plan, heads.plan.attention
     with T.parallel(0, plan.tasks) as task:
         first, rows = plan.queries_from(task % plan.blocks)
-        line = T.alloc_buffer((plan.columns, attention.depth), attention.arithmetic.dtype)
-        head = heads.head(task // plan.blocks)
-        pack_queries(plan, work, attention.query_rows(sources, head), line, QueryBlock(task, head, first), rows)
-        attention.fill(sources, work.mods, head, task, first)
-        work.state.clear(task)
+        line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
+        work.prepare(plan, sources, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
 
 
-def _pack_keys(heads: _Heads, sources: Buffers, panels: _Panels, first: T.Var, key_count: T.Index) -> None:
+def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
     """Emits the packing of a block of keys and values, with zeros beyond the last key."""
-    plan, attention = heads.plan, heads.plan.attention
+    attention, (first, key_count) = plan.attention, block
     arithmetic, lanes, rows = attention.arithmetic, plan.lanes, plan.packed
     tasks = plan.keys // rows
     with T.parallel(0, plan.heads_at_a_time * tasks) as task:
         m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
-        head = heads.head(m)
+        head = head_of(m)
         count = rows if plan.even else T.Bind(T.max(0, T.min(rows, key_count - start)))
         key = T.alloc_buffer((rows, plan.chunks * plan.chunk), arithmetic.dtype)
         value = T.alloc_buffer((rows, plan.padded), "float32")
@@ -243,15 +213,14 @@ def _store_element(
         for_each_vector(columns, plan.lanes, pack_value)
 
 
-def _attend(heads: _Heads, work: Work, panels: _Panels, first: T.Var, key_count: T.Index) -> None:
+def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
     """Emits the passage of all blocks of queries past a block of keys."""
-    plan = heads.plan
-    terms = plan.attention.arithmetic.terms
+    (first, key_count), terms = block, plan.attention.arithmetic.terms
     chunks = parts_of(key_count, plan.part)
     elements = plan.keys // terms if plan.even else key_count if terms == 1 else chunks * (plan.part // terms)
     with T.parallel(0, plan.tasks) as task:
         m = T.Bind(task // plan.blocks)
-        queries = QueryBlock(task, heads.head(m), T.Bind(task % plan.blocks * plan.columns))
+        queries = QueryBlock(task, head_of(m), T.Bind(task % plan.blocks * plan.columns))
 
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return panels.keys[m, start // plan.chunk, p * plan.scores.rows + i, k]
@@ -270,13 +239,12 @@ def _attend(heads: _Heads, work: Work, panels: _Panels, first: T.Var, key_count:
             key=key,
             value=value,
         )
-        attend(plan, work, Strip.allocated(plan, plan.keys), queries, keys)
+        Passage(plan, work, Strip.allocated(plan, plan.keys), queries, keys).emit()
 
 
-def _write(heads: _Heads, work: Work, result: T.Buffer) -> None:
+def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
     """Emits the results of all blocks of queries."""
-    plan = heads.plan
     with T.parallel(0, plan.tasks) as task:
-        head = heads.head(task // plan.blocks)
+        head = head_of(task // plan.blocks)
         first, rows = plan.queries_from(task % plan.blocks)
-        work.state.write(task, plan.attention, result, head, first, rows)
+        work.write(plan, QueryBlock(task, head, first), rows, result)
