@@ -150,7 +150,7 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
     source = static_shape(folded.inputs[0]) or ()
 
     def place(analyzer: sym.Analyzer, row: Any, k: Any) -> Any:
-        position = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
+        position = index_before(folded, analyzer, unravel(analyzer, row * depth + k, folded.shape))
         return analyzer.simplify(T.convert(ravel(position, source)))
 
     analyzer = sym.Analyzer()
@@ -160,6 +160,11 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
     if not analyzer.can_prove_equal(place(analyzer, row, k), place(analyzer, row, 0) + k):
         return None
     return lambda i: place(sym.Analyzer(), i, 0)
+
+
+def index_before(folded: Folded, analyzer: sym.Analyzer, position: Index) -> list[T.Index]:
+    """Returns the index in its only input of an element of a tensor that is nothing but moved."""
+    return list(folded.element(Reader([_Indices()], analyzer), position))
 
 
 class _Indices:
