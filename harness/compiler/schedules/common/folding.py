@@ -24,7 +24,7 @@ from harness.compiler.schedules.common.graph import extents, is_call, permutatio
 from harness.compiler.schedules.common.kernel import Argument
 from harness.compiler.schedules.common.scope import Scope
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Callable[[T.Expr, T.Expr], T.Expr]] = {
     "relax.add": lambda a, b: a + b,
     "relax.subtract": lambda a, b: a - b,
     "relax.multiply": lambda a, b: a * b,
@@ -46,15 +46,17 @@ ROTATES_PAIRS = "rotate_pairs"
 It takes the tensors, the cosines and the sines, and returns the tensors with their pairs of neighbours rotated.
 """
 
-Index = Sequence[Any]
-Element = Callable[["Reader", Index], Any]
+Shape = tuple[Any, ...]
+"""Extents of a tensor: integers, and expressions of symbolic ones."""
+Index = Sequence[T.Index]
+Element = Callable[["Reader", Index], T.Expr]
 """Takes a reader and the index of an element, and returns the element's value."""
 
 
 class Readable(Protocol):
     """A buffer, or its stand-in, whose elements are read."""
 
-    def __getitem__(self, index: tuple[Any, ...], /) -> Any: ...
+    def __getitem__(self, index: tuple[T.Index, ...], /) -> T.Expr: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Folded:
     """
 
     inputs: tuple[relax.Expr, ...]
-    shape: tuple[Any, ...]
+    shape: Shape
     element: Element
     operations: int = 0
     period: int = 1
@@ -124,7 +126,7 @@ def can_fold(value: relax.Expr) -> bool:
     return static_shape(value, None) is not None and str(value.ty.dtype) in _FLOATS
 
 
-def _shape(scope: Scope, value: relax.Expr) -> tuple[Any, ...] | None:
+def _shape(scope: Scope, value: relax.Expr) -> Shape | None:
     """Returns the shape of a tensor of one of `_FLOATS`; None where it has symbolic extents that the scope excludes."""
     shape = extents(value) if scope.symbolic else static_shape(value, None)
     return shape if shape is not None and str(value.ty.dtype) in _FLOATS else None
@@ -143,15 +145,16 @@ def moved(scope: Scope, value: relax.Expr) -> Folded:
     return stored(value)
 
 
-def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | None:
+def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[T.Index], T.Expr] | None:
     """Returns a function from a row of a matrix [rows, depth] to its start in the input; None if rows are split."""
     if len(folded.inputs) != 1 or folded.operations:
         return None
     source = static_shape(folded.inputs[0]) or ()
 
-    def place(analyzer: sym.Analyzer, row: Any, k: Any) -> Any:
-        position = folded.element(Reader([_Indices()], analyzer), unravel(analyzer, row * depth + k, folded.shape))
-        return analyzer.simplify(T.convert(ravel(position, source)))
+    def place(analyzer: sym.Analyzer, row: T.Index, k: T.Index) -> T.Expr:
+        position = index_before(folded, analyzer, unravel(analyzer, row * depth + k, folded.shape))
+        number: T.Expr = analyzer.simplify(T.convert(ravel(position, source)))
+        return number
 
     analyzer = sym.Analyzer()
     row, k = T.Var("row", "int32"), T.Var("k", "int32")
@@ -162,20 +165,21 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[Any], Any] | 
     return lambda i: place(sym.Analyzer(), i, 0)
 
 
-class _Indices:
-    """Stands in for a buffer and returns the index of an element in its place."""
+def index_before(folded: Folded, analyzer: sym.Analyzer, position: Index) -> list[T.Index]:
+    """Returns the index in its only input of an element of a tensor that is nothing but moved."""
+    (argument,) = folded.arguments
+    element = folded.element(Reader([T.buffer(argument.shape, argument.dtype)], analyzer), position)
+    assert isinstance(element, T.TensorLoad)
+    return list(element.indices)
 
-    def __getitem__(self, index: tuple[Any, ...]) -> tuple[Any, ...]:
-        return index
 
-
-def _load(buffer: Readable, position: Index) -> Any:
+def _load(buffer: Readable, position: Index) -> T.Expr:
     return buffer[tuple(position)] if position else buffer[()]
 
 
-def unravel(analyzer: sym.Analyzer, flat: Any, shape: Sequence[Any]) -> list[Any]:
+def unravel(analyzer: sym.Analyzer, flat: T.Index, shape: Sequence[T.Index]) -> list[T.Index]:
     """Returns the index of element number `flat` of a tensor of that shape, whose first extent may be symbolic."""
-    result: list[Any] = []
+    result: list[T.Index] = []
     inner = math.prod(shape[1:])
     for n, extent in enumerate(shape):
         inner //= extent if n else 1
@@ -192,14 +196,14 @@ def ravel(index: Index, shape: Sequence[T.Index]) -> T.Index:
     return flat
 
 
-def _through(source: Folded, shape: tuple[Any, ...], index: Callable[[Reader, Index], Index], period: int) -> Folded:
-    def element(reader: Reader, position: Index) -> Any:
+def _through(source: Folded, shape: Shape, index: Callable[[Reader, Index], Index], period: int) -> Folded:
+    def element(reader: Reader, position: Index) -> T.Expr:
         return source.element(reader, index(reader, position))
 
     return Folded(source.inputs, shape, element, source.operations, period)
 
 
-def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _permute_dims(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     source = fold(scope, value.args[0])
     axes = permutation(value)
 
@@ -209,7 +213,7 @@ def _permute_dims(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folde
     return _through(source, shape, index, source.period if axes[-1] == len(axes) - 1 else 1)
 
 
-def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _reshape(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     operand = value.args[0]
     # One reshape instead of several: the shapes between cut indices in ways that the analyzer cannot mend.
     while operand not in scope.results and not scope.is_parameter(operand):
@@ -224,7 +228,7 @@ def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | N
     period = source.period if shape and isinstance(shape[-1], int) and shape[-1] % source.period == 0 else 1
 
     def index(reader: Reader, position: Index) -> Index:
-        result: list[Any] = []
+        result: list[T.Index] = []
         for source_part, result_part in parts:
             flat = ravel(position[: len(result_part)], result_part)
             result += unravel(reader.analyzer, reader.analyzer.simplify(T.convert(flat)), source_part)
@@ -234,9 +238,7 @@ def _reshape(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | N
     return _through(source, shape, index, period)
 
 
-def _matching_parts(
-    source: Sequence[Any], result: Sequence[Any]
-) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]] | None:
+def _matching_parts(source: Shape, result: Shape) -> list[tuple[Shape, Shape]] | None:
     """Cuts two shapes of one tensor into parts whose elements are numbered alike; None if there are no such parts.
 
     Static shapes are one part. Others are cut before their only symbolic extent: the number of an element within a part
@@ -251,11 +253,11 @@ def _matching_parts(
     return [(tuple(part), tuple(counterpart)) for part, counterpart in zip(source_parts, result_parts, strict=True)]
 
 
-def _is_static(extent: Any) -> bool:
+def _is_static(extent: T.Index) -> bool:
     return isinstance(extent, int)
 
 
-def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _strided_slice(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     operands = [_numbers(scope, argument) for argument in value.args[1:]]
     source_shape = _shape(scope, value.args[0])
     if source_shape is None or any(operand is None for operand in operands):
@@ -280,7 +282,7 @@ def _strided_slice(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
     )
 
 
-def _take(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _take(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     source_shape = _shape(scope, value.args[0])
     indices = _integers(scope, value.args[1])
     if source_shape is None or indices is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
@@ -292,7 +294,7 @@ def _take(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None
     return _through(source, shape, lambda _, position: [*position[:axis], indices[0], *position[axis:]], 1)
 
 
-def _tile(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _tile(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     """Folds the repetition of a tensor along dimensions before the last one."""
     source_shape, repeats = static_shape(value.args[0], None), [int(count) for count in value.attrs.repeats]
     if source_shape is None or len(source_shape) != len(repeats) or source_shape[-1:] != shape[-1:]:
@@ -308,13 +310,13 @@ def _tile(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None
     return _through(source, shape, index, source.period)
 
 
-def _broadcast_to(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _broadcast_to(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     """Folds a broadcast that keeps the shape, as PyTorch's `expand` often does."""
     source_shape = _shape(scope, value.args[0])
     return fold(scope, value.args[0]) if source_shape is not None and same(source_shape, shape) else None
 
 
-def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _slice_scatter(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     """Folds the replacement of a run of indices along one axis."""
     axis = int(value.attrs.axis) % len(shape)
     run = static_shape(value.args[1], None)
@@ -326,7 +328,7 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
     parts = [fold(scope, argument) for argument in value.args[:2]]
     inputs, select_reader = _join_inputs(parts)
 
-    def element(reader: Reader, position: Index) -> Any:
+    def element(reader: Reader, position: Index) -> T.Expr:
         inner_position = [*position[:axis], position[axis] - start, *position[axis + 1 :]]
         outer, inside = (
             parts[0].element(select_reader(reader, 0), position),
@@ -339,14 +341,14 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Fold
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
-def _concat(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _concat(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     parts = _fields(scope, value)
     if parts is None or value.attrs.axis is None:
         return None
     return _concatenate(parts, shape, int(value.attrs.axis) % len(shape))
 
 
-def _stack(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _stack(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     parts = _fields(scope, value)
     if parts is None:
         return None
@@ -369,13 +371,13 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
     return [fold(scope, field) for field in fields.fields]
 
 
-def _concatenate(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> Folded:
+def _concatenate(parts: Sequence[Folded], shape: Shape, axis: int) -> Folded:
     """Concatenates folded tensors along an axis."""
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
     inputs, select_reader = _join_inputs(parts)
 
-    def element(reader: Reader, position: Index) -> Any:
-        def read_part(n: int) -> Any:
+    def element(reader: Reader, position: Index) -> T.Expr:
+        def read_part(n: int) -> T.Expr:
             # Where it is read, the index is known to be one of the part's own.
             with reader.analyzer.constraint_scope(T.convert(position[axis]) >= starts[n]):
                 return parts[n].element(
@@ -402,32 +404,32 @@ def _concatenate(parts: Sequence[Folded], shape: tuple[Any, ...], axis: int) -> 
     return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
-def _astype(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _astype(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     if _shape(scope, value.args[0]) is None:
         return None
     source, dtype = fold(scope, value.args[0]), str(value.ty.dtype)
 
-    def element(reader: Reader, position: Index) -> Any:
+    def element(reader: Reader, position: Index) -> T.Expr:
         return T.Cast(dtype, source.element(reader, position))
 
     return Folded(source.inputs, shape, element, 1 + source.operations, source.period)
 
 
-def _binary(scope: Scope, value: ir.Call, shape: tuple[Any, ...]) -> Folded | None:
+def _binary(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     if any(_shape(scope, argument) is None or str(argument.ty.dtype) != "float32" for argument in value.args):
         return None
     parts = [fold(scope, argument) for argument in value.args]
     inputs, select_reader = _join_inputs(parts)
     operation = BINARY[value.op.name]
 
-    def element(reader: Reader, position: Index) -> Any:
+    def element(reader: Reader, position: Index) -> T.Expr:
         return operation(*(broadcast(part, select_reader(reader, n), position) for n, part in enumerate(parts)))
 
     period = max(part.period for part in parts)
     return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
 
 
-def broadcast(part: Folded, reader: Reader, position: Index) -> Any:
+def broadcast(part: Folded, reader: Reader, position: Index) -> T.Expr:
     """Returns the element of a tensor for an index of the larger shape that it is broadcast to."""
     part_position = position[len(position) - len(part.shape) :]
     index = [
@@ -436,7 +438,7 @@ def broadcast(part: Folded, reader: Reader, position: Index) -> Any:
     return part.element(reader, index)
 
 
-def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...]) -> Folded | None:
+def _rotated(scope: Scope, value: relax.Expr, result: int, shape: Shape) -> Folded | None:
     """Folds result number `result` of a call of a function that rotates pairs."""
     if not is_call(value, "relax.call_tir"):
         return None
@@ -450,7 +452,7 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: tuple[Any, ...
     inputs, select_reader = _join_inputs(parts)
     positions = parts[1].shape[0]
 
-    def element(reader: Reader, position: Index) -> Any:
+    def element(reader: Reader, position: Index) -> T.Expr:
         *outer, token, feature = position
         simplify = reader.analyzer.simplify
         pair, member = (simplify(T.convert(number)) for number in (feature // 2, feature % 2))
@@ -502,7 +504,7 @@ def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
     return numbers if numbers is not None and all(isinstance(number, int) for number in numbers) else None
 
 
-_RULES: dict[str, Callable[[Scope, ir.Call, tuple[Any, ...]], Folded | None]] = {
+_RULES: dict[str, Callable[[Scope, ir.Call, Shape], Folded | None]] = {
     "relax.permute_dims": _permute_dims,
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.strided_slice": _strided_slice,

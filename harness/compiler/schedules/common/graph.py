@@ -62,7 +62,7 @@ def number(value: relax.Expr) -> float | None:
     return None
 
 
-def same(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+def same(shape: Sequence[T.Index], other: Sequence[T.Index]) -> bool:
     """Returns whether two shapes, or two indices, are the same for all values of their variables."""
     analyzer = sym.Analyzer()
     if len(shape) != len(other):
@@ -138,7 +138,7 @@ def between(
 ) -> list[relax.Var]:
     """Returns the variables between some inputs and a value, with the value if it is bound, without the inputs."""
     variables: dict[relax.Var, None] = {}
-    waiting: list[Any] = [value]
+    waiting = [value]
     while waiting:
         part = waiting.pop()
         if isinstance(part, relax.Var):
@@ -150,7 +150,7 @@ def between(
     return list(variables)
 
 
-def _arguments(value: Any) -> list[Any]:
+def _arguments(value: relax.Expr) -> list[relax.Expr]:
     if isinstance(value, relax.Tuple):
         return list(value.fields)
     if isinstance(value, relax.TupleGetItem):

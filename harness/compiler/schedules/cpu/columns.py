@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers, view
@@ -60,10 +59,11 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
     taps = math.prod(window.kernel)
     zero = T.const(0, arithmetic.dtype)
 
-    def of_channels(read: Callable[[Any], Any], first: Any) -> Any:
-        return arithmetic.pack_terms(read, first, window.channels // arithmetic.terms)
+    def of_channels(read: Callable[[T.Index], T.Expr], first: T.Index) -> T.Expr:
+        element: T.Expr = arithmetic.pack_terms(read, first, window.channels // arithmetic.terms)
+        return element
 
-    def pack(b: Any, first: Any) -> Fill:
+    def pack(b: T.Index, first: T.Index) -> Fill:
         tops = registers((tile.columns,), "int32")
         lefts = registers((tile.columns,), "int32")
         inside = T.alloc_buffer((taps, tile.columns), "int32")
@@ -76,7 +76,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
             within = T.all(y >= 0, y < height, x >= 0, x < width)
             T.buffer_store(inside, T.Cast("int32", within), [ky * kernel_width + kx, j])
 
-        def fill(put: Put, start: Any, count: Any) -> None:
+        def fill(put: Put, start: T.Index, count: T.Index) -> None:
             with T.serial(0, count) as k:
                 c, tap = T.Bind((start + k) // taps), T.Bind((start + k) % taps)
                 down = T.Bind(tap // kernel_width * window.dilation[0])
@@ -95,7 +95,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
                 with T.If(T.all(pixel >= 0, pixel + tile.columns <= height * width)):
                     with T.Then():
 
-                        def neighbours(j: Any) -> None:
+                        def neighbours(j: T.Index) -> None:
                             value = of_channels(lambda channel: flat[b, channel, pixel + j], c)
                             put(k, j, T.Select(inside[tap, j] != 0, value, zero))
 
@@ -117,14 +117,14 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
     apart = window.channels // arithmetic.terms
     span = stride * (run - 1) + 1
 
-    def pack(b: Any, first: Any) -> Fill:
+    def pack(b: T.Index, first: T.Index) -> Fill:
         tops, lefts = (registers((tile.columns // run,), "int32") for _ in range(2))
         with T.serial(0, tile.columns // run) as v:
             pixel = T.Bind(first + v * run)
             T.buffer_store(tops, pixel // out_width * down_stride - window.padding[0], [v])
             T.buffer_store(lefts, pixel % out_width * stride - window.padding[1], [v])
 
-        def fill(put: Put, start: Any, count: Any) -> None:
+        def fill(put: Put, start: T.Index, count: T.Index) -> None:
             with T.serial(0, count) as k, T.serial(0, tile.columns // run) as v:
                 c, tap = T.Bind((start + k) // taps), T.Bind((start + k) % taps)
                 y = T.Bind(tops[v] + tap // kernel_width * window.dilation[0])
@@ -153,7 +153,7 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
     return pack
 
 
-def _every(planes: T.Buffer, line: list[Any], first: Any, count: int, stride: int) -> Any:
+def _every(planes: T.Buffer, line: list[T.Index], first: T.Index, count: int, stride: int) -> T.Expr:
     """Returns a vector of `count` elements of a line, `stride` apart; nothing beyond the last of them is read."""
     last = (stride - 1) * (count - 1)
     begins = [n * count for n in range(stride - 1)] + [last]

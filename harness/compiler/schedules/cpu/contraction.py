@@ -170,13 +170,17 @@ class Contraction:
     def _access(self, epilogue: Epilogue, *buffers: T.Buffer) -> Access:
         streamed, panels, *extras, result = buffers
         store, touched = epilogue.write_back(self.layout, extras, result)
+
+        def store_line(b: T.Index, i: T.Index, j: T.Index, n: T.Index, value: T.Expr) -> None:
+            store(b, i, (j, n), value)  # type: ignore[arg-type]
+
         return Access(
             self.streaming.pack(streamed, self.blocking.tile, self.arithmetic),
             self._panels(panels),
             store,
             touched,
             None if self.streaming.rows is None else self.streaming.rows(streamed),
-            self.interleaved and Interleaved(*self.interleaved, lambda b, i, j, n, value: store(b, i, (j, n), value)),
+            self.interleaved and Interleaved(*self.interleaved, store_line),
         )
 
     def _panels(self, panels: T.Buffer) -> PanelRead:

@@ -10,7 +10,6 @@ computed, and stored, in vectors.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tvm import ir
 
@@ -26,6 +25,8 @@ from harness.compiler.schedules.cpu.schedule import TransposedConvolution
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import pair, shapes_of
 
+Column = T.Index | tuple[T.Index, T.Index]
+"""A column of the product, or a column and the number of an element counted from there."""
 _WIDEST_KERNEL = 4
 """Largest number of pixels of a kernel's line that are interleaved."""
 
@@ -74,7 +75,7 @@ def _contraction(
         extents,
         Streaming("right", data, convolution.image, pixels(extents)),
         Resident(weights, convolution.weight, 1, read, lambda _: 0),
-        _layout(result, kernel, rows_together=rows_together),
+        _layout(result, kernel),
         arithmetic,
         blocking,
         (kernel[1], blocking.tile.run(width)) if rows_together else None,
@@ -87,7 +88,7 @@ def _interleaves(kernel_width: int, width: int, tile: Tile) -> bool:
     return fits and tile.run(width) >= SHORTEST_RUN
 
 
-def _layout(result: tuple[int, ...], kernel: tuple[int, ...], *, rows_together: bool) -> ResultLayout:
+def _layout(result: tuple[int, ...], kernel: tuple[int, ...]) -> ResultLayout:
     """Returns the layout of results: each row by itself, or the first row of a kernel's line with the whole line.
 
     Together, a column is a pair: the first pixel, and the number of the element counted from that pixel's patch.
@@ -95,13 +96,13 @@ def _layout(result: tuple[int, ...], kernel: tuple[int, ...], *, rows_together: 
     _, channels, height, width = result
     pixels = width // kernel[1]
 
-    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
-        pixel, element = j if rows_together else (j, 0)
+    def coordinates(b: T.Index, i: T.Index, j: Column) -> list[T.Index]:
+        pixel, element = j if isinstance(j, tuple) else (j, 0)
         down, right = i // kernel[1] % kernel[0], i % kernel[1]
         y, x = pixel // pixels * kernel[0] + down, pixel % pixels * kernel[1] + right
         return [b, i // math.prod(kernel), y, x + element]
 
-    def flat(b: Any, i: Any, j: Any) -> Any:
+    def flat(b: T.Index, i: T.Index, j: Column) -> T.Index:
         n, c, y, x = coordinates(b, i, j)
         return ((n * channels + c) * height + y) * width + x
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import relax
 
@@ -64,7 +63,7 @@ def lower_depthwise(context: Context, window: Window, data: relax.Expr, weights:
     return Lowering((data, weights), layout, build)
 
 
-def _padded(window: Window, image: T.Buffer, plane: Any) -> T.Buffer:
+def _padded(window: Window, image: T.Buffer, plane: T.Index) -> T.Buffer:
     """Emits a copy of a plane with zeros around it, as far as the kernel reads."""
     height, width = window.image[2:]
     top, left = window.padding
@@ -92,8 +91,8 @@ def _sums(
     window: Window,
     padded: T.Buffer,
     filters: T.Buffer,
-    channel: Any,
-    y: Any,
+    channel: T.Index,
+    y: T.Index,
     pieces: Sequence[tuple[int, int]],
 ) -> list[T.Buffer]:
     """Emits the sums of (start, width) pieces of line y of the result, tap after tap, and returns them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import ir, relax
 
@@ -19,19 +18,25 @@ from harness.compiler.schedules.common.kernel import Argument, fp32, view
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
 
-UNARY: dict[str, Callable[[Any], Any]] = {
+UNARY: dict[str, Callable[[T.Expr], T.Expr]] = {
     "relax.nn.relu": lambda x: T.Select(x < fp32(0.0), fp32(0.0), x),
     "relax.nn.gelu": elementary.gelu,
     "relax.nn.silu": elementary.silu,
     "relax.sigmoid": elementary.sigmoid,
     "relax.negative": lambda x: fp32(0.0) - x,
 }
-_UNARY_FOR_BF16: dict[str, Callable[[Any], Any]] = {"relax.nn.gelu": elementary.gelu_for_bf16}
+_UNARY_FOR_BF16: dict[str, Callable[[T.Expr], T.Expr]] = {"relax.nn.gelu": elementary.gelu_for_bf16}
 """Functions that replace those of `_UNARY` right before the result is rounded to bfloat16."""
 _ROUND = "relax.astype"
 """The step that rounds to bfloat16, always the last one."""
-_Reader = Callable[[Any, Any, Any], Any]
-"""Takes batch, row and column, and returns an element of an operand."""
+Value = Callable[[T.Index, T.Index, T.Index], T.Expr]
+"""Takes batch, row and column, and returns an element of a tensor."""
+Store = Callable[[T.Index, T.Index, T.Index, T.Expr], None]
+"""Takes batch, row, column and value, and emits the store of an element."""
+Touched = Callable[[T.Index, T.Index, T.Index], list[T.Expr]]
+"""Takes batch, row and column, and returns the elements in memory that a store touches."""
+Finished = Callable[[T.Index, T.Index, T.Index, T.Expr], T.Expr]
+"""Takes batch, row, column and value, and returns the value after the last step."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ class ResultLayout:
     """
 
     shape: tuple[int, ...]
-    flat: Callable[[Any, Any, Any], Any]
-    coordinates: Callable[[Any, Any, Any], Sequence[Any]]
+    flat: Callable[[T.Index, T.Index, T.Index], T.Index]
+    coordinates: Callable[[T.Index, T.Index, T.Index], Sequence[T.Index]]
     cheap: frozenset[int]
     reshaped: Callable[[tuple[int, ...]], ResultLayout] | None = None
     permuted: Callable[[tuple[int, ...]], ResultLayout | None] = lambda axes: None
@@ -166,9 +171,7 @@ class Epilogue:
         rounds = bool(self.steps) and self.steps[-1].op == _ROUND
         return Argument("result", self.final(layout).shape, BF16 if rounds else "float32")
 
-    def write_back(
-        self, layout: ResultLayout, operands: Sequence[T.Buffer], result: T.Buffer
-    ) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[Any, Any, Any], list[Any]]]:
+    def write_back(self, layout: ResultLayout, operands: Sequence[T.Buffer], result: T.Buffer) -> tuple[Store, Touched]:
         """Returns how an element reaches the result; call it where views of the buffers may be declared.
 
         Returns:
@@ -180,25 +183,25 @@ class Epilogue:
         final = self.final(layout)
         line = view(result, _size(final.shape))
 
-        def store(b: Any, i: Any, j: Any, value: Any) -> None:
+        def store(b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
             finished = self._finished(value, [reader(b, i, j) for reader, _ in readers])
             T.buffer_store(line, finished, [final.flat(b, i, j)])
 
-        def touched(b: Any, i: Any, j: Any) -> list[Any]:
+        def touched(b: T.Index, i: T.Index, j: T.Index) -> list[T.Expr]:
             if not final.contiguous:
                 return []
             return [line[final.flat(b, i, j)], *(reader(b, i, j) for reader, whole in readers if whole)]
 
         return store, touched
 
-    def finished(self, layout: ResultLayout, operands: Sequence[T.Buffer]) -> Callable[[Any, Any, Any, Any], Any]:
+    def finished(self, layout: ResultLayout, operands: Sequence[T.Buffer]) -> Finished:
         """Returns (batch, row, column, value) → the value after the last step, for a caller that stores it itself."""
         readers = self._readers(layout, operands)
         return lambda b, i, j, value: self._finished(value, [reader(b, i, j) for reader, _ in readers])
 
-    def _readers(self, layout: ResultLayout, operands: Sequence[T.Buffer]) -> list[tuple[_Reader, bool]]:
+    def _readers(self, layout: ResultLayout, operands: Sequence[T.Buffer]) -> list[tuple[Value, bool]]:
         """Returns how each tensor operand is read, and whether it is as large as the result and so read once."""
-        readers: list[tuple[_Reader, bool]] = []
+        readers: list[tuple[Value, bool]] = []
         for step in self.steps:
             layout = step.moved(layout)
             if step.operand:
@@ -206,7 +209,7 @@ class Epilogue:
                 readers.append((_reader(layout, shape, operands[len(readers)]), shape == layout.shape))
         return readers
 
-    def _finished(self, value: Any, operands: Sequence[Any]) -> Any:
+    def _finished(self, value: T.Expr, operands: Sequence[T.Expr]) -> T.Expr:
         waiting = iter(operands)
         steps = [step for step in self.steps if step.shape is None]
         for n, step in enumerate(steps):
@@ -222,13 +225,13 @@ class Epilogue:
         return value
 
 
-def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: T.Buffer) -> _Reader:
+def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: T.Buffer) -> Value:
     if shape == layout.shape:
         line = view(buffer, _size(shape))
         return lambda b, i, j: line[layout.flat(b, i, j)]
     offset = len(layout.shape) - len(shape)
 
-    def read(b: Any, i: Any, j: Any) -> Any:
+    def read(b: T.Index, i: T.Index, j: T.Index) -> T.Expr:
         index = layout.coordinates(b, i, j)
         return buffer[tuple(0 if extent == 1 else index[d + offset] for d, extent in enumerate(shape))]
 

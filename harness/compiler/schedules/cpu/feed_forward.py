@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tvm import relax
 
@@ -138,13 +137,13 @@ def _emit(
         # A line more than a row has, so that the rows of a tile do not meet in the same lines of a cache.
         hidden = T.alloc_buffer((rows, wide + LINE), "float32")
 
-        def keep(b: Any, i: Any, j: Any, value: Any) -> None:
+        def keep(b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
             T.buffer_store(hidden, finished(b, i, j, value), [i - task * rows, j])
 
-        def read_hidden(r: Any) -> Operands:
+        def read_hidden(r: T.Index) -> Operands:
             height = second.blocking.tile.rows
 
-            def ahead(p: Any, start: Any, k: Any) -> None:
+            def ahead(p: T.Index, start: T.Index, k: T.Index) -> None:
                 prefetch(hidden[(p + 1) * height + k % height, start + k // height * LINE], level=1)
 
             return Operands(
@@ -168,7 +167,7 @@ def _emit(
         multiply_block(second.extents, second.blocking, access, block, slots, read_hidden)
 
 
-def _block(layer: Contraction, task: Any, rows: int, panels: T.Buffer) -> tuple[Block, int]:
+def _block(layer: Contraction, task: T.Index, rows: int, panels: T.Buffer) -> tuple[Block, int]:
     """Emits the work that a task of so many rows has in a layer; returns also its left panels at most."""
     height = layer.blocking.tile.rows
     slots = rows // height

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from tvm import ir, relax
 
@@ -93,7 +93,7 @@ def _normalize(
     rows: T.Buffer,
     extents: tuple[int, int, int],
     epsilon: float,
-    store: Callable[[Any, Any, Any, Any], None],
+    store: Callable[[T.Index, T.Index, T.Index, T.Expr], None],
     side_by_side: Literal["pixels", "channels"],
 ) -> None:
     """Emits the normalization.
@@ -107,17 +107,17 @@ def _normalize(
     """
     batch, channels, pixels = extents
 
-    def block(n: Any, first: Any, width: int) -> None:
+    def block(n: T.Index, first: T.Index, width: int) -> None:
         high, low, factor = (registers((width,)) for _ in range(3))
 
-        def centred(c: Any, j: Any) -> Any:
+        def centred(c: T.Index, j: T.Index) -> T.Expr:
             return (rows[n, c, first + j] - high[j]) - low[j]
 
-        def square(c: Any, j: Any) -> Any:
-            deviation = to_f64(centred(c, j))
+        def square(c: T.Index, j: T.Index) -> T.Expr:
+            deviation: T.Expr = to_f64(centred(c, j))
             return deviation * deviation
 
-        def each_pixel(body: Callable[[Any], None]) -> None:
+        def each_pixel(body: Callable[[T.Index], None]) -> None:
             for_each_vector(width, LANES, body)
 
         (sums,) = fold_columns(channels, width, lambda j: [add(lambda c: to_f64(rows[n, c, first + j]))])

@@ -23,6 +23,7 @@ from harness.compiler.schedules.common.graph import (
     facts_of,
     is_call,
     parameters_of,
+    same,
     static_shape,
 )
 from harness.compiler.schedules.common.origins import join_tags
@@ -97,7 +98,7 @@ def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:
     (channels, count), rows = right[-2:], math.prod(left[:-1])
     folded = moved(scope, matmul.args[1])
     start = row_starts(folded, 1, channels * count)
-    if start is None or int(start(0)) != 0:
+    if start is None or not same([start(0)], [0]):
         return None
     image, biased, bias = folded.inputs[0], None, None
     definition = scope.definition(image)

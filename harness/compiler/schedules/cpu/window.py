@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import static_shape
 from harness.compiler.schedules.cpu.epilogue import ResultLayout
 from harness.compiler.schedules.cpu.product import Extents
@@ -104,10 +104,10 @@ def image_layout(shape: tuple[int, ...], groups: int = 1) -> ResultLayout:
     channels, width = shape[1] // groups, shape[3]
     pixels = shape[2] * width
 
-    def flat(b: Any, i: Any, j: Any) -> Any:
+    def flat(b: T.Index, i: T.Index, j: T.Index) -> T.Index:
         return (b * channels + i) * pixels + j
 
-    def coordinates(b: Any, i: Any, j: Any) -> list[Any]:
+    def coordinates(b: T.Index, i: T.Index, j: T.Index) -> list[T.Index]:
         return [b // groups, b % groups * channels + i, j // width, j % width]
 
     return ResultLayout(shape, flat, coordinates, frozenset({0, 1}))
@@ -131,6 +131,6 @@ def shapes_of(conv: ir.Call, kernel_layout: str) -> tuple[tuple[int, ...], tuple
     return None if 0 in image + result else (image, weight, result)
 
 
-def pair(values: Sequence[Any]) -> tuple[int, int]:
+def pair(values: Sequence[int]) -> tuple[int, int]:
     """Returns an attribute of two numbers."""
     return int(values[0]), int(values[1])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from fractions import Fraction
 
 from tvm import relax
 
@@ -139,36 +139,36 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> T.Prim
     return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
 
 
-def _combined(factors: Sequence[Any], value: Callable[[int], Any], dtype: str = "float32") -> Any:
+def _combined(factors: Sequence[Fraction], value: Callable[[int], T.Expr], dtype: str = "float32") -> T.Expr:
     """Computes Σ factors[k] · value(k), beginning with a term whose factor is 1 if there is one."""
-    terms = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
-    total: Any = None
-    for k in terms:
-        factor = factors[k]
-        size = value(k) if abs(factor) == 1 else value(k) * T.const(float(abs(factor)), dtype)
-        if total is None:
-            total = size if factor > 0 else T.const(0.0, dtype) - size
-        else:
-            total = total + size if factor > 0 else total - size
+
+    def size(k: int) -> T.Expr:
+        factor = abs(factors[k])
+        return value(k) if factor == 1 else value(k) * T.const(float(factor), dtype)
+
+    first, *others = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
+    total = size(first) if factors[first] > 0 else T.const(0.0, dtype) - size(first)
+    for k in others:
+        total = total + size(k) if factors[k] > 0 else total - size(k)
     return total
 
 
-def _row(matrix: T.Buffer, row: int) -> Callable[[int], Any]:
+def _row(matrix: T.Buffer, row: int) -> Callable[[int], T.Expr]:
     """Returns (column) → element of a row."""
     return lambda column: matrix[row, column]
 
 
-def _taps(row: T.Buffer, lane: Any) -> Callable[[int], Any]:
+def _taps(row: T.Buffer, lane: T.Index) -> Callable[[int], T.Expr]:
     """Returns (column) → element of a row of vectors."""
     return lambda column: row[column, lane]
 
 
-def _column(matrix: T.Buffer, column: int) -> Callable[[int], Any]:
+def _column(matrix: T.Buffer, column: int) -> Callable[[int], T.Expr]:
     """Returns (row) → element of a column."""
     return lambda row: matrix[row, column]
 
 
-def _across(count: int, lanes: int, body: Callable[[Any, int], None]) -> None:
+def _across(count: int, lanes: int, body: Callable[[T.Index, int], None]) -> None:
     """Emits `body(start, width)` for pieces that cover 0 … count; the last one may repeat a part of the one before."""
     if count < lanes:
         for start, width in vectors(count, lanes):
@@ -178,13 +178,13 @@ def _across(count: int, lanes: int, body: Callable[[Any, int], None]) -> None:
         body(T.Bind(T.min(v * lanes, count - lanes)) if count % lanes else v * lanes, lanes)
 
 
-def _patch(plan: Plan, elements: int, index: Any, k: Any, r: Any, j: Any) -> tuple[Any, Any]:
+def _patch(plan: Plan, elements: int, index: T.Index, k: T.Index, r: T.Index, j: T.Index) -> tuple[T.Index, T.Index]:
     """Returns where an element of the patches lies: column j of panel r, in place `index`."""
     columns = plan.blocking.tile.columns
     return index, (r * elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
 
 
-def _product(plan: Plan, o: Any, index: Any, r: Any, j: Any) -> tuple[Any, Any]:
+def _product(plan: Plan, o: T.Index, index: T.Index, r: T.Index, j: T.Index) -> tuple[T.Index, T.Index]:
     """Returns where a product lies: filter o of a group, column j of panel r, in place `index`."""
     tile = plan.blocking.tile
     if plan.in_panels:
@@ -194,7 +194,7 @@ def _product(plan: Plan, o: Any, index: Any, r: Any, j: Any) -> tuple[Any, Any]:
     return o, index * plan.tiles + r * tile.columns + j
 
 
-def _column_of(plan: Plan, tile: Any) -> tuple[Any, Any]:
+def _column_of(plan: Plan, tile: T.Index) -> tuple[T.Index, T.Index]:
     """Returns panel and column of the first tile of a vector; where panels are not apart, all are one."""
     columns = plan.blocking.tile.columns
     return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
@@ -232,14 +232,16 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Bu
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
             with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
 
-                def left(p: Any, first: Any, k: Any, i: int, index: Any = index) -> Any:
+                def left(p: T.Index, first: T.Index, k: T.Index, i: int, index: T.Index = index) -> T.Expr:
                     place = (i, first + k) if plan.in_panels else (first + k, i)
                     return packed[(index, first_panel + p, *place)]
 
-                def right(first: Any, k: Any, j: Any, index: Any = index, r: Any = r) -> Any:
+                def right(first: T.Index, k: T.Index, j: T.Index, index: T.Index = index, r: T.Index = r) -> T.Expr:
                     return patches[_patch(plan, elements, index, first + k, r, j)]
 
-                def place(p: Any, i: int, j: Any, index: Any = index, r: Any = r) -> tuple[Any, Any]:
+                def place(
+                    p: T.Index, i: int, j: T.Index, index: T.Index = index, r: T.Index = r
+                ) -> tuple[T.Index, T.Index]:
                     return _product(plan, p * tile.rows + i, index, r, j)
 
                 multiply_panels(
@@ -266,14 +268,14 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Bu
                 bottom = T.min(plan.filtering.outputs, window.result[2] - y) if rows else plan.filtering.outputs
                 with T.serial(0, bottom) as dy:
 
-                    def put(x: Any) -> None:
+                    def put(x: T.Index) -> None:
                         store(b, first_filter + o, (y + dy) * window.result[3] + x, row[dy, x])
 
                     for_each_vector(window.result[3], tile.lanes, put)
 
 
 def _transform_patches(
-    plan: Plan, arithmetic: Arithmetic, image: T.Buffer, patches: T.Buffer, block: tuple[Any, Any, Any]
+    plan: Plan, arithmetic: Arithmetic, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]
 ) -> None:
     """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
     window, matrix = plan.window, plan.filtering.before
@@ -289,13 +291,13 @@ def _transform_patches(
             _deinterleave(plan, image, phases, (b, element + term * elements, first_line, lines), term)
         with T.serial(0, lines) as at_line:
 
-            def piece(start: Any, width: int, at_line: Any = at_line) -> None:
+            def piece(start: T.Index, width: int, at_line: T.Index = at_line) -> None:
                 for term, half in enumerate(halves):
                     for a in range(n):
                         for x in range(n):
                             with T.vectorized(0, width) as j:
 
-                                def pixel(y: int, term: int = term, x: int = x, j: Any = j) -> Any:
+                                def pixel(y: int, term: int = term, x: int = x, j: T.Index = j) -> T.Expr:
                                     return phases[term, at_line * step + y, x % step, start + x // step + j]
 
                                 T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
@@ -304,7 +306,7 @@ def _transform_patches(
                     for e in range(n):
                         with T.vectorized(0, width) as j:
 
-                            def value(term: int, a: int = a, e: int = e, j: Any = j) -> Any:
+                            def value(term: int, a: int = a, e: int = e, j: T.Index = j) -> T.Expr:
                                 return _combined(matrix[e], _taps(halves[term][a], j))
 
                             index = _patch(plan, elements, a * n + e, element, panel, column + j)
@@ -313,7 +315,9 @@ def _transform_patches(
             _across(plan.line, lanes, piece)
 
 
-def _deinterleave(plan: Plan, image: T.Buffer, phases: T.Buffer, channel: tuple[Any, Any, Any, Any], term: int) -> None:
+def _deinterleave(
+    plan: Plan, image: T.Buffer, phases: T.Buffer, channel: tuple[T.Index, T.Index, T.Index, T.Index], term: int
+) -> None:
     """Emits every `step`-th pixel of the lines of a channel, for each of the phases, with zeros around the image.
 
     Args:
@@ -333,7 +337,7 @@ def _deinterleave(plan: Plan, image: T.Buffer, phases: T.Buffer, channel: tuple[
     with T.serial(0, lines * step + n - step) as r:
         y = T.Bind(first_line * step + r - top)
 
-        def outside(x: Any) -> Any:
+        def outside(x: T.Index) -> T.Expr:
             inside = T.all(y >= 0, y < height, x >= left, x < width + left)
             return T.if_then_else(inside, image[b, c, y, x - left], fp32(0.0))
 
@@ -351,7 +355,7 @@ def _deinterleave(plan: Plan, image: T.Buffer, phases: T.Buffer, channel: tuple[
                     T.buffer_store(phases, fp32(0.0), [term, r, q, t])
 
 
-def _transform_back(plan: Plan, products: T.Buffer, o: Any, at_line: Any) -> T.Buffer:
+def _transform_back(plan: Plan, products: T.Buffer, o: T.Index, at_line: T.Index) -> T.Buffer:
     """Emits the outputs [m, pixels of a line] of filter o of a group in one line of tiles of a block."""
     n, m, matrix = plan.filtering.inputs, plan.filtering.outputs, plan.filtering.after
     lanes, across = plan.blocking.tile.lanes, plan.grid[1]
@@ -359,13 +363,13 @@ def _transform_back(plan: Plan, products: T.Buffer, o: Any, at_line: Any) -> T.B
     phases = T.alloc_buffer((m, m, plan.line), "float32")
     half = [registers((n, lanes)) for _ in range(m)]
 
-    def piece(start: Any, width: int) -> None:
+    def piece(start: T.Index, width: int) -> None:
         panel, column = _column_of(plan, at_line * plan.line + start)
         for a in range(m):
             for x in range(n):
                 with T.vectorized(0, width) as j:
 
-                    def product(y: int, x: int = x, j: Any = j) -> Any:
+                    def product(y: int, x: int = x, j: T.Index = j) -> T.Expr:
                         return products[_product(plan, o, y * n + x, panel, column + j)]
 
                     T.buffer_store(half[a], _combined(matrix[a], product), [x, j])
@@ -382,7 +386,9 @@ def _transform_back(plan: Plan, products: T.Buffer, o: Any, at_line: Any) -> T.B
     return row
 
 
-def _repair(plan: Plan, row: T.Buffer, image: T.Buffer, weight: T.Buffer, first: tuple[Any, Any, Any]) -> None:
+def _repair(
+    plan: Plan, row: T.Buffer, image: T.Buffer, weight: T.Buffer, first: tuple[T.Index, T.Index, T.Index]
+) -> None:
     """Emits the repetition, term by term and in fp64, of the sums in `row` that are not finite.
 
     Args:
@@ -398,7 +404,7 @@ def _repair(plan: Plan, row: T.Buffer, image: T.Buffer, weight: T.Buffer, first:
     height, width = (extent * repeats for extent in window.image[2:])
     pixels = plan.grid[1] * m
 
-    def magnitude(value: Any) -> Any:
+    def magnitude(value: T.Expr) -> T.Expr:
         return T.bitwise_and(T.reinterpret("int32", value), T.const(0x7FFFFFFF, "int32"))
 
     highest = registers((1,), "int32")

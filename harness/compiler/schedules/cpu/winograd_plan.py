@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from harness.compiler.schedules.common.kernel import ceil_div
 from harness.compiler.schedules.cpu.division import LEAST_WORK
@@ -153,7 +153,7 @@ def choose_blocking(
     lines, across = grid(window, filtering)
     places = filtering.inputs**2
 
-    def choices() -> Any:
+    def choices() -> Iterator[tuple[int, int, Tile, int]]:
         for height in range(1, lines + 1):
             if height > 1 and bytes_each * places * window.channels * height * across > _PATCH_BYTES:
                 break
