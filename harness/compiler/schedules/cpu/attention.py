@@ -35,12 +35,13 @@ from harness.compiler.schedules.cpu.attention_per_head import AttentionSchedule,
 from harness.compiler.schedules.cpu.attention_streaming import AttentionTiles, streaming_kernel
 from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.bias_of_image import bias_of_image
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
 from harness.compiler.schedules.cpu.few_queries import few_queries_kernel
 from harness.compiler.schedules.cpu.gemm import lower_matmul
 from harness.compiler.schedules.cpu.key_projection import KeyLayer, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.moves import Reindex
 from harness.compiler.schedules.cpu.tile import Tile
 from harness.compiler.schedules.cpu.value_projection import Projection, projection_of
@@ -112,12 +113,12 @@ def _recognized(attention: ir.Call, projection: Projection | None) -> Problem | 
     return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
 
 
-def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> Arithmetic:
+def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> MicroKernel:
     """Returns the arithmetic of a kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
     workload = _workload(problem)
     if workload.few(context.unit):
         return FP32
-    return context.multiplied(attention, workload.keys, problem.channels, panels=not workload.streams)
+    return context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
 
 
 def _workload(problem: Problem) -> schedule.Attention:
@@ -135,15 +136,15 @@ def _workload(problem: Problem) -> schedule.Attention:
     )
 
 
-def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> tuple[_Kernel, Tile | None]:
+def _choose(context: Context, problem: Problem, arithmetic: MicroKernel) -> tuple[_Kernel, Tile | None]:
     """Returns the kernel for a problem, and its tile of scores; None as tile for the kernel of few queries."""
     static = isinstance(problem.keys, int)
     workload = _workload(problem)
     if workload.few(context.unit):
         parts = context.decide(workload)["parts"]
         return lambda attention: few_queries_kernel(attention, context.unit.lanes, parts), None
-    if arithmetic.tiles is not None:
-        tile = arithmetic.tiles.tile(workload.keys, context.unit.lanes)
+    if arithmetic.choose_tile is not None:
+        tile = arithmetic.choose_tile(context.unit, workload.keys, workload.queries)
         attention_schedule = AttentionSchedule(tile, tile, workload.parts_in_tiles(tile))
         return lambda attention: per_head_kernel(attention_schedule, attention), tile
     workload = replace(workload, dtype=arithmetic.multiplies)

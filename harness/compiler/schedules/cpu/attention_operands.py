@@ -17,8 +17,10 @@ from harness.compiler.schedules.common.kernel import Argument, fp32, free_variab
 from harness.compiler.schedules.common.kernel_info import KernelInfo
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
 from harness.compiler.schedules.cpu.bias_of_image import AxialBias
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
-from harness.compiler.schedules.cpu.product import Read, pack_function, packed_shape
+from harness.compiler.schedules.cpu.blocking import packed_shape
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Read, pack_function
 from harness.compiler.schedules.cpu.tile import Tile
 
 
@@ -90,7 +92,7 @@ class Attention:
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
         layer: The layer that the kernel computes keys with; None if they are read.
-        arithmetic: Arithmetic of both products, without `split`.
+        arithmetic: Micro-kernel of both products.
         stores: Type of the result.
         axial_bias: The bias in parts, for a kernel that adds them up; there is no `bias` then.
     """
@@ -104,7 +106,7 @@ class Attention:
     result: tuple[int, ...] = (0, 1, 2, 3)
     projected: bool = False
     layer: Layer | None = None
-    arithmetic: Arithmetic = FP32
+    arithmetic: MicroKernel = FP32
     stores: str = "float32"
     axial_bias: AxialBias | None = None
 

@@ -31,8 +31,11 @@ from harness.compiler.schedules.common.kernel import (
 )
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention
-from harness.compiler.schedules.cpu.emit import Arithmetic, columns_after, for_each_vector, multiply, multiply_panels
+from harness.compiler.schedules.cpu.emit import columns_after, for_each_vector
+from harness.compiler.schedules.cpu.microkernels.fp32 import multiply
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.online_softmax import State, exponentials_of, fill, pack_channels, pack_keys
+from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA, Sums, multiply_panels
 from harness.compiler.schedules.cpu.schedule import key_blocks, query_group
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -62,13 +65,13 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
     per_part = ceil_div(blocks, attention_schedule.parts)
     parts = ceil_div(blocks, per_part)
     arithmetic, depth = attention.arithmetic, attention.depth
-    tiles = arithmetic.tiles
-    panel_width = output.columns if tiles is None else output.rows
+    by_channel = arithmetic.a.row_major
+    panel_width = output.rows if by_channel else output.columns
     channel_panels = ceil_div(width, panel_width)
     padded = channel_panels * panel_width
     blocks_of_keys = key_blocks(count)
     keys_here = count // blocks_of_keys
-    step = 1 if tiles is None else tiles.step
+    step = arithmetic.multiple
     elements = ceil_div(keys_here, arithmetic.terms * step) * step
     padding = elements * arithmetic.terms - keys_here
     group = min(per_part, query_group(count, columns, channels, padded))
@@ -77,10 +80,10 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
         *inputs, result = buffers
         sources, bias = attention.split(inputs)
         all_elements = blocks_of_keys * elements
-        copies = (count + scores.rows, depth), (all_elements, padded) if tiles is None else (padded, all_elements)
-        results_shape = (columns, padded) if tiles is None else (padded, columns)
+        copies = (count + scores.rows, depth), (padded, all_elements) if by_channel else (all_elements, padded)
+        results_shape = (padded, columns) if by_channel else (columns, padded)
         tasks = parallel_with_workspace(batch * heads * parts, arithmetic.dtype, *copies)
-        with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
+        with arithmetic.imported(), tasks as (task, workspace), arithmetic.setup():
             m = T.Bind(task // parts)
             b, h = T.Bind(m // heads), T.Bind(m % heads)
             keys, values = workspace.buffers
@@ -93,13 +96,13 @@ def per_head_kernel(attention_schedule: AttentionSchedule, attention: Attention)
             highest_of, sums, results = (
                 T.alloc_buffer((group, *shape), "float32") for shape in ((columns,), (columns,), results_shape)
             )
-            state = State(highest_of, sums, results, by_channel=tiles is not None)
+            state = State(highest_of, sums, results, by_channel=by_channel)
             of_image, read = attention.axial_bias, bias
             if of_image is not None:
                 read = [T.alloc_buffer((group, of_image.rows, columns), "float32")]
             strip = T.alloc_buffer((keys_here + padding, columns), "float32")
             weights = strip if arithmetic.terms == 1 else T.alloc_buffer((elements, columns), arithmetic.dtype)
-            result_panels = columns // output.rows if tiles is None else channel_panels
+            result_panels = channel_panels if by_channel else columns // output.rows
             totals = T.alloc_buffer((result_panels, output.size), "float32")
             if padding:
                 # Keys that do not exist weigh nothing.
@@ -221,7 +224,7 @@ def _scores(
 
 def _add_results(
     tile: Tile,
-    arithmetic: Arithmetic,
+    arithmetic: MicroKernel,
     state: State,
     place: tuple[Any, Any],
     values: T.Buffer,
@@ -234,7 +237,7 @@ def _add_results(
 
     Args:
         tile: The register tile.
-        arithmetic: Arithmetic of the product.
+        arithmetic: MicroKernel of the product.
         state: Has the results.
         place: Number of the block of queries, first element of the keys.
         values: The values of the head.
@@ -244,20 +247,16 @@ def _add_results(
         exponentials: (first element, number of elements): emits the exponentials of a chunk.
     """
     (q, first_element), elements, columns = place, int(weights.shape[0]), int(weights.shape[1])
-    if arithmetic.tiles is not None:
+    if arithmetic.a.row_major:
         channels, stride = (int(extent) for extent in values.shape)
-        multiply_panels(
-            tile,
-            elements,
+        left = PanelsOfA(
             channels // tile.rows,
             lambda p, first, k, i: values[p * tile.rows + i, first_element + first + k],
-            lambda first, k, j: weights[first + k, j],
-            totals,
-            before=exponentials,
-            longest=arithmetic.tiles.chunk(elements, even=True),
-            arithmetic=arithmetic,
-            stride=stride,
+            stride,
         )
+        right = PanelOfB(lambda first, k, j: weights[first + k, j], exponentials)
+        chunk = arithmetic.chunk(elements, even=True)
+        multiply_panels(arithmetic, tile, elements, left, right, Sums(totals), chunk)
         state.add_by_channel(q, tile, totals, factor)
         return
     panels = int(values.shape[1]) // tile.columns
@@ -267,16 +266,11 @@ def _add_results(
             exponentials(c * chunk, tail_extent(chunk, elements, c * chunk))
     with T.serial(0, panels) as panel:
         channel = T.Bind(panel * tile.columns)
-        multiply_panels(
-            tile,
-            elements,
-            columns // tile.rows,
-            lambda p, first, k, i: weights[first + k, p * tile.rows + i],
-            lambda first, k, j: values[first_element + first + k, columns_after(channel, j)],
-            totals,
-            before=exponentials if panels == 1 else None,
-            arithmetic=arithmetic,
-        )
+        left = PanelsOfA(columns // tile.rows, lambda p, first, k, i: weights[first + k, p * tile.rows + i])
+        right = PanelOfB(lambda first, k, j: values[first_element + first + k, columns_after(channel, j)])
+        if panels == 1:
+            right = replace(right, prepare=exponentials)
+        multiply_panels(arithmetic, tile, elements, left, right, Sums(totals))
         state.add(q, tile, totals, factor, channel)
 
 
@@ -285,19 +279,17 @@ def _tile_of_scores(
 ) -> Callable[[int, Any], Any]:
     """Emits one register tile of scores; returns (row, column) → element."""
     depth, arithmetic = attention.depth, attention.arithmetic
-    if arithmetic.tiles is None and chunk_length(depth) >= depth:
-        rows = multiply(tile, depth, left, right, arithmetic=arithmetic)
+    if arithmetic.step is not None and chunk_length(depth) >= depth:
+        rows = multiply(arithmetic.step, tile, depth, lambda k, i: (left(k, i),), right)
         return lambda i, j: rows[i][j]
     totals = T.alloc_buffer((1, tile.size), "float32")
     multiply_panels(
+        arithmetic,
         tile,
         depth,
-        1,
-        lambda p, first, k, i: left(first + k, i),
-        lambda first, k, j: right(first + k, j),
-        totals,
-        longest=None if arithmetic.tiles is None else arithmetic.tiles.chunk(depth, even=True),
-        arithmetic=arithmetic,
-        stride=depth,
+        PanelsOfA(1, lambda p, first, k, i: left(first + k, i), stride=depth),
+        PanelOfB(lambda first, k, j: right(first + k, j)),
+        Sums(totals),
+        arithmetic.chunk(depth, even=True),
     )
     return lambda i, j: totals[0, i * tile.columns + j]

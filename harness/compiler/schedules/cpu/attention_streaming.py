@@ -24,7 +24,8 @@ from harness.compiler.schedules.common.folding import Folded, Index, Readable, R
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention, Layer
-from harness.compiler.schedules.cpu.emit import TileSink, for_each_vector, multiply, multiply_panels
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32, multiply
 from harness.compiler.schedules.cpu.online_softmax import (
     State,
     copy_rows,
@@ -33,6 +34,7 @@ from harness.compiler.schedules.cpu.online_softmax import (
     joined_rows,
     pack_channels,
 )
+from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA, Sums, multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _BLOCK_BYTES = 512 * 1024
@@ -318,13 +320,12 @@ def _computed(
     result = T.alloc_buffer((rows, panels * tile.columns), "float32")
     with T.serial(0, panels) as panel:
         multiply_panels(
+            FP32,
             tile,
             narrow,
-            rows // tile.rows,
-            lambda p, first, k, i: line[p * tile.rows + i, first + k],
-            lambda first, k, j: weight[0, panel, first + k, j],
-            result,
-            place=lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j),
+            PanelsOfA(rows // tile.rows, lambda p, first, k, i: line[p * tile.rows + i, first + k]),
+            PanelOfB(lambda first, k, j: weight[0, panel, first + k, j]),
+            Sums(result, lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j)),
         )
 
     def element(reader: Reader, index: Index) -> Any:
@@ -393,14 +394,13 @@ def _attend(plan: _Plan, head_of: _HeadOf, bias: Sequence[T.Buffer], work: _Work
             fill_up(strip, 0.0)
         with T.serial(0, plan.panels) as panel:
             multiply_panels(
+                arithmetic,
                 output,
                 parts * (chunk // terms),
-                columns // output.rows,
-                lambda p, first, k, i: weights[first + k, p * output.rows + i],
-                lambda first, k, j: work.values[m, panel, first + k, j],
-                totals,
-                longest=chunk // terms,
-                arithmetic=arithmetic,
+                PanelsOfA(columns // output.rows, lambda p, first, k, i: weights[first + k, p * output.rows + i]),
+                PanelOfB(lambda first, k, j: work.values[m, panel, first + k, j]),
+                Sums(totals),
+                chunk // terms,
             )
             work.state.add(task, output, totals, factor, panel * output.columns)
         work.state.add_sums(task, total, factor, lanes)
@@ -458,29 +458,18 @@ def _scores(
         return work.queries[q, first + k, j]
 
     tiles = _parts_of(key_count, tile.rows)
-    if plan.chunks == 1:
+    step = attention.arithmetic.step
+    if plan.chunks == 1 and step is not None:
         with T.serial(0, tiles) as p:
-            rows = multiply(
-                tile,
-                depth,
-                lambda k, i: left(p, 0, k, i),
-                lambda k, j: right(0, k, j),
-                arithmetic=attention.arithmetic,
-            )
+            rows = multiply(step, tile, depth, lambda k, i: (left(p, 0, k, i),), lambda k, j: right(0, k, j))
             finish(p, lambda i, j: rows[i][j])
         return
-    multiply_panels(
-        tile,
-        depth,
-        tiles,
-        left,
-        right,
+    sums = Sums(
         strip,
-        place=lambda p, i, j: (p * tile.rows + i, j),
-        longest=chunk,
-        after=TileSink(lambda p, k, count: None, lambda p: finish(p, lambda i, j: strip[p * tile.rows + i, j])),
-        arithmetic=attention.arithmetic,
+        lambda p, i, j: (p * tile.rows + i, j),
+        lambda p: finish(p, lambda i, j: strip[p * tile.rows + i, j]),
     )
+    multiply_panels(attention.arithmetic, tile, depth, PanelsOfA(tiles, left), PanelOfB(right), sums, chunk)
 
 
 def _write(plan: _Plan, head_of: _HeadOf, work: _Workspace, result: T.Buffer) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers, view
-from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
-from harness.compiler.schedules.cpu.product import Extents, Fill, Pack, Put, Read
+from harness.compiler.schedules.cpu.blocking import Extents
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Fill, Pack, Put, Read
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import Window
 
@@ -23,12 +25,12 @@ _LONGEST_STRIDE = 4
 """So many vectors are loaded for one at most; beyond it elements are loaded one by one."""
 
 
-def columns_of(rows: T.Buffer, arithmetic: Arithmetic, extents: Extents) -> Read:
+def columns_of(rows: T.Buffer, arithmetic: MicroKernel, extents: Extents) -> Read:
     """Returns a reader of contiguous columns [matrix, row, column]: it takes matrix, column and k."""
-    return lambda b, j, k: arithmetic.pack_terms(lambda row: rows[b, row, j], k, extents.depth)
+    return lambda b, j, k: arithmetic.pack(lambda row: rows[b, row, j], k, extents.depth)
 
 
-def gather(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
+def gather(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
     """Returns how the columns of one panel of output pixels are packed; padding reads as zero.
 
     Args:
@@ -47,7 +49,7 @@ def _keeps_lines(window: Window) -> bool:
     return window.strides == (1, 1) and window.result[3] == window.image[3]
 
 
-def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
+def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
     """Packs a panel that may begin and end anywhere; the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
@@ -58,7 +60,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
     zero = T.const(0, arithmetic.dtype)
 
     def of_channels(read: Callable[[Any], Any], first: Any) -> Any:
-        return arithmetic.pack_terms(read, first, window.channels // arithmetic.terms)
+        return arithmetic.pack(read, first, window.channels // arithmetic.terms)
 
     def pack(b: Any, first: Any) -> Fill:
         tops = registers((tile.columns,), "int32")
@@ -105,7 +107,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
     return pack
 
 
-def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
+def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
     """Packs a panel vector by vector: each is a run of pixels in one line of the result."""
     height, width = window.image[2:]
     (_, kernel_width), (down_stride, stride), out_width = window.kernel, window.strides, window.result[3]
@@ -130,7 +132,7 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
                 def element() -> None:
                     with T.serial(0, run) as j:
                         index = x + j * stride
-                        value = arithmetic.pack_terms(lambda channel: planes[b, channel, y, index], c, apart)
+                        value = arithmetic.pack(lambda channel: planes[b, channel, y, index], c, apart)
                         within = T.all(y >= 0, y < height, index >= 0, index < width)
                         put(k, v * run + j, T.if_then_else(within, value, T.const(0, arithmetic.dtype)))
 
@@ -141,7 +143,7 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
                             values = _every(planes, [b, c + n * apart, y], x, run, stride)
                             T.buffer_store(part, values, [T.Ramp(0, 1, run)])
                         with T.vectorized(0, run) as j:
-                            put(k, v * run + j, arithmetic.pack_terms(lambda n: parts[n][j], 0, 1))
+                            put(k, v * run + j, arithmetic.join(lambda n: parts[n][j]))
                     with T.Else():
                         element()
 

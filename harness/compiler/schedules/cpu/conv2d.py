@@ -25,28 +25,17 @@ from harness.compiler.schedules.common.graph import call, is_call, static_shape
 from harness.compiler.schedules.common.kernel import Argument, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
 from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.cpu.blocking import Blocking, Extents
 from harness.compiler.schedules.cpu.columns import columns_of, gather
 from harness.compiler.schedules.cpu.depthwise import lower_depthwise
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.gemm import Operand, kernel_name, matrix_product
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Blocking,
-    Extents,
-    Read,
-    pack_function,
-    product_function,
-    read_left,
-    stream,
-)
-from harness.compiler.schedules.cpu.schedule import (
-    Convolution,
-    blocking_in_tiles,
-    blocking_of,
-    plan_of,
-)
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Read, pack_function, read_left, stream
+from harness.compiler.schedules.cpu.product import Access, product_function
+from harness.compiler.schedules.cpu.schedule import Convolution, blocking_of, plan_of
 from harness.compiler.schedules.cpu.window import Window, pair, shapes_of
 from harness.compiler.schedules.cpu.winograd import filtered
 from harness.compiler.schedules.cpu.winograd_plan import filterable, upsampled_plan
@@ -72,7 +61,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     before = before_upsampling(context, data)
     smaller = static_shape(before) if before is not None and context.is_parameter(weights) else None
     if smaller is not None and filterable(window) and window.padding == (1, 1):
-        arithmetic = context.multiplied(conv, window.filters, window.channels)
+        arithmetic = context.micro_kernel(conv, window.filters, window.channels)
         plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic)
         return filtered(plan, before, weights, arithmetic)
     taps = math.prod(window.kernel)
@@ -80,21 +69,17 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
         extents = Extents(1, image[0], weight[0], window.depth)
-        arithmetic = context.multiplied(conv, image[0], window.channels, taps)
+        arithmetic = context.micro_kernel(conv, image[0], window.channels, taps)
         return matrix_product(context, left, right, (), extents, result, arithmetic)
     if window.channels == window.filters == 1:
         return lower_depthwise(context, window, data, weights)
-    arithmetic = context.multiplied(conv, window.filters, window.channels, taps)
-    if arithmetic.tiles is not None:
-        extents = Convolution(window).extents.packed(arithmetic.terms)
-        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
-        return _columns(blocking, extents, window, data, weights, weight, arithmetic)
+    arithmetic = context.micro_kernel(conv, window.filters, window.channels, taps)
     convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
-    decided = context.decide(convolution)
+    decided = context.decide(convolution) if arithmetic.choose_tile is None else {}
     if decided.get("filtering"):
         return filtered(plan_of(context.unit, window, decided), data, weights)
     extents = convolution.extents.packed(arithmetic.terms)
-    blocking = blocking_of(context.unit, extents, "right", decided)
+    blocking = blocking_of(arithmetic, context.unit, extents, "right", decided)
     return _columns(blocking, extents, window, data, weights, weight, arithmetic)
 
 
@@ -122,7 +107,7 @@ def _columns(
     data: relax.Expr,
     weights: relax.Expr,
     weight: tuple[int, ...],
-    arithmetic: Arithmetic,
+    arithmetic: MicroKernel,
 ) -> Lowering:
     """Lowers the general convolution."""
     tile = blocking.tile
@@ -130,7 +115,7 @@ def _columns(
 
     def weight_reader(buffer: T.Buffer) -> Read:
         rows = view(buffer, window.groups, window.filters, window.depth)
-        return lambda g, i, k: arithmetic.pack_terms(lambda term: rows[g, i, term], k, extents.depth)
+        return lambda g, i, k: arithmetic.pack(lambda term: rows[g, i, term], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)
@@ -156,7 +141,7 @@ def _columns(
         operands = [pixels, Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d", writes=epilogue.operators)
         arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
+        function = product_function(name, extents, "right", blocking, arguments, body, info, kernel=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)

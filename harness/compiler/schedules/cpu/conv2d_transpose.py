@@ -20,20 +20,14 @@ from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
 from harness.compiler.schedules.cpu.columns import columns_of
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.gemm import kernel_name
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Interleaved,
-    Read,
-    pack_function,
-    product_function,
-    read_left,
-    stream,
-)
-from harness.compiler.schedules.cpu.schedule import TransposedConvolution, blocking_in_tiles, blocking_of
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Read, pack_function, read_left, stream
+from harness.compiler.schedules.cpu.product import Access, Interleaved, product_function
+from harness.compiler.schedules.cpu.schedule import TransposedConvolution, blocking_of
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import pair, shapes_of
 
@@ -54,7 +48,7 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         and pair(attributes.dilation) == (1, 1)
         and int(attributes.groups) == 1
     )
-    arithmetic = context.multiplied(conv, math.prod(weight[1:]), image[1])
+    arithmetic = context.micro_kernel(conv, math.prod(weight[1:]), image[1])
     return _product(context, conv.args[0], conv.args[1], image, weight, result, arithmetic) if tiles else None
 
 
@@ -65,24 +59,22 @@ def _product(
     image: tuple[int, ...],
     weight: tuple[int, ...],
     result: tuple[int, ...],
-    arithmetic: Arithmetic,
+    arithmetic: MicroKernel,
 ) -> Lowering:
     """Lowers the product of weights, [filters · kernel pixels, channels], and images."""
     batch, depth, _, width = image
     kernel_width = weight[3]
     convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
     extents = convolution.extents.packed(arithmetic.terms)
-    if arithmetic.tiles is not None:
-        blocking = blocking_in_tiles(arithmetic.tiles, extents, "right", context.unit.lanes)
-    else:
-        blocking = blocking_of(context.unit, extents, "right", context.decide(convolution))
+    decided = context.decide(convolution) if arithmetic.choose_tile is None else {}
+    blocking = blocking_of(arithmetic, context.unit, extents, "right", decided)
     tile = blocking.tile
     rows_together = _interleaves(kernel_width, width, tile)
     layout = _layout(result, (weight[2], kernel_width), rows_together=rows_together)
 
     def weight_reader(buffer: T.Buffer) -> Read:
         columns = view(buffer, depth, extents.rows)
-        return lambda _, i, k: arithmetic.pack_terms(lambda row: columns[row, i], k, extents.depth)
+        return lambda _, i, k: arithmetic.pack(lambda row: columns[row, i], k, extents.depth)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source = Argument("weight", weight)
@@ -108,7 +100,7 @@ def _product(
         operands = [source, Argument("packed", packed_shape, arithmetic.dtype)]
         info = KernelInfo(Kind.KERNEL, "nn.conv2d_transpose", writes=epilogue.operators)
         arguments = [*operands, *epilogue.arguments, epilogue.result(layout)]
-        function = product_function(name, extents, "right", blocking, arguments, body, info, arithmetic=arithmetic)
+        function = product_function(name, extents, "right", blocking, arguments, body, info, kernel=arithmetic)
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
     return Lowering((data, weights), layout, build, rounds=arithmetic is not FP32)

@@ -19,25 +19,24 @@ from harness.compiler.schedules.common.graph import call, is_call, static_shape
 from harness.compiler.schedules.common.kernel import Argument, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
 from harness.compiler.schedules.cpu.bf16 import BF16, has_pairs
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
+from harness.compiler.schedules.cpu.blocking import Extents, Side, panel_width
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.lowering import Context, LinearLayer, Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Extents,
+from harness.compiler.schedules.cpu.microkernels.choice import choose
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import (
     Pack,
     PanelRead,
     Read,
-    Side,
     pack_function,
-    panel_width,
-    product_function,
     read_left,
     read_right,
     stream,
     stream_rows,
 )
-from harness.compiler.schedules.cpu.schedule import Product, blocking_in_tiles, blocking_of, untuned_blocking
+from harness.compiler.schedules.cpu.product import Access, product_function
+from harness.compiler.schedules.cpu.schedule import Product, blocking_of
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,9 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     extents = Extents(math.prod(batch), rows, columns, depth)
     lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
     if rounded is None:
-        arithmetic = context.multiplied(matmul, rows, depth, panels=lies_by_row)
+        arithmetic = context.micro_kernel(matmul, rows, depth, row_major=lies_by_row)
         return matrix_product(context, left, right, batch, extents, shape, arithmetic)
-    arithmetic = (context.in_tiles(rows, depth) if lies_by_row else None) or context.bf16
+    arithmetic = choose(context.kernels, rows, depth, row_major=lies_by_row, layer=True)
     return replace(matrix_product(context, left, right, batch, extents, shape, arithmetic), rounds=True)
 
 
@@ -133,20 +132,16 @@ def matrix_product(
     batch: tuple[int, ...],
     extents: Extents,
     shape: tuple[int, ...],
-    arithmetic: Arithmetic = FP32,
+    arithmetic: MicroKernel = FP32,
 ) -> Lowering:
     """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     streaming = _streaming_side(context, left, right)
     moving, staying = (left, right) if streaming == "left" else (right, left)
     at_load = context.is_parameter(staying.value)
     packed_extents = extents.packed(arithmetic.terms)
-    if arithmetic.tiles is not None:
-        blocking = blocking_in_tiles(arithmetic.tiles, packed_extents, streaming, context.unit.lanes)
-    elif arithmetic.shapes is not None:
-        blocking = untuned_blocking(context.unit, packed_extents, streaming, arithmetic.shapes)
-    else:
-        workload = Product(extents, streaming, staying.matrices, at_load, moving.transposed, arithmetic.multiplies)
-        blocking = blocking_of(context.unit, packed_extents, streaming, context.decide(workload))
+    workload = Product(extents, streaming, staying.matrices, at_load, moving.transposed, arithmetic.multiplies)
+    decided = context.decide(workload) if arithmetic.choose_tile is None else {}
+    blocking = blocking_of(arithmetic, context.unit, packed_extents, streaming, decided)
     tile = blocking.tile
     resident: Side = "right" if streaming == "left" else "left"
     width = extents.width(resident)
@@ -157,7 +152,7 @@ def matrix_product(
         moving, starts = _moved_rows(context, moving, extents)
 
     def in_elements(term: Read) -> Read:
-        return lambda m, i, k: arithmetic.pack_terms(lambda index: term(m, i, index), k, packed_extents.depth)
+        return lambda m, i, k: arithmetic.pack(lambda index: term(m, i, index), k, packed_extents.depth)
 
     def pack_reader(buffer: T.Buffer) -> Read:
         if resident == "right":
@@ -191,7 +186,7 @@ def matrix_product(
     def pack_rows(streamed: T.Buffer) -> Pack:
         run = view(streamed, math.prod(moving.shape))
         return stream_rows(
-            lambda index: arithmetic.pack_terms(lambda place: run[place], index, packed_extents.depth),
+            lambda index: arithmetic.pack(lambda place: run[place], index, packed_extents.depth),
             begins,
             extents,
             tile,
@@ -250,7 +245,7 @@ def matrix_product(
     return Lowering((moving.value, staying.value), layout, build, linear=linear)
 
 
-def kernel_name(operator: str, arithmetic: Arithmetic, epilogue: Epilogue) -> str:
+def kernel_name(operator: str, arithmetic: MicroKernel, epilogue: Epilogue) -> str:
     """Returns a kernel's name, from its operator, its arithmetic and its epilogue."""
     return "_".join(filter(None, (operator, arithmetic.name))) + epilogue.label
 

@@ -17,7 +17,9 @@ from harness.compiler.schedules.common.folding import Folded, Reader
 from harness.compiler.schedules.common.kernel import fp32, registers
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.attention_operands import Attention
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic, for_each_vector
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.tile import Tile
 
 
@@ -152,7 +154,7 @@ def pack_channels(
     first: Any = 0,
     rows: Any = None,
     scale: float = 1.0,
-    arithmetic: Arithmetic = FP32,
+    arithmetic: MicroKernel = FP32,
 ) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
     if arithmetic.terms == 1:
@@ -167,7 +169,7 @@ def pack_channels(
         for_each_vector(
             depth,
             lanes,
-            lambda k: T.buffer_store(target, arithmetic.pack_terms(lambda c: line[0, c], k, depth), [row, k]),
+            lambda k: T.buffer_store(target, arithmetic.pack(lambda c: line[0, c], k, depth), [row, k]),
         )
         _clear(target, row, depth)
     _clear_after(target, rows)
@@ -196,7 +198,7 @@ def pack_keys(
     target: T.Buffer,
     lanes: int,
     block: int,
-    arithmetic: Arithmetic = FP32,
+    arithmetic: MicroKernel = FP32,
 ) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are consecutive keys.
 
@@ -210,7 +212,7 @@ def pack_keys(
         block: Keys of a block, padded with zeros to its elements.
         arithmetic: The arithmetic.
     """
-    terms, by_channel = arithmetic.terms, arithmetic.tiles is not None
+    terms, by_channel = arithmetic.terms, arithmetic.a.row_major
     if terms == 1:
         copy_rows(operand, buffers, head, target, lanes)
         return
@@ -229,9 +231,9 @@ def pack_keys(
         for_each_vector(padded, lanes, store)
 
 
-def joined_rows(arithmetic: Arithmetic, buffer: T.Buffer, element: Any, column: Any) -> Any:
+def joined_rows(arithmetic: MicroKernel, buffer: T.Buffer, element: Any, column: Any) -> Any:
     """Returns an element whose terms are rows of a buffer that follow each other."""
-    return arithmetic.pack_terms(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
+    return arithmetic.join(lambda n: buffer[element * arithmetic.terms + n, column])
 
 
 def exponentials_of(

@@ -1,0 +1,247 @@
+"""Defines a micro-kernel: the formats of its packed operands, its sizes, and the code that it emits.
+
+A micro-kernel multiplies one panel of A and one of B over a chunk of the depth, and adds the product to sums in memory
+(BLIS: MR, NR and KC). The loops around it are the same for all (`panels.py`, `product.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import overload
+
+import tvm
+
+from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import ceil_div, chunk_length
+from harness.compiler.schedules.cpu.emit import prefetch
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
+
+Scale = Callable[[T.Buffer, Callable[[T.Index, T.Index], Sequence[T.Index]], int, int, int], None]
+"""(panels, (element of the chunk, row or column) → index, elements of the chunk, rows or columns, fp32 lanes): emits
+that elements become numbers with a common scale, which is stored at the index after them."""
+Step = Callable[[Tile, Sequence[T.Buffer], Callable[[int], Sequence[T.Expr]], Callable[[T.Index], T.Expr]], None]
+"""(tile, its rows of sums, row → numbers of an element of A, columns → elements of B): emits the product of one element
+of the depth."""
+
+
+@dataclass(frozen=True)
+class PanelFormat:
+    """The form in which the panels of an operand hold the terms of sums.
+
+    Attributes:
+        dtype: Type of a stored number.
+        terms: Terms of a sum in an element.
+        encode: (its terms) → the element.
+        row_major: Whether a panel lies row by row, [row, element], and not [element, row or column].
+        numbers: Stored numbers of an element of a packed block; the first ones of a chunk come before the second ones.
+        split: (element) → its numbers.
+        scale: Scales the elements of a chunk; None if they stay as they are.
+    """
+
+    dtype: str
+    terms: int
+    encode: Callable[[Sequence[T.Expr]], T.Expr]
+    row_major: bool = False
+    numbers: int = 1
+    split: Callable[[T.Expr], Sequence[T.Expr]] = lambda element: (element,)
+    scale: Scale | None = None
+
+    @property
+    def number_bytes(self) -> int:
+        """Returns the size of a stored number in bytes."""
+        return int(tvm.DataType(self.dtype).itemsize)
+
+    @overload
+    def stored(self, elements: int, chunk: int) -> int: ...
+
+    @overload
+    def stored(self, elements: T.Index, chunk: int) -> T.Index: ...
+
+    def stored(self, elements: T.Index, chunk: int) -> T.Index:
+        """Returns the numbers of a row or column for elements in whole chunks, each followed by its scale.
+
+        Args:
+            elements: Elements of the depth.
+            chunk: Elements of a chunk.
+        """
+        numbers = elements if self.numbers == 1 else elements * self.numbers
+        return numbers if self.scale is None else numbers + elements // chunk
+
+
+@dataclass(frozen=True)
+class PanelProduct:
+    """The product of one panel of A and one of B over a chunk of the depth, which is added to sums.
+
+    Attributes:
+        tile: Rows of A and columns of B.
+        chunk: Elements of a whole chunk.
+        count: Elements of this one.
+        a: (number of the chunk, row) → number of the panel of A.
+        b: (element of the chunk, column) → element of the panel of B; contiguous in the column.
+        sums: The sums.
+        place: (row, column, number of both in the tile) → index of a sum; contiguous in the column.
+        added: Whether there are sums yet.
+        row_bytes: Bytes from one row of A to the next, where panels lie row by row.
+        fetch: Takes an element of the chunk; emits the prefetches of its step.
+        fetch_a: Emits the prefetch of the next panel of A.
+        fetch_b: Emits the prefetch of a share of B's next chunk.
+    """
+
+    tile: Tile
+    chunk: int
+    count: T.Index
+    a: Callable[[T.Index, int], T.Expr]
+    b: Callable[[T.Index, T.Index], T.Expr]
+    sums: T.Buffer
+    place: Callable[[int, T.Index, T.Index], Sequence[T.Index]]
+    added: T.Expr
+    row_bytes: int
+    fetch: Callable[[T.Index], None]
+    fetch_a: Callable[[], None]
+    fetch_b: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroKernel:
+    """A way to multiply panels.
+
+    Attributes:
+        name: Its part of kernels' names; empty for fp32.
+        multiplies: Type of the terms, a part of a workload's key.
+        a: Format of A.
+        b: Format of B, and of A where that is packed when the model is loaded, as far as elements go.
+        emit: Emits a product.
+        step: Emits one element of the depth with sums in registers; None if panels are multiplied as a whole.
+        source: LLVM IR of the functions that are called.
+        layers_only: Whether only linear layers with bfloat16 weights gain by it.
+        choose_tile: (vector registers, rows, columns) → tile; None if tuning chooses it, with its chunk.
+        least_rows: Fewest rows of a product.
+        multiple: Elements of which the depth is a multiple.
+        longest: Elements of a chunk at most; None for the usual length of a sum in one register.
+        block_bytes: Largest size of a block of A in bytes; None if the memory behind the second cache is fast enough.
+        setup: Emits the configuration of the instructions around the code in the context.
+    """
+
+    name: str
+    multiplies: str
+    a: PanelFormat
+    b: PanelFormat
+    emit: Callable[[PanelProduct], None]
+    step: Step | None = None
+    source: str = ""
+    layers_only: bool = False
+    choose_tile: Callable[[VectorUnit, int, int], Tile] | None = None
+    least_rows: int = 0
+    multiple: int = 1
+    longest: int | None = None
+    block_bytes: int | None = None
+    setup: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def terms(self) -> int:
+        """Returns the terms of a sum in an element."""
+        return self.b.terms
+
+    @property
+    def dtype(self) -> str:
+        """Returns the type of an element."""
+        return self.b.dtype
+
+    @property
+    def clears(self) -> bool:
+        """Returns whether sums are zero before products are added: a function for whole panels makes them instead."""
+        return self.step is not None
+
+    @property
+    def term_bytes(self) -> int:
+        """Returns the size of a term in a panel in bytes."""
+        return self.b.number_bytes // self.b.terms
+
+    def pack(self, term: Callable[[T.Index], T.Expr], k: T.Index, depth: int) -> T.Expr:
+        """Returns element k of a depth of so many elements, whose terms are as far apart."""
+        return self.b.encode([term(k + n * depth) for n in range(self.terms)])
+
+    def join(self, term: Callable[[int], T.Expr]) -> T.Expr:
+        """Returns an element from the numbers of its terms."""
+        return self.b.encode([term(n) for n in range(self.terms)])
+
+    def takes(self, rows: int, terms: int, repeats: int = 1) -> bool:
+        """Returns whether a product is worth the micro-kernel and its sums are whole elements.
+
+        Args:
+            rows: Rows of the product.
+            terms: Terms among which the terms of an element are chosen.
+            repeats: Number of times that a sum has these terms: pixels of a convolution's kernel.
+        """
+        whole = terms % self.terms == 0 and terms * repeats // self.terms % self.multiple == 0
+        return whole and rows >= self.least_rows
+
+    def chunk(self, depth: int, *, even: bool = False) -> int:
+        """Returns the elements of a chunk of the depth; the last may be shorter, unless each has a scale.
+
+        Args:
+            depth: Elements of the depth.
+            even: Whether all chunks must be equal in any case.
+        """
+        if self.longest is None:
+            return chunk_length(depth)
+        steps = depth // self.multiple
+        most_steps = max(1, self.longest // self.multiple)
+        if even or self.b.scale is not None:
+            return self.multiple * max(length for length in range(1, most_steps + 1) if steps % length == 0)
+        return self.multiple * ceil_div(steps, ceil_div(steps, most_steps))
+
+    def left_panels(self, tile: Tile, depth: int) -> int | None:
+        """Returns the panels of a block of A at most, of so many elements of the depth; None if any number will do."""
+        if self.block_bytes is None:
+            return None
+        return max(1, self.block_bytes // (self.a.number_bytes * tile.rows * depth))
+
+    def imported(self) -> AbstractContextManager[None]:
+        """Emits the import of the functions for the code in the context."""
+        return T.attr(T.const(0, "int32"), "pragma_import_llvm", self.source) if self.source else nullcontext()
+
+
+def smallest_tile(shapes: Sequence[tuple[int, int]]) -> Callable[[VectorUnit, int, int], Tile]:
+    """Returns the choice of the smallest panels that have all rows of a product, otherwise of the largest.
+
+    Args:
+        shapes: Rows of A's panels and columns of B's, the largest first.
+    """
+
+    def choose(unit: VectorUnit, rows: int, columns: int) -> Tile:
+        fitting = [shape for shape in shapes if shape[0] >= rows]
+        return Tile(*(fitting[-1] if fitting else shapes[0]), unit.lanes)
+
+    return choose
+
+
+def call_function(function: str, elements: int = 1, *, fetches_a: bool = False) -> Callable[[PanelProduct], None]:
+    """Returns the emission of calls of functions that multiply whole panels in memory, the one of A row by row.
+
+    A function gets the addresses of its sums and of both panels, the bytes from one row of A to the next, the steps of
+    the depth, and whether there are sums yet: it adds the product to them, or makes them. The next chunk of B is always
+    prefetched, into the second cache.
+
+    Args:
+        function: Name of the functions, before rows and columns of the panels.
+        elements: Elements of a step of the depth.
+        fetches_a: Whether the next panel of A is prefetched, for panels so small that the first cache holds two.
+    """
+
+    def emit(product: PanelProduct) -> None:
+        tile, sums, place = product.tile, product.sums, product.place
+        if fetches_a:
+            product.fetch_a()
+        product.fetch_b()
+        operands = sums[place(0, 0, 0)], product.a(0, 0), product.b(0, 0)
+        # TVM would make the buffer smaller if it saw less of it being used.
+        prefetch(sums[place(tile.rows - 1, tile.columns - 1, tile.size - 1)], write=True)
+        addresses = [T.address_of(element) for element in operands]
+        row, added = T.const(product.row_bytes, "int64"), T.Cast("int32", product.added)
+        name = f"{function}_{tile.rows}x{tile.columns}"
+        T.evaluate(T.call_extern("int32", name, *addresses, row, product.count // elements, added))
+
+    return emit
