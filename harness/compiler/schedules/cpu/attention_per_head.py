@@ -33,9 +33,9 @@ from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention
 from harness.compiler.schedules.cpu.emit import columns_after, for_each_vector
 from harness.compiler.schedules.cpu.microkernels.fp32 import multiply
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.online_softmax import State, exponentials_of, fill, pack_channels, pack_keys
-from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA, Sums, multiply_panels
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.schedule import key_blocks, query_group
 from harness.compiler.schedules.cpu.tile import Tile
 

@@ -26,6 +26,7 @@ from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.cpu.attention_operands import Attention, Layer
 from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32, multiply
+from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.online_softmax import (
     State,
     copy_rows,
@@ -34,7 +35,7 @@ from harness.compiler.schedules.cpu.online_softmax import (
     joined_rows,
     pack_channels,
 )
-from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA, Sums, multiply_panels
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _BLOCK_BYTES = 512 * 1024

@@ -24,8 +24,8 @@ from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelIn
 from harness.compiler.schedules.cpu.emit import LINE, prefetch
 from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.lowering import LinearLayer, Lowering
+from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA
 from harness.compiler.schedules.cpu.packing import PanelRead
-from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA
 from harness.compiler.schedules.cpu.product import Access, Block, BlockedProduct
 
 _HIDDEN_BYTES = 32 * 1024 * 1024

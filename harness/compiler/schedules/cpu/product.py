@@ -33,9 +33,9 @@ from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo
 from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panels
 from harness.compiler.schedules.cpu.emit import LINE, for_each_vector, prefetch, spread
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read
-from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA, Sums, multiply_panels
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _WORTH_STORING = 16 * 1024
@@ -156,7 +156,10 @@ class BlockedProduct:
                 pack_chunk(whole, rest)
 
     def packed_block(self, block: Block, workspace: T.Buffer) -> Operands:
-        """Returns the operands of a task whose block of A `pack_block` has packed."""
+        """Returns the operands of a task whose block of A `pack_block` has packed.
+
+        A step fetches as much of the next panel of A as it reads, and its share of the next chunk of B.
+        """
         (tile, slots, chunk), kernel = (self.blocking.tile, self.blocking.slots, self.blocking.chunk), self.kernel
         step, size = tile.rows * kernel.a.numbers, tile.rows * self._numbers
         share = ceil_div(tile.columns, slots)
@@ -168,33 +171,28 @@ class BlockedProduct:
             def number(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
                 return workspace[(first // chunk, p, *((k, i) if self.access.rows is None else (i, k)))]
 
-            def fetch_a(p: T.Index, first: T.Index, offset: T.Index) -> None:
-                prefetch(line[(first // chunk * slots + p + 1) * size + offset], level=1)
-
-            def fetch_panel(p: T.Index, first: T.Index) -> None:
+            def fetch_a(p: T.Index, first: T.Index, k: T.Index | None) -> None:
+                start = (first // chunk * slots + p + 1) * size
+                if k is not None:
+                    prefetch(line[start + k * step], level=1)
+                    return
                 with T.serial(0, ceil_div(size, LINE)) as n:
-                    fetch_a(p, first, n * LINE)
+                    prefetch(line[start + n * LINE], level=1)
 
-            def fetch_b(p: T.Index, first: T.Index, k: T.Index) -> None:
-                index = (p * chunk + k) * share
-                row = first + chunk + index // tile.columns
-                prefetch(self.access.packed(block.batch, block.first_b + r, row, index % tile.columns), level=2)
-
-            def fetch_lines(p: T.Index, first: T.Index) -> None:
+            def fetch_b(p: T.Index, first: T.Index, k: T.Index | None) -> None:
                 begin = self.access.packed(block.batch, block.first_b + r, first + chunk, 0)
-                with T.serial(0, lines) as n:
-                    index = (p * lines + n) * LINE
-                    row = begin.indices[-2] + index // tile.columns
-                    prefetch(begin.source[(*begin.indices[:-2], row, index % tile.columns)], level=2)
 
-            # A step fetches as much of the next panel of A as it reads, and its share of the next chunk of B.
-            a = PanelsOfA(
-                block.count_a,
-                number,
-                fetch=lambda p, first, k: fetch_a(p, first, k * step),
-                fetch_next=fetch_panel,
-            )
-            return a, replace(self._resident_b(block, r), fetch=fetch_b, fetch_next=fetch_lines)
+                def fetch(index: T.Index) -> None:
+                    row, column = begin.indices[-2] + index // tile.columns, index % tile.columns
+                    prefetch(begin.source[(*begin.indices[:-2], row, column)], level=2)
+
+                if k is not None:
+                    fetch((p * chunk + k) * share)
+                    return
+                with T.serial(0, lines) as n:
+                    fetch((p * lines + n) * LINE)
+
+            return PanelsOfA(block.count_a, number, fetch=fetch_a), replace(self._resident_b(block, r), fetch=fetch_b)
 
         return operands
 
@@ -221,12 +219,15 @@ class BlockedProduct:
 
         def operands(r: T.Index) -> tuple[PanelsOfA, PanelOfB]:
             fill = self.access.pack(block.batch, (block.first_b + r) * tile.columns)
-            a = PanelsOfA(
-                block.count_a,
-                lambda p, first, k, i: packed(block.batch, block.first_a + p, first + k, i),
-                stride=self.extents.depth,
-                fetch=lambda p, first, k: prefetch(packed(block.batch, block.first_a + p + 1, first + k, 0), level=1),
-            )
+
+            def number(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
+                return packed(block.batch, block.first_a + p, first + k, i)
+
+            def fetch(p: T.Index, first: T.Index, k: T.Index | None) -> None:
+                row = first + (0 if k is None else k)
+                prefetch(packed(block.batch, block.first_a + p + 1, row, 0), level=1)
+
+            a = PanelsOfA(block.count_a, number, stride=self.extents.depth, fetch=fetch)
             b = PanelOfB(
                 lambda first, k, j: workspace[k, j],
                 lambda first, count: fill(lambda k, j, value: T.buffer_store(workspace, value, (k, j)), first, count),

@@ -43,8 +43,8 @@ from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.gemm import kernel_name
 from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.panels import PanelOfB, PanelsOfA, Sums, multiply_panels
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.winograd_plan import Plan
 
 _CHUNK = 32

@@ -46,14 +46,23 @@ def in_registers(step: Step, numbers: int = 1) -> Callable[[PanelProduct], None]
     """
 
     def emit(product: PanelProduct) -> None:
-        def a(k: T.Index, i: int) -> Sequence[T.Expr]:
-            return [product.a(k + n * product.chunk, i) for n in range(numbers)]
+        a, b, sums = product.a, product.b, product.sums
+        p, first, count = product.p, product.first, product.count
+
+        def element(k: T.Index, i: int) -> Sequence[T.Expr]:
+            return [a.number(p, first, k + n * product.chunk, i) for n in range(numbers)]
+
+        def fetch(k: T.Index) -> None:
+            a.fetch(p, first, k)
+            b.fetch(p, first, k)
+            if product.last and isinstance(count, int):
+                sums.fetch(p, k, count)
 
         def add(i: int, j: T.Index, position: T.Index) -> None:
-            index = product.place(i, j, position)
-            T.buffer_store(product.sums, product.sums[index] + rows[i][j], index)
+            index = sums.index(p, i, j, position)
+            T.buffer_store(sums.buffer, sums.buffer[index] + rows[i][j], index)
 
-        rows = multiply(step, product.tile, product.count, a, product.b, product.fetch)
+        rows = multiply(step, product.tile, count, element, lambda k, j: b.element(first, k, j), fetch)
         each_vector(product.tile, add)
 
     return emit

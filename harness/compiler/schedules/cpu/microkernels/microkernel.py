@@ -70,37 +70,94 @@ class PanelFormat:
         return numbers if self.scale is None else numbers + elements // chunk
 
 
+Fetch = Callable[[T.Index, T.Index, T.Index | None], None]
+"""(panel of A, first element of the chunk, element counted from it): emits the prefetches of a step, or those of all
+steps before the first one if no element is given."""
+
+
 @dataclass(frozen=True)
-class PanelProduct:
-    """The product of one panel of A and one of B over a chunk of the depth, which is added to sums.
+class PanelsOfA:
+    """Panels of A that are multiplied with one panel of B.
 
     Attributes:
-        tile: Rows of A and columns of B.
+        count: Number of panels.
+        number: (panel, first element of the chunk, number of the chunk, row of the tile) → number of a panel.
+        stride: Numbers from one row of a panel to the next, where it lies row by row; those that are stored for a chunk
+            if None.
+        fetch: Emits the prefetches of the next panel.
+    """
+
+    count: T.Index
+    number: Callable[[T.Index, T.Index, T.Index, int], T.Expr]
+    stride: int | None = None
+    fetch: Fetch = lambda p, first, k: None
+
+
+@dataclass(frozen=True)
+class PanelOfB:
+    """The panel of B.
+
+    Attributes:
+        element: (first element of the chunk, element counted from it, column of the tile) → element; contiguous in the
+            column.
+        prepare: (first element, number of elements): emits the preparation of a chunk.
+        fetch: Emits the prefetches of a share of the next chunk.
+    """
+
+    element: Callable[[T.Index, T.Index, T.Index], T.Expr]
+    prepare: Callable[[T.Index, T.Index], None] = lambda first, count: None
+    fetch: Fetch = lambda p, first, k: None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The memory that gets the products, and the steps after the last chunk of a panel's sums.
+
+    Attributes:
+        buffer: [at least panels, rows · columns], or of another shape.
+        place: (panel, row, column of the tile) → index into another shape; contiguous in the column, and in rows, too,
+            where whole panels are multiplied.
+        finish: Takes a panel and emits the use of its sums; None if they are used later.
+        fetch: (panel, element of the last chunk, its elements): emits prefetches of the memory that `finish` touches.
+    """
+
+    buffer: T.Buffer
+    place: Callable[[T.Index, T.Index, T.Index], Sequence[T.Index]] | None = None
+    finish: Callable[[T.Index], None] | None = None
+    fetch: Callable[[T.Index, T.Index, int], None] = lambda p, k, count: None
+
+    def index(self, p: T.Index, i: T.Index, j: T.Index, position: T.Index) -> Sequence[T.Index]:
+        """Returns the index of a sum of panel p: of row i and column j, which have that position in the tile."""
+        return (p, position) if self.place is None else self.place(p, i, j)
+
+
+@dataclass(frozen=True)
+class PanelProduct:
+    """The product of a panel of A and one of B over a chunk of the depth, which is added to sums.
+
+    Attributes:
+        tile: Rows and columns of the panels.
+        a, b, sums: The operands and the memory of the result.
+        p: The panel of A.
+        first: First element of the chunk.
         chunk: Elements of a whole chunk.
         count: Elements of this one.
-        a: (number of the chunk, row) → number of the panel of A.
-        b: (element of the chunk, column) → element of the panel of B; contiguous in the column.
-        sums: The sums.
-        place: (row, column, number of both in the tile) → index of a sum; contiguous in the column.
         added: Whether there are sums yet.
         row_bytes: Bytes from one row of A to the next, where panels lie row by row.
-        fetch: Takes an element of the chunk; emits the prefetches of its step.
-        fetch_a: Emits the prefetch of the next panel of A.
-        fetch_b: Emits the prefetch of a share of B's next chunk.
+        last: Whether it is the last chunk, and `sums.finish` follows.
     """
 
     tile: Tile
+    a: PanelsOfA
+    b: PanelOfB
+    sums: Sums
+    p: T.Index
+    first: T.Index
     chunk: int
     count: T.Index
-    a: Callable[[T.Index, int], T.Expr]
-    b: Callable[[T.Index, T.Index], T.Expr]
-    sums: T.Buffer
-    place: Callable[[int, T.Index, T.Index], Sequence[T.Index]]
     added: T.Expr
     row_bytes: int
-    fetch: Callable[[T.Index], None]
-    fetch_a: Callable[[], None]
-    fetch_b: Callable[[], None]
+    last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,13 +289,15 @@ def call_function(function: str, elements: int = 1, *, fetches_a: bool = False) 
     """
 
     def emit(product: PanelProduct) -> None:
-        tile, sums, place = product.tile, product.sums, product.place
+        tile, a, b, sums = product.tile, product.a, product.b, product.sums
+        p, first = product.p, product.first
         if fetches_a:
-            product.fetch_a()
-        product.fetch_b()
-        operands = sums[place(0, 0, 0)], product.a(0, 0), product.b(0, 0)
+            a.fetch(p, first, None)
+        b.fetch(p, first, None)
+        operands = sums.buffer[sums.index(p, 0, 0, 0)], a.number(p, first, 0, 0), b.element(first, 0, 0)
         # TVM would make the buffer smaller if it saw less of it being used.
-        prefetch(sums[place(tile.rows - 1, tile.columns - 1, tile.size - 1)], write=True)
+        last = sums.index(p, tile.rows - 1, tile.columns - 1, tile.size - 1)
+        prefetch(sums.buffer[last], write=True)
         addresses = [T.address_of(element) for element in operands]
         row, added = T.const(product.row_bytes, "int64"), T.Cast("int32", product.added)
         name = f"{function}_{tile.rows}x{tile.columns}"
