@@ -23,7 +23,8 @@ from dataclasses import replace
 from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, call_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.runtime.cpu import REQUEST, SYSTEM_CALL, TILE_DATA
 
 TILE_PAIRS = 16
@@ -140,9 +141,8 @@ def _function(down: int, across: int) -> str:
         f"  call void @llvm.x86.tdpbf16ps(i8 {r * across + c}, i8 {first_left + r}, i8 {first_right + c})"
         for r, c in sums
     )
-    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{down * _ROWS}x{across * _COLUMNS}({arguments}) {{
+{head_of_function(_MULTIPLY, down * _ROWS, across * _COLUMNS)}
 entry:
   %block = mul i64 %row, {_ROWS}
 {places}

@@ -18,12 +18,8 @@ from collections.abc import Sequence
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.bf16 import BF16, pair_bits
-from harness.compiler.schedules.cpu.microkernels.microkernel import (
-    MicroKernel,
-    PanelFormat,
-    call_function,
-    smallest_tile,
-)
+from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelFormat
 
 TERMS = 4
 """Terms of an element."""
@@ -56,9 +52,8 @@ def _function(rows: int, columns: int) -> str:
         f"[ %next.{i}.{j}, %step ]"
         for i, j in squares
     )
-    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{rows}x{columns}({arguments}) {{
+{head_of_function(_MULTIPLY, rows, columns)}
 entry:
 {places}
   %new = icmp eq i32 %added, 0

@@ -15,7 +15,6 @@ import tvm
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length
-from harness.compiler.schedules.cpu.emit import prefetch
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
 
 Scale = Callable[[T.Buffer, Callable[[T.Index, T.Index], Sequence[T.Index]], int, int, int], None]
@@ -259,48 +258,3 @@ class MicroKernel:
     def imported(self) -> AbstractContextManager[None]:
         """Emits the import of the functions for the code in the context."""
         return T.attr(T.const(0, "int32"), "pragma_import_llvm", self.source) if self.source else nullcontext()
-
-
-def smallest_tile(shapes: Sequence[tuple[int, int]]) -> Callable[[VectorUnit, int, int], Tile]:
-    """Returns the choice of the smallest panels that have all rows of a product, otherwise of the largest.
-
-    Args:
-        shapes: Rows of A's panels and columns of B's, the largest first.
-    """
-
-    def choose(unit: VectorUnit, rows: int, columns: int) -> Tile:
-        fitting = [shape for shape in shapes if shape[0] >= rows]
-        return Tile(*(fitting[-1] if fitting else shapes[0]), unit.lanes)
-
-    return choose
-
-
-def call_function(function: str, elements: int = 1, *, fetches_a: bool = False) -> Callable[[PanelProduct], None]:
-    """Returns the emission of calls of functions that multiply whole panels in memory, the one of A row by row.
-
-    A function gets the addresses of its sums and of both panels, the bytes from one row of A to the next, the steps of
-    the depth, and whether there are sums yet: it adds the product to them, or makes them. The next chunk of B is always
-    prefetched, into the second cache.
-
-    Args:
-        function: Name of the functions, before rows and columns of the panels.
-        elements: Elements of a step of the depth.
-        fetches_a: Whether the next panel of A is prefetched, for panels so small that the first cache holds two.
-    """
-
-    def emit(product: PanelProduct) -> None:
-        tile, a, b, sums = product.tile, product.a, product.b, product.sums
-        p, first = product.p, product.first
-        if fetches_a:
-            a.fetch(p, first, None)
-        b.fetch(p, first, None)
-        operands = sums.buffer[sums.index(p, 0, 0, 0)], a.number(p, first, 0, 0), b.element(first, 0, 0)
-        # TVM would make the buffer smaller if it saw less of it being used.
-        last = sums.index(p, tile.rows - 1, tile.columns - 1, tile.size - 1)
-        prefetch(sums.buffer[last], write=True)
-        addresses = [T.address_of(element) for element in operands]
-        row, added = T.const(product.row_bytes, "int64"), T.Cast("int32", product.added)
-        name = f"{function}_{tile.rows}x{tile.columns}"
-        T.evaluate(T.call_extern("int32", name, *addresses, row, product.count // elements, added))
-
-    return emit

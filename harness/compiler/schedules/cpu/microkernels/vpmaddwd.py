@@ -26,7 +26,8 @@ from harness.compiler.schedules.common.kernel import registers
 from harness.compiler.schedules.cpu.bf16 import BF16, terms_of
 from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, call_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 
 _SHAPES = {
     8: ((4, 2), (3, 2), (2, 2)),
@@ -223,9 +224,8 @@ def _function(rows: int, vectors: int, lanes: int) -> str:
         f"  store {floats} %after.{i}.{j}, ptr %place.{i}.{j}, align 4"
         for i, j in sums
     )
-    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{rows}x{vectors * lanes}({arguments}) {{
+{head_of_function(_MULTIPLY, rows, vectors * lanes)}
 entry:
 {offsets}
   br label %step
