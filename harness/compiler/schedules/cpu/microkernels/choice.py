@@ -12,6 +12,7 @@ from harness.compiler.schedules.cpu.microkernels.amx import AMX
 from harness.compiler.schedules.cpu.microkernels.bfmmla import BFMMLA
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.microkernels.neconvert import CONVERSIONS
 from harness.compiler.schedules.cpu.microkernels.vpmaddwd import scaled_integers
 from harness.compiler.schedules.cpu.tile import VectorUnit, vector_unit
 from harness.runtime.cpu import MATRIX_UNIT, has_integer_pairs
@@ -37,7 +38,9 @@ def micro_kernels(target: tvm.target.Target) -> tuple[MicroKernel, ...]:
     unit = vector_unit(target)
     feature, intrinsic = _DOT_PRODUCTS.get(unit, ("", ""))
     dot_products = bool(feature) and has(feature)
-    vectors = bf16.dot_products(unit.lanes, intrinsic) if dot_products else bf16.shifts(unit)
+    vectors = CONVERSIONS if unit.lanes == 8 and has("avxneconvert") else bf16.shifts(unit)
+    if dot_products:
+        vectors = bf16.dot_products(unit.lanes, intrinsic)
     panels: tuple[MicroKernel, ...] = ()
     if {f"+{name}" for name in MATRIX_UNIT} <= {str(attribute) for attribute in target.attrs.get("mattr", ())}:
         panels = (AMX,)
