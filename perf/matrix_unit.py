@@ -23,8 +23,7 @@ import tvm
 from harness.compiler import tir as T
 from harness.compiler.lowering.route import Route
 from harness.compiler.schedules.common.kernel import Argument, prim_func
-from harness.compiler.schedules.cpu import amx
-from harness.compiler.schedules.cpu.bf16 import arithmetic
+from harness.compiler.schedules.cpu.microkernels.amx import AMX
 from harness.compiler.targets import HOST
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX
 from harness.core.errors import HarnessError
@@ -130,10 +129,9 @@ def _interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[st
 def _peak(threads: int) -> Rate:
     """Compiles the kernel that multiplies registers of the unit in all threads."""
     target = HOST.tvm_target(Processors(CPU))
-    tiles = amx.with_tiles(arithmetic(target))
 
     def body(_result: T.Buffer) -> None:
-        with tiles.imported(), T.parallel(0, threads), tiles.tile_config():
+        with AMX.imported(), T.parallel(0, threads), AMX.setup():
             for register in range(SUMS):
                 T.evaluate(T.call_llvm_intrin("void", "llvm.x86.tilezero", T.const(register, "int8")))
             with T.serial(0, STEPS):

@@ -27,7 +27,7 @@ from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, Kind, infos_of
 from harness.compiler.schedules.common.provenance import LoweringKind, Operator, trace
 from harness.compiler.schedules.cpu import cpu_pipeline, rewrite
-from harness.compiler.schedules.cpu.product import Extents
+from harness.compiler.schedules.cpu.blocking import Extents
 from harness.compiler.schedules.cpu.schedule import Product, space
 from harness.compiler.schedules.cpu.tile import vector_unit
 from harness.compiler.targets import TARGETS

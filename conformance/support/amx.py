@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 
 from conformance.support.bf16 import rounded
-from harness.compiler.schedules.cpu.amx import PAIRS
+from harness.compiler.schedules.cpu.microkernels.amx import TILE_PAIRS
 from harness.runtime.cpu import MATRIX_UNIT
 
 
@@ -20,7 +20,7 @@ def product_in_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Returns the unit's product of matrices [m, k] and [n, k] without denormal numbers, both rounded to bfloat16."""
     sums = np.zeros((len(x), len(weight)), np.float32)
     left, right = (rounded(array).astype(np.float64) for array in (x, weight))
-    for step in range(0, x.shape[1] // 2, PAIRS):
+    for step in range(0, x.shape[1] // 2, TILE_PAIRS):
         sums = sums + _in_tile(left, right, step)
     return sums
 
@@ -33,7 +33,7 @@ def _in_tile(left: np.ndarray, right: np.ndarray, first: int) -> np.ndarray:
     """
     pairs = left.shape[1] // 2
     sums = np.zeros((2, len(left), len(right)), np.float32)
-    for k in range(first, first + PAIRS):
+    for k in range(first, first + TILE_PAIRS):
         for half, term in enumerate((k, k + pairs)):
             sums[half] = (sums[half] + left[:, term, None] * right[None, :, term]).astype(np.float32)
     return sums[0] + sums[1]

@@ -15,8 +15,8 @@ from tvm import relax
 from conformance.support.kernels import machine_of
 from harness.compiler.lowering.route import Lowered
 from harness.compiler.schedules.common.kernel import chunk_length
-from harness.compiler.schedules.cpu import vpmaddwd
-from harness.compiler.schedules.cpu.bfmmla import LEAST_ROWS, TERMS
+from harness.compiler.schedules.cpu.microkernels import vpmaddwd
+from harness.compiler.schedules.cpu.microkernels.bfmmla import LEAST_ROWS, TERMS
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.parity.autocast import half_reference

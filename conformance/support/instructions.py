@@ -81,9 +81,25 @@ define linkonce_odr {_INTEGERS} @emulated_pmaddwd({_SHORTS} %left, {_SHORTS} %ri
 """
 """VPMADDWD: the sum of two products of signed integers."""
 
+_FLOATS_IN_YMM = "<8 x float>"
+
+
+def _conversion(half: str, shift: str) -> str:
+    return f"""
+define linkonce_odr {_FLOATS_IN_YMM} @emulated_{half}(ptr %pairs) alwaysinline {{
+  %bits = load <8 x i32>, ptr %pairs, align 1
+  %upper = {shift} <8 x i32> %bits, <{", ".join(["i32 " + ("16" if shift == "shl" else "-65536")] * 8)}>
+  %result = bitcast <8 x i32> %upper to {_FLOATS_IN_YMM}
+  ret {_FLOATS_IN_YMM} %result
+}}
+"""
+
+
 _SIGNATURES = {
     "llvm.x86.avx512bf16.dpbf16ps.512": (_FLOATS, (_FLOATS, _HALVES, _HALVES), "emulated_dpbf16ps", _DOT_PRODUCT),
     "llvm.x86.avx512.pmaddw.d.512": (_INTEGERS, (_SHORTS, _SHORTS), "emulated_pmaddwd", _INTEGER_PRODUCT),
+    "llvm.x86.vcvtneebf162ps256": (_FLOATS_IN_YMM, ("ptr",), "emulated_even", _conversion("even", "shl")),
+    "llvm.x86.vcvtneobf162ps256": (_FLOATS_IN_YMM, ("ptr",), "emulated_odd", _conversion("odd", "and")),
 }
 """LLVM's intrinsic: its result, its operands, and what takes its place."""
 

@@ -20,8 +20,8 @@ from conformance.support.place import executes
 from conformance.support.tuning import torch_result
 from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.cpu import cpu_pipeline
+from harness.compiler.schedules.cpu.blocking import Extents
 from harness.compiler.schedules.cpu.pipeline import to_loops
-from harness.compiler.schedules.cpu.product import Extents
 from harness.compiler.schedules.cpu.rewrite import workloads
 from harness.compiler.schedules.cpu.schedule import (
     RESULT_TILE,

@@ -24,7 +24,7 @@ from conformance.support.cpus import target_for
 from conformance.support.place import executes
 from conformance.support.tuning import database_of, record
 from harness.cli.main import app
-from harness.compiler.schedules.cpu.product import Extents
+from harness.compiler.schedules.cpu.blocking import Extents
 from harness.compiler.schedules.cpu.schedule import Product, Workload, distance, space
 from harness.compiler.schedules.cpu.tile import vector_unit
 from harness.compiler.targets import TARGETS

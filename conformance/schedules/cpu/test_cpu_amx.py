@@ -39,10 +39,12 @@ from harness.compiler.execution.emulation.matrix_unit import emulate, emulated_p
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
 from harness.compiler.schedules.cpu import cpu_pipeline
-from harness.compiler.schedules.cpu.amx import matrix_unit, with_tiles
-from harness.compiler.schedules.cpu.bf16 import allow_bf16, arithmetic
-from harness.compiler.schedules.cpu.product import Extents
-from harness.compiler.schedules.cpu.schedule import blocking_in_tiles
+from harness.compiler.schedules.cpu.bf16 import allow_bf16
+from harness.compiler.schedules.cpu.blocking import Extents
+from harness.compiler.schedules.cpu.microkernels.amx import AMX
+from harness.compiler.schedules.cpu.microkernels.choice import micro_kernels
+from harness.compiler.schedules.cpu.schedule import blocking_of
+from harness.compiler.schedules.cpu.tile import VectorUnit
 from harness.compiler.targets.compiling import build_library
 from harness.core.case import Case
 from harness.core.outcome import Verdict, VerdictKind
@@ -268,7 +270,7 @@ def test_fp32_is_what_it_is_without_the_unit() -> None:
 def test_a_name_alone_does_not_promise_the_unit() -> None:
     """Hypervisors hide it: without being asked for, code for such a processor needs no more than its vectors."""
     named = tvm.target.Target({"kind": "llvm", "mcpu": "sapphirerapids", "mtriple": "x86_64-linux-gnu"})
-    assert not matrix_unit(named) and matrix_unit(WITH_TILES)
+    assert AMX not in micro_kernels(named) and AMX in micro_kernels(WITH_TILES)
     assert "matmul_bf16_add" in functions_in_bf16(nn.Linear(64, 64), named, torch.randn(32, 64))
 
 
@@ -340,9 +342,7 @@ def test_what_weights_alone_decide_is_computed_on_any_machine(cpu: str, precisio
 @pytest.mark.parametrize(("depth", "columns"), [(1024, 3072), (1024, 4736), (4736, 1024)])
 def test_a_block_stays_in_the_second_cache(depth: int, columns: int) -> None:
     """2 MB: of the image encoder's layers, every right panel reads a whole block of the left operand."""
-    tiles = with_tiles(arithmetic(WITH_TILES)).tiles
-    assert tiles is not None
-    blocking = blocking_in_tiles(tiles, Extents(1, 5184, columns, depth // 2), "left", 16)
+    blocking = blocking_of(AMX, VectorUnit(16, 32), Extents(1, 5184, columns, depth // 2), "left", {})
     panel = blocking.tile.rows * depth // 2 * 4
-    assert panel * blocking.partition.slots < 2**21
-    assert panel * (blocking.partition.slots + 1) > 2**21 or blocking.partition.slots >= 9
+    assert panel * blocking.slots < 2**21
+    assert panel * (blocking.slots + 1) > 2**21 or blocking.slots >= 9

@@ -25,7 +25,8 @@ from conformance.support.place import computes, cpu_target, executes
 from harness.compiler.lowering.route import Route, lower
 from harness.compiler.schedules.common.kernel_info import infos_of
 from harness.compiler.schedules.cpu import cpu_pipeline
-from harness.compiler.schedules.cpu.bf16 import allow_bf16, arithmetic
+from harness.compiler.schedules.cpu.bf16 import allow_bf16
+from harness.compiler.schedules.cpu.microkernels.choice import micro_kernels
 from harness.core.precision import ROUNDED_OPERANDS
 
 few = examples(4)
@@ -248,9 +249,13 @@ def test_sums_stay_in_registers(cpu: str, rows: int, columns: int, depth: int) -
         assert len(loop.fused) % len(loop.accumulators) == 0, shown
 
 
-def test_the_arithmetic_follows_from_the_processor() -> None:
-    assert {arithmetic(target_for(cpu)).shapes for cpu in (*DOT_PRODUCTS, *ARM_PRODUCTS)} == {None}
-    assert None not in {arithmetic(target_for(cpu)).shapes for cpu in WITHOUT_INSTRUCTION}
+def test_shifts_are_for_processors_without_an_instruction() -> None:
+    def shifts(cpu: str) -> bool:
+        *_, vectors, _ = micro_kernels(target_for(cpu))
+        return vectors.layers_only
+
+    assert not any(map(shifts, (*DOT_PRODUCTS, *ARM_PRODUCTS)))
+    assert all(map(shifts, WITHOUT_INSTRUCTION))
 
 
 # --- what is half ---

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compiler.schedules.cpu.division import efficiency
-from harness.compiler.schedules.cpu.product import Extents, choose_partition
+from harness.compiler.schedules.cpu.blocking import Extents, choose_partition, efficiency
 from harness.compiler.schedules.cpu.schedule import Attention, Product, decided
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
 from harness.compiler.schedules.cpu.window import Window
@@ -96,5 +95,5 @@ def _window_and_blocking(image: tuple[int, ...], unit: VectorUnit) -> tuple[Wind
 
 def test_small_products_keep_few_tasks() -> None:
     tile = Tile(12, 32, 16)
-    partition = choose_partition(Extents(1, 35, 256, 256), "left", tile)
-    assert -(-3 // partition.slots) * partition.splits <= 16
+    slots, splits = choose_partition(Extents(1, 35, 256, 256), "left", tile)
+    assert -(-3 // slots) * splits <= 16

@@ -18,7 +18,7 @@ from conformance.support.bf16 import Processor, linear, product, rounded
 from conformance.support.cpus import target_for
 from conformance.support.kernels import call_of, functions_of, lowered, machine_of
 from conformance.support.operators import normal, rms
-from harness.compiler.schedules.cpu.vpmaddwd import LONGEST, largest_integer
+from harness.compiler.schedules.cpu.microkernels.vpmaddwd import LONGEST, largest_integer
 
 AVX2 = "x86-64-v3"
 PROCESSOR = Processor(integers=True)

@@ -156,11 +156,12 @@ class Bench:
         """Returns two operations per term that is multiplied in half precision, for products of static shape."""
         from harness.compiler.lowering.precision import operations_of
         from harness.compiler.schedules.common.origins import bindings_of
-        from harness.compiler.schedules.cpu.bf16 import allows_bf16, has_instruction
+        from harness.compiler.schedules.cpu.bf16 import allows_bf16
+        from harness.compiler.schedules.cpu.microkernels.choice import rounding_kernels
 
         values = [binding.value for binding in bindings_of(module["main"])]
         count = sum(operations_of(value, self._precision.dtype) for value in values)
-        if self._on_cpu and has_instruction(self._target):
+        if self._on_cpu and not all(kernel.layers_only for kernel in rounding_kernels(self._target)):
             wide_dtype = PRECISIONS[DEFAULT_PRECISION].dtype
             count += sum(operations_of(value, wide_dtype) for value in values if allows_bf16(value))
         return count

@@ -275,8 +275,7 @@ class Search:
         Raises:
             HarnessError: Even float32 throughout does not hold the limit.
         """
-        from harness.compiler.schedules.cpu.bf16 import has_instruction
-        from harness.compiler.schedules.cpu.vpmaddwd import multiplies_integers
+        from harness.compiler.schedules.cpu.microkernels.choice import rounding_kernels
 
         chosen, refused = self._fastest_within(limit)
         half = frozenset(chosen.half)
@@ -310,7 +309,7 @@ class Search:
             },
             self._rates,
             str(target.attrs.get("mcpu", "")),
-            has_instruction(target) or multiplies_integers(target) if "cpu" in target.keys else None,
+            bool(rounding_kernels(target)) if "cpu" in target.keys else None,
             refused,
             self._log.reused_count,
             self._log.new_count,

@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers, view
+from harness.compiler.schedules.cpu.blocking import Extents
 from harness.compiler.schedules.cpu.contraction import Packer, across
-from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
-from harness.compiler.schedules.cpu.product import Extents, Fill, Pack, Put, Read
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Fill, Pack, Put, Read
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import Window
 
@@ -36,7 +38,7 @@ def pixels(extents: Extents) -> Packer:
 def gather(window: Window) -> Packer:
     """Returns how the columns of an image [batch, channels, height, width] are packed; padding reads as zero."""
 
-    def pack(image: T.Buffer, tile: Tile, arithmetic: Arithmetic) -> Pack:
+    def pack(image: T.Buffer, tile: Tile, arithmetic: MicroKernel) -> Pack:
         if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
             return _gather_panel(window, tile, image, arithmetic)
         return _gather_runs(window, tile, image, arithmetic)
@@ -49,7 +51,7 @@ def _keeps_lines(window: Window) -> bool:
     return window.strides == (1, 1) and window.result[3] == window.image[3]
 
 
-def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
+def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
     """Packs a panel that may begin and end anywhere; the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
@@ -60,7 +62,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
     zero = T.const(0, arithmetic.dtype)
 
     def of_channels(read: Callable[[T.Index], T.Expr], first: T.Index) -> T.Expr:
-        element: T.Expr = arithmetic.pack_terms(read, first, window.channels // arithmetic.terms)
+        element: T.Expr = arithmetic.pack(read, first, window.channels // arithmetic.terms)
         return element
 
     def pack(b: T.Index, first: T.Index) -> Fill:
@@ -108,7 +110,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arith
     return pack
 
 
-def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithmetic) -> Pack:
+def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
     """Packs a panel vector by vector: each is a run of pixels in one line of the result."""
     height, width = window.image[2:]
     (_, kernel_width), (down_stride, stride), out_width = window.kernel, window.strides, window.result[3]
@@ -133,7 +135,7 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
                 def element() -> None:
                     with T.serial(0, run) as j:
                         index = x + j * stride
-                        value = arithmetic.pack_terms(lambda channel: planes[b, channel, y, index], c, apart)
+                        value = arithmetic.pack(lambda channel: planes[b, channel, y, index], c, apart)
                         within = T.all(y >= 0, y < height, index >= 0, index < width)
                         put(k, v * run + j, T.if_then_else(within, value, T.const(0, arithmetic.dtype)))
 
@@ -144,7 +146,7 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: Arithm
                             values = _every(planes, [b, c + n * apart, y], x, run, stride)
                             T.buffer_store(part, values, [T.Ramp(0, 1, run)])
                         with T.vectorized(0, run) as j:
-                            put(k, v * run + j, arithmetic.pack_terms(lambda n: parts[n][j], 0, 1))
+                            put(k, v * run + j, arithmetic.join(lambda n: parts[n][j]))
                     with T.Else():
                         element()
 

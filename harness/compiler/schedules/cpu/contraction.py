@@ -17,29 +17,16 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
-from harness.compiler.schedules.cpu.emit import Arithmetic
+from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panel_width
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Blocking,
-    Extents,
-    Interleaved,
-    Pack,
-    PanelRead,
-    Read,
-    Side,
-    pack_function,
-    panel_width,
-    product_function,
-    read_left,
-    read_right,
-    stream,
-)
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, read_left, read_right, stream
+from harness.compiler.schedules.cpu.product import Access, Interleaved, product_function
 from harness.compiler.schedules.cpu.tile import Tile
 
 Reader = Callable[[T.Buffer], Read]
 """Declares views of an operand, and returns (matrix, row or column, k) → term."""
-Packer = Callable[[T.Buffer, Tile, Arithmetic], Pack]
+Packer = Callable[[T.Buffer, Tile, MicroKernel], Pack]
 """Takes an operand, the register tile and the arithmetic, and returns how a panel of the operand is packed."""
 
 
@@ -93,7 +80,7 @@ class Contraction:
         streaming: One operand.
         resident: The other one.
         layout: Layout of the result.
-        arithmetic: Arithmetic of the sums.
+        arithmetic: Micro-kernel.
         blocking: Blocking of the loops.
         interleaved: Rows of the product whose columns alternate in the result, and columns of one run of them; None if
             each row is stored by itself. With it, the layout takes a pair for a column: the first column, and the
@@ -105,7 +92,7 @@ class Contraction:
     streaming: Streaming
     resident: Resident
     layout: ResultLayout
-    arithmetic: Arithmetic
+    arithmetic: MicroKernel
     blocking: Blocking
     interleaved: tuple[int, int] | None = None
 
@@ -201,19 +188,19 @@ def across(side: Side, extents: Extents, read: Reader, *, neighbours: bool) -> P
         neighbours: Whether neighbours in a panel are neighbours in memory, so that vectors are copied.
     """
 
-    def pack(buffer: T.Buffer, tile: Tile, arithmetic: Arithmetic) -> Pack:
+    def pack(buffer: T.Buffer, tile: Tile, arithmetic: MicroKernel) -> Pack:
         element = elements(read(buffer), extents, arithmetic)
         return stream(element, extents.width(side), panel_width(side, tile), tile.lanes if neighbours else 1)
 
     return pack
 
 
-def elements(term: Read, extents: Extents, arithmetic: Arithmetic) -> Read:
+def elements(term: Read, extents: Extents, arithmetic: MicroKernel) -> Read:
     """Returns (matrix, row or column, number of an element) → element of a panel, from a reader of terms."""
     depth = extents.packed(arithmetic.terms).depth
-    return lambda b, i, k: arithmetic.pack_terms(lambda index: term(b, i, index), k, depth)
+    return lambda b, i, k: arithmetic.pack(lambda index: term(b, i, index), k, depth)
 
 
-def kernel_name(operator: str, arithmetic: Arithmetic, epilogue: Epilogue) -> str:
+def kernel_name(operator: str, arithmetic: MicroKernel, epilogue: Epilogue) -> str:
     """Returns a kernel's name, from its operator, its arithmetic and its epilogue."""
     return "_".join(filter(None, (operator, arithmetic.name))) + epilogue.label

@@ -23,13 +23,15 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import is_call, static_shape
 from harness.compiler.schedules.common.kernel import view
 from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.cpu.blocking import Blocking, Extents
 from harness.compiler.schedules.cpu.columns import gather, pixels
 from harness.compiler.schedules.cpu.contraction import Contraction, Resident, Streaming
 from harness.compiler.schedules.cpu.depthwise import lower_depthwise
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.gemm import Operand, matrix_product
 from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracted
-from harness.compiler.schedules.cpu.product import Blocking, Extents, Read
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Read
 from harness.compiler.schedules.cpu.schedule import Convolution, plan_of
 from harness.compiler.schedules.cpu.window import Window, pair, shapes_of
 from harness.compiler.schedules.cpu.winograd import filtered
@@ -56,7 +58,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     before = before_upsampling(context, data)
     smaller = static_shape(before) if before is not None and context.is_parameter(weights) else None
     if smaller is not None and filterable(window) and window.padding == (1, 1):
-        arithmetic = context.multiplied(conv, window.filters, window.channels)
+        arithmetic = context.micro_kernel(conv, window.filters, window.channels)
         plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic)
         return filtered(plan, before, weights, arithmetic)
     taps = math.prod(window.kernel)
@@ -64,13 +66,13 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
         extents = Extents(1, image[0], weight[0], window.depth)
-        arithmetic = context.multiplied(conv, image[0], window.channels, taps)
+        arithmetic = context.micro_kernel(conv, image[0], window.channels, taps)
         return matrix_product(context, left, right, (), extents, result, arithmetic)
     if window.channels == window.filters == 1:
         return lower_depthwise(context, window, data, weights)
-    arithmetic = context.multiplied(conv, window.filters, window.channels, taps)
+    arithmetic = context.micro_kernel(conv, window.filters, window.channels, taps)
     convolution = Convolution(window, at_load=context.is_parameter(weights), dtype=arithmetic.multiplies)
-    schedule = context.decide(convolution) if arithmetic.tiles is None else None
+    schedule = context.decide(convolution) if arithmetic.choose_tile is None else None
     if schedule is not None and schedule.get("filtering"):
         return filtered(plan_of(context.unit, window, schedule), data, weights)
     blocking = context.blocking(convolution, arithmetic, schedule)
@@ -95,7 +97,7 @@ def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
 
 
 def _contraction(
-    window: Window, data: relax.Expr, weights: relax.Expr, arithmetic: Arithmetic, blocking: Blocking
+    window: Window, data: relax.Expr, weights: relax.Expr, arithmetic: MicroKernel, blocking: Blocking
 ) -> Contraction:
     """Describes the product of the weights and the columns of the image, which are gathered if they are not there."""
     groups, extents = window.groups, window.extents

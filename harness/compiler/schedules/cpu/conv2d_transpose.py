@@ -15,12 +15,14 @@ from tvm import ir
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import view
+from harness.compiler.schedules.cpu.blocking import Blocking
 from harness.compiler.schedules.cpu.columns import pixels
 from harness.compiler.schedules.cpu.contraction import Contraction, Resident, Streaming
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import ResultLayout
 from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracted
-from harness.compiler.schedules.cpu.product import Blocking, Read
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Read
 from harness.compiler.schedules.cpu.schedule import TransposedConvolution
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import pair, shapes_of
@@ -46,7 +48,7 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
     )
     if not tiles:
         return None
-    arithmetic = context.multiplied(conv, math.prod(weight[1:]), image[1])
+    arithmetic = context.micro_kernel(conv, math.prod(weight[1:]), image[1])
     convolution = TransposedConvolution(
         image, weight, at_load=context.is_parameter(conv.args[1]), dtype=arithmetic.multiplies
     )
@@ -58,7 +60,7 @@ def _contraction(
     convolution: TransposedConvolution,
     conv: ir.Call,
     result: tuple[int, ...],
-    arithmetic: Arithmetic,
+    arithmetic: MicroKernel,
     blocking: Blocking,
 ) -> Contraction:
     """Describes the product of weights, [filters · kernel pixels, channels], and images."""

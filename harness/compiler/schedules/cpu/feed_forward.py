@@ -22,19 +22,13 @@ from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_fu
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.contraction import Contraction
-from harness.compiler.schedules.cpu.emit import FP32, LINE, prefetch
+from harness.compiler.schedules.cpu.emit import LINE, prefetch
 from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.lowering import Lowering
-from harness.compiler.schedules.cpu.product import (
-    Access,
-    Block,
-    Operands,
-    PanelRead,
-    left_shape,
-    multiply_block,
-    pack_left,
-    read_left_panels,
-)
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA
+from harness.compiler.schedules.cpu.packing import PanelRead
+from harness.compiler.schedules.cpu.product import Access, Block, BlockedProduct
 
 _HIDDEN_BYTES = 32 * 1024 * 1024
 """A hidden layer that is worth a kernel of its own has at least so much."""
@@ -140,31 +134,29 @@ def _emit(
         def keep(b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
             T.buffer_store(hidden, finished(b, i, j, value), [i - task * rows, j])
 
-        def read_hidden(r: T.Index) -> Operands:
+        def read_hidden(r: T.Index) -> tuple[PanelsOfA, PanelOfB]:
             height = second.blocking.tile.rows
 
-            def ahead(p: T.Index, start: T.Index, k: T.Index) -> None:
+            def ahead(p: T.Index, start: T.Index, k: T.Index | None) -> None:
+                assert k is not None
                 prefetch(hidden[(p + 1) * height + k % height, start + k // height * LINE], level=1)
 
-            return Operands(
-                lambda p, start, k, i: hidden[p * height + i, start + k],
-                lambda start, k, j: panels2[0, r, start + k, j],
-                ahead,
-            )
+            left = PanelsOfA(count, lambda p, start, k, i: hidden[p * height + i, start + k], fetch=ahead)
+            return left, PanelOfB(lambda start, k, j: panels2[0, r, start + k, j])
 
         pack = first.streaming.pack(streamed, first.blocking.tile, FP32)
         # Rows are packed as they lie; nothing reads them in place.
-        access = Access(pack, _panel_reader(panels1), keep, rows=lambda b, row, k: None)
+        access = Access(pack, _panel_reader(panels1), keep, rows=lambda b, row, k: streamed[row, k])
         block, slots = _block(first, task, rows, panels1)
-        blocking = replace(first.blocking, partition=replace(first.blocking.partition, slots=slots))
-        workspace = T.alloc_buffer(left_shape(first.extents, blocking, access), FP32.dtype)
-        pack_left(first.extents, blocking, access, block, workspace)
-        left = read_left_panels(first.extents, blocking, access, block, workspace)
-        multiply_block(first.extents, blocking, access, block, slots, left)
+        product = BlockedProduct(first.extents, replace(first.blocking, slots=slots), access)
+        workspace = T.alloc_buffer(product.block_shape, FP32.dtype)
+        product.pack_block(block, workspace)
+        product.multiply(block, slots, product.packed_block(block, workspace))
 
         block, slots = _block(second, task, rows, panels2)
         access = Access(pack, _panel_reader(panels2), store, touched)
-        multiply_block(second.extents, second.blocking, access, block, slots, read_hidden)
+        count = block.count_a
+        BlockedProduct(second.extents, second.blocking, access).multiply(block, slots, read_hidden)
 
 
 def _block(layer: Contraction, task: T.Index, rows: int, panels: T.Buffer) -> tuple[Block, int]:

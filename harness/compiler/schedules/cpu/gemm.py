@@ -17,11 +17,13 @@ from harness.compiler.schedules.common.folding import moved, ravel, row_starts
 from harness.compiler.schedules.common.graph import is_call, static_shape
 from harness.compiler.schedules.common.kernel import view
 from harness.compiler.schedules.cpu.bf16 import BF16, has_pairs
+from harness.compiler.schedules.cpu.blocking import Extents, Side
 from harness.compiler.schedules.cpu.contraction import Contraction, Resident, Streaming, across
-from harness.compiler.schedules.cpu.emit import Arithmetic
 from harness.compiler.schedules.cpu.epilogue import ResultLayout
 from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracted
-from harness.compiler.schedules.cpu.product import Extents, Pack, Read, Side, stream_rows
+from harness.compiler.schedules.cpu.microkernels.choice import choose
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.packing import Pack, Read, stream_rows
 from harness.compiler.schedules.cpu.schedule import Product
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -99,9 +101,9 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     extents = Extents(math.prod(batch), rows, columns, depth)
     lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
     if rounded is None:
-        arithmetic = context.multiplied(matmul, rows, depth, panels=lies_by_row)
+        arithmetic = context.micro_kernel(matmul, rows, depth, row_major=lies_by_row)
         return matrix_product(context, left, right, batch, extents, shape, arithmetic)
-    arithmetic = (context.in_tiles(rows, depth) if lies_by_row else None) or context.bf16
+    arithmetic = choose(context.kernels, rows, depth, row_major=lies_by_row, layer=True)
     return replace(matrix_product(context, left, right, batch, extents, shape, arithmetic), rounds=True)
 
 
@@ -120,7 +122,7 @@ def matrix_product(
     batch: tuple[int, ...],
     extents: Extents,
     shape: tuple[int, ...],
-    arithmetic: Arithmetic,
+    arithmetic: MicroKernel,
 ) -> Lowering:
     """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     side = _streaming_side(context, left, right)
@@ -182,10 +184,10 @@ def _streaming_rows(context: Context, operand: Operand, batch: tuple[int, ...], 
         line = view(buffer, math.prod(operand.shape))
         return lambda b, row, k: line[begins(b, row) + k]
 
-    def pack(buffer: T.Buffer, tile: Tile, arithmetic: Arithmetic) -> Pack:
+    def pack(buffer: T.Buffer, tile: Tile, arithmetic: MicroKernel) -> Pack:
         line, depth = view(buffer, math.prod(operand.shape)), extents.packed(arithmetic.terms).depth
         return stream_rows(
-            lambda index: arithmetic.pack_terms(lambda place: line[place], index, depth), begins, extents, tile
+            lambda index: arithmetic.pack(lambda place: line[place], index, depth), begins, extents, tile
         )
 
     return Streaming("left", operand.value, operand.shape, pack, read, in_order=starts is None)

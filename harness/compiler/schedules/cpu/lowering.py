@@ -11,18 +11,18 @@ from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.graph import is_call, permutation
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.bf16 import allows_bf16
+from harness.compiler.schedules.cpu.blocking import Blocking
 from harness.compiler.schedules.cpu.contraction import Contraction
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
+from harness.compiler.schedules.cpu.microkernels.choice import choose
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.operand_layer import OperandLayer
-from harness.compiler.schedules.cpu.product import Blocking
 from harness.compiler.schedules.cpu.schedule import (
     ProductWorkload,
     Workload,
-    blocking_in_tiles,
     blocking_of,
     decided,
-    untuned_blocking,
 )
 from harness.compiler.schedules.cpu.tile import VectorUnit
 
@@ -66,9 +66,7 @@ class Context(Scope):
 
     Attributes:
         unit: The target's vector registers.
-        bf16: Arithmetic of bfloat16 with the target's vectors.
-        bf16_tiles: Arithmetic of the target's instructions for whole panels; None if there are none, or if code may not
-            use them.
+        kernels: Micro-kernels of the target, the fastest first.
         schedules: Tuned schedules by key of the kernel's workload.
         workloads: Workloads whose schedules were requested, call by call.
         projected_afterwards: Variables of linear layers that follow the attention whose values they are.
@@ -76,8 +74,7 @@ class Context(Scope):
     """
 
     unit: VectorUnit
-    bf16: Arithmetic
-    bf16_tiles: Arithmetic | None = None
+    kernels: Sequence[MicroKernel]
     schedules: Schedules = field(default_factory=lambda: UNTUNED)
     workloads: list[Workload] = field(default_factory=list)
     projected_afterwards: frozenset[relax.Var] = frozenset()
@@ -93,66 +90,41 @@ class Context(Scope):
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 
     def blocking(
-        self, workload: ProductWorkload, arithmetic: Arithmetic, schedule: dict[str, int] | None = None
+        self, workload: ProductWorkload, kernel: MicroKernel, schedule: dict[str, int] | None = None
     ) -> Blocking:
-        """Returns the blocking of a product, which tuning decides unless the arithmetic has tiles of its own.
+        """Returns the blocking of a product, which tuning decides unless the micro-kernel chooses its tile.
 
         Args:
             workload: The product.
-            arithmetic: Its arithmetic.
+            kernel: Its micro-kernel.
             schedule: Its complete schedule; `decide` is asked if None.
 
         Raises:
             HarnessError: Tuning found a schedule that cannot be used.
         """
         extents, streaming = workload.direct
-        extents = extents.packed(arithmetic.terms)
-        if arithmetic.tiles is not None:
-            return blocking_in_tiles(arithmetic.tiles, extents, streaming, self.unit.lanes)
-        if arithmetic.shapes is not None:
-            return untuned_blocking(self.unit, extents, streaming, arithmetic.shapes)
-        return blocking_of(self.unit, extents, streaming, schedule or self.decide(workload))
+        if schedule is None:
+            schedule = self.decide(workload) if kernel.choose_tile is None else {}
+        return blocking_of(kernel, self.unit, extents.packed(kernel.terms), streaming, schedule)
 
-    def rounds(self, operator: relax.Expr, terms: int) -> bool:
-        """Returns whether the kernel of an operator rounds its fp32 operands, and multiplies pairs of terms.
+    def micro_kernel(
+        self, operator: ir.Call, rows: int, terms: int, repeats: int = 1, *, row_major: bool = True
+    ) -> MicroKernel:
+        """Returns the micro-kernel of an operator with fp32 operands, which are rounded if it has that note.
 
-        That takes the note of `allow_bf16`, an even number of terms, and an instruction for pairs.
-        """
-        return self.bf16.shapes is None and terms % self.bf16.terms == 0 and allows_bf16(operator)
-
-    def in_tiles(self, rows: int, terms: int, taps: int = 1) -> Arithmetic | None:
-        """Returns the arithmetic of whole panels for a rounded product of so many rows and terms, if it is worth it.
-
-        Args:
-            rows: Rows of the product.
-            terms: Terms among which the terms of an element are chosen.
-            taps: Number of times that a sum has these terms: pixels of a convolution's kernel.
-        """
-        arithmetic = self.bf16_tiles
-        if arithmetic is None or arithmetic.tiles is None or terms % arithmetic.terms:
-            return None
-        return arithmetic if arithmetic.tiles.takes(rows, terms * taps // arithmetic.terms) else None
-
-    def multiplied(self, operator: ir.Call, rows: int, terms: int, taps: int = 1, *, panels: bool = True) -> Arithmetic:
-        """Returns the arithmetic of an operator with fp32 operands, which its kernel may round (`rounds`).
-
-        Elements that are scaled are those of linear layers alone. Products of weights alone are fp32: they are computed
-        where weights are packed, once, which may be a machine without the target's instructions.
+        Products of weights alone are fp32: they are computed where weights are packed, once, which may be a machine
+        without the target's instructions.
 
         Args:
             operator: The operator.
             rows: Rows of the product.
-            terms: Terms among which the terms of an element are chosen (`in_tiles`), and their number of times
-                likewise.
-            taps: Pixels of a convolution's kernel.
-            panels: Whether the kernel can multiply whole panels.
+            terms: Terms among which the terms of an element are chosen.
+            repeats: Number of times that a sum has these terms: pixels of a convolution's kernel.
+            row_major: Whether panels of the left operand can lie row by row.
         """
-        if all(map(self.is_parameter, operator.args)):
+        if not allows_bf16(operator) or all(map(self.is_parameter, operator.args)):
             return FP32
-        tiled = self.in_tiles(rows, terms, taps) if panels and allows_bf16(operator) else None
-        if tiled is not None and tiled.scaled is None:
-            return tiled
-        return self.bf16 if self.rounds(operator, terms) else FP32
+        return choose(self.kernels, rows, terms, repeats, row_major=row_major)
 
     def transposed(self, value: relax.Expr) -> relax.Expr | None:
         """Returns the source of a swap of the last two dimensions, or None."""

@@ -12,7 +12,7 @@ from harness.compiler.schedules.common.folding import Folded, index_before, move
 from harness.compiler.schedules.common.graph import MOVES, between, extents, is_call, same
 from harness.compiler.schedules.common.scope import Scope
 
-Reindex = Callable[[sym.Analyzer, Sequence[T.Index]], list[T.Index]]
+Reindex = Callable[[sym.Analyzer, Sequence[T.Index]], Sequence[T.Index]]
 """Takes an analyzer and an index after a move, and returns the index before it."""
 
 

@@ -25,17 +25,15 @@ from harness.compiler.schedules.common.graph import (
     static_shape,
 )
 from harness.compiler.schedules.common.origins import join_tags
-from harness.compiler.schedules.cpu import amx, bfmmla, vpmaddwd
 from harness.compiler.schedules.cpu.attention import key_layers, lower_attention
-from harness.compiler.schedules.cpu.bf16 import arithmetic
 from harness.compiler.schedules.cpu.conv2d import lower_conv2d
 from harness.compiler.schedules.cpu.conv2d_transpose import lower_conv2d_transpose
-from harness.compiler.schedules.cpu.emit import Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, following_step
 from harness.compiler.schedules.cpu.feed_forward import feed_forward
 from harness.compiler.schedules.cpu.gemm import lower_matmul, rounded_left
 from harness.compiler.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
+from harness.compiler.schedules.cpu.microkernels.choice import micro_kernels
 from harness.compiler.schedules.cpu.normalization import lower_rounded_layer_norm
 from harness.compiler.schedules.cpu.schedule import Workload
 from harness.compiler.schedules.cpu.tile import vector_unit
@@ -85,27 +83,17 @@ def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
 ) -> tuple[Context, Facts]:
     """Makes the context that lowerings ask about a function, and the facts of its variables."""
-    facts, bf16 = facts_of(function), arithmetic(target)
+    facts = facts_of(function)
     context = Context(
         facts.bindings,
         parameters_of(function, facts.bindings),
         functions=dict(module.functions_items()),
         unit=vector_unit(target),
-        bf16=bf16,
-        bf16_tiles=_in_tiles(target, bf16),
+        kernels=micro_kernels(target),
         schedules=schedules,
     )
     context = replace(context, projected_afterwards=movable(context, facts))
     return replace(context, key_layers=key_layers(context, facts)), facts
-
-
-def _in_tiles(target: tvm.target.Target, bf16: Arithmetic) -> Arithmetic | None:
-    """Returns how a target multiplies whole panels of bfloat16, if it does."""
-    if amx.matrix_unit(target):
-        return amx.with_tiles(bf16)
-    if bfmmla.has_matrix_instruction(target):
-        return bfmmla.arithmetic()
-    return vpmaddwd.with_integers(bf16, vector_unit(target).lanes) if vpmaddwd.multiplies_integers(target) else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -30,10 +30,10 @@ import tvm_ffi
 
 from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length
-from harness.compiler.schedules.cpu import division, product, winograd_plan
+from harness.compiler.schedules.cpu import blocking, winograd_plan
 from harness.compiler.schedules.cpu.bf16 import BF16, PAIR
-from harness.compiler.schedules.cpu.emit import Tiles
-from harness.compiler.schedules.cpu.product import Blocking, Partition, Side
+from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.compiler.schedules.cpu.window import Window
 from harness.core.errors import HarnessError
@@ -137,7 +137,7 @@ class ProductWorkload(Workload):
 
     @property
     @abstractmethod
-    def direct(self) -> tuple[product.Extents, Side]:
+    def direct(self) -> tuple[Extents, Side]:
         """Returns the product of a direct computation: its extents, with a depth in terms, and what tasks pack."""
 
     @property
@@ -155,7 +155,7 @@ class ProductWorkload(Workload):
         yield from _blocked_candidates(*self._packed, unit)
 
     @property
-    def _packed(self) -> tuple[product.Extents, Side]:
+    def _packed(self) -> tuple[Extents, Side]:
         """Returns the same with a depth that counts elements of panels: terms, or pairs of them."""
         extents, streaming = self.direct
         return extents.packed(PAIR if self.dtype == BF16 else 1), streaming
@@ -250,13 +250,13 @@ def _parts(count: int) -> Iterator[int]:
         n *= 2
 
 
-def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
+def _blocked(extents: Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
     _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
     tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
-    default = product.choose_partition(extents, streaming, tile)
-    panels, others = product.panels(extents, streaming, tile)
-    blocks = _in_range(schedule, "blocks", ceil_div(panels, default.slots), panels)
-    splits = _in_range(schedule, "splits", default.splits, others)
+    slots, splits = blocking.choose_partition(extents, streaming, tile)
+    panels, others = blocking.panels(extents, streaming, tile)
+    blocks = _in_range(schedule, "blocks", ceil_div(panels, slots), panels)
+    splits = _in_range(schedule, "splits", splits, others)
     usual = chunk_length(extents.depth)
     chunk = schedule.get("chunk", usual)
     if not usual <= 2 * chunk <= 2 * usual:
@@ -265,7 +265,7 @@ def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedu
     slots = ceil_div(panels, blocks)
     per_split = ceil_div(others, splits)
     depth = extents.depth if streaming == "left" else chunk
-    workspace_numbers = product.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
+    workspace_numbers = blocking.panel_width(streaming, tile) * depth * (slots if streaming == "left" else 1)
     workspace_numbers += tile.size * (slots if streaming == "left" else per_split)
     if 4 * workspace_numbers > _WORKSPACE_BYTES:
         raise ValueError(f"a task would need {4 * workspace_numbers >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
@@ -278,15 +278,15 @@ def _blocked(extents: product.Extents, streaming: Side, unit: VectorUnit, schedu
     }
 
 
-def _blocked_candidates(extents: product.Extents, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
+def _blocked_candidates(extents: Extents, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
     usual = chunk_length(extents.depth)
     chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
     default = _blocked(extents, streaming, unit, {})
     tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, extents.rows, extents.columns)]
     for shape in tiles:
         tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
-        panels, others = product.panels(extents, streaming, tile)
-        usual_blocks = ceil_div(panels, product.choose_partition(extents, streaming, tile).slots)
+        panels, others = blocking.panels(extents, streaming, tile)
+        usual_blocks = ceil_div(panels, blocking.choose_partition(extents, streaming, tile)[0])
         for blocks in {usual_blocks, *_parts(panels)}:
             for splits in _parts(min(others, max(1, _MOST_TASKS // (extents.batch * blocks)))):
                 for chunk in sorted(chunks):
@@ -298,41 +298,26 @@ def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("row
     return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
 
 
-def blocking_of(unit: VectorUnit, extents: product.Extents, streaming: Side, schedule: Schedule) -> Blocking:
-    """Returns the blocking of a product that a complete schedule stands for."""
-    tile = tile_of(unit, schedule)
-    count, _ = product.panels(extents, streaming, tile)
-    return Blocking(tile, Partition(ceil_div(count, schedule["blocks"]), schedule["splits"]), schedule["chunk"])
-
-
-def untuned_blocking(
-    unit: VectorUnit, extents: product.Extents, streaming: Side, shapes: Sequence[tuple[int, int]]
+def blocking_of(
+    kernel: MicroKernel, unit: VectorUnit, extents: Extents, streaming: Side, schedule: Schedule
 ) -> Blocking:
-    """Returns the blocking of a product in an arithmetic that has tiles of its own, which tuning does not know.
+    """Returns the blocking of a product.
 
     Args:
+        kernel: The micro-kernel.
         unit: The target's vector registers.
         extents: The extents; the depth counts elements of panels.
         streaming: The operand that streams: `left` or `right`.
-        shapes: Rows and vectors of the tiles.
+        schedule: A complete schedule, if tuning chooses the tile of the micro-kernel.
     """
-    tile = choose_tile(unit, extents.rows, extents.columns, shapes)
-    schedule = _blocked(extents, streaming, unit, {"rows": tile.rows, "vectors": tile.columns // tile.lanes})
-    return blocking_of(unit, extents, streaming, schedule)
-
-
-def blocking_in_tiles(tiles: Tiles, extents: product.Extents, streaming: Side, lanes: int) -> Blocking:
-    """Returns the blocking of a product in an arithmetic that multiplies whole panels, which tuning does not know.
-
-    Args:
-        tiles: The micro-kernel.
-        extents: The extents; the depth counts elements of panels.
-        streaming: The operand that streams: `left` or `right`.
-        lanes: fp32 numbers in a vector register, by which results are stored.
-    """
-    tile = tiles.tile(extents.rows, lanes)
-    partition = product.choose_partition(extents, streaming, tile, tiles.left_panels(tile, extents.depth))
-    return Blocking(tile, partition, tiles.chunk(extents.depth))
+    if kernel.choose_tile is None:
+        tile = tile_of(unit, schedule)
+        count, _ = blocking.panels(extents, streaming, tile)
+        return Blocking(tile, ceil_div(count, schedule["blocks"]), schedule["splits"], schedule["chunk"])
+    tile = kernel.choose_tile(unit, extents.rows, extents.columns)
+    most_left = kernel.left_panels(tile, extents.depth)
+    slots, splits = blocking.choose_partition(extents, streaming, tile, most_left)
+    return Blocking(tile, slots, splits, kernel.chunk(extents.depth))
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:
@@ -354,13 +339,13 @@ class Product(ProductWorkload):
         transposed: Whether the streaming operand is stored the other way round.
     """
 
-    extents: product.Extents
+    extents: Extents
     streaming: Side
     matrices: int = 1
     transposed: bool = field(default=False, kw_only=True)
 
     @property
-    def direct(self) -> tuple[product.Extents, Side]:
+    def direct(self) -> tuple[Extents, Side]:
         """Returns the extents, and the operand that is packed by the tasks."""
         return self.extents, self.streaming
 
@@ -382,7 +367,7 @@ class Convolution(ProductWorkload):
     window: Window
 
     @property
-    def direct(self) -> tuple[product.Extents, Side]:
+    def direct(self) -> tuple[Extents, Side]:
         """Returns the product of filters and gathered columns, which stream."""
         return self.window.extents, "right"
 
@@ -467,13 +452,13 @@ class TransposedConvolution(ProductWorkload):
     weight: tuple[int, ...]
 
     @property
-    def extents(self) -> product.Extents:
+    def extents(self) -> Extents:
         """Returns the product that it is computed as."""
         batch, depth, height, width = self.image
-        return product.Extents(batch, math.prod(self.weight[1:]), height * width, depth)
+        return Extents(batch, math.prod(self.weight[1:]), height * width, depth)
 
     @property
-    def direct(self) -> tuple[product.Extents, Side]:
+    def direct(self) -> tuple[Extents, Side]:
         """Returns the product of weights and pixels, which stream."""
         return self.extents, "right"
 
@@ -594,10 +579,10 @@ class Attention(Workload):
         group = query_group(self.keys, scores.columns, self.channels, padded)
         of_block = scores.columns * self.keys * (self.channels + self.width)
 
-        smallest = max(ceil_div(division.LEAST_WORK, of_block), group // 2 if blocks > group else 1)
+        smallest = max(ceil_div(blocking.LEAST_WORK, of_block), group // 2 if blocks > group else 1)
 
         def cost(parts: int) -> float:
-            return sum(1 / division.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in division.THREADS)
+            return sum(1 / blocking.efficiency(blocks, ceil_div(blocks, parts), heads, n) for n in blocking.THREADS)
 
         costs = {parts: cost(parts) for parts in range(least_parts, blocks + 1) if ceil_div(blocks, parts) >= smallest}
         return next((parts for parts in costs if costs[parts] <= _AS_GOOD * min(costs.values())), least_parts)

@@ -10,8 +10,8 @@ from tvm import ir
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import static_shape
+from harness.compiler.schedules.cpu.blocking import Extents
 from harness.compiler.schedules.cpu.epilogue import ResultLayout
-from harness.compiler.schedules.cpu.product import Extents
 
 
 @dataclass(frozen=True)

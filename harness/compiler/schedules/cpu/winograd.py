@@ -39,9 +39,12 @@ from harness.compiler.schedules.common.kernel import (
 )
 from harness.compiler.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
 from harness.compiler.schedules.cpu.contraction import kernel_name
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic, for_each_vector, multiply_panels, vectors
+from harness.compiler.schedules.cpu.emit import for_each_vector, vectors
 from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.lowering import Lowering
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.winograd_plan import Plan
 
 _CHUNK = 32
@@ -50,7 +53,7 @@ _INFINITE = 0x7F800000
 """|x| as an integer is at least this exactly if x is infinite or NaN."""
 
 
-def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: Arithmetic = FP32) -> Lowering:
+def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: MicroKernel = FP32) -> Lowering:
     """Lowers a convolution by minimal filtering.
 
     Args:
@@ -99,7 +102,7 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
     )
 
 
-def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> T.PrimFunc:
+def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: MicroKernel) -> T.PrimFunc:
     """Builds U, in fp64 and rounded to fp32 once; zero beyond the last filter.
 
     It lies as [place, panel, element of channels, filter within the panel], or with filters before elements where
@@ -131,7 +134,7 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: Arithmetic) -> T.Prim
                         value = T.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
                         T.buffer_store(values, value, [term, a * n + b])
             for place in range(plan.places):
-                word = arithmetic.pack_terms(_column(values, place), 0, 1)
+                word = arithmetic.join(_column(values, place))
                 if filters % rows:
                     word = T.if_then_else(index < filters, word, T.const(0, arithmetic.dtype))
                 T.buffer_store(packed, word, [place, panel, *((i, element) if plan.in_panels else (element, i))])
@@ -200,7 +203,7 @@ def _column_of(plan: Plan, tile: T.Index) -> tuple[T.Index, T.Index]:
     return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
 
 
-def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Buffer) -> None:
+def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.Buffer) -> None:
     image, packed, weight, *extras, result = buffers
     window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
     group, elements = plan.group, window.channels // arithmetic.terms
@@ -208,16 +211,14 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Bu
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
-    chunk = _CHUNK if plan.filtering.repeats == 1 else None
-    if arithmetic.tiles is not None:
-        chunk = arithmetic.tiles.chunk(elements)
+    chunk = ceil_div(elements, ceil_div(elements, _CHUNK)) if plan.filtering.repeats == 1 else None
     store, _ = epilogue.write_back(window.layout, extras, result)
     of_patches = (plan.places, elements * plan.tiles)
     of_filter = plan.places * plan.tiles
     of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
     # The parts of the filters follow each other, so that a thread has the patches of its block already.
     tasks = parallel_with_workspace(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
-    with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
+    with arithmetic.imported(), tasks as (task, workspace), arithmetic.setup():
         (patches,) = workspace.buffers
         products = T.alloc_buffer(of_products, "float32")
         block = T.Bind(task // blocking.splits)
@@ -240,21 +241,18 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Bu
                     return patches[_patch(plan, elements, index, first + k, r, j)]
 
                 def place(
-                    p: T.Index, i: int, j: T.Index, index: T.Index = index, r: T.Index = r
+                    p: T.Index, i: T.Index, j: T.Index, index: T.Index = index, r: T.Index = r
                 ) -> tuple[T.Index, T.Index]:
                     return _product(plan, p * tile.rows + i, index, r, j)
 
                 multiply_panels(
+                    arithmetic,
                     tile,
                     elements,
-                    panels,
-                    left,
-                    right,
-                    products,
-                    place=place,
-                    longest=chunk,
-                    arithmetic=arithmetic,
-                    stride=elements,
+                    PanelsOfA(panels, left, stride=elements),
+                    PanelOfB(right),
+                    Sums(products, place),
+                    chunk,
                 )
             first_filter = T.Bind(first_panel * tile.rows)
             with (
@@ -275,7 +273,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: Arithmetic, *buffers: T.Bu
 
 
 def _transform_patches(
-    plan: Plan, arithmetic: Arithmetic, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]
+    plan: Plan, arithmetic: MicroKernel, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]
 ) -> None:
     """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
     window, matrix = plan.window, plan.filtering.before
@@ -310,7 +308,7 @@ def _transform_patches(
                                 return _combined(matrix[e], _taps(halves[term][a], j))
 
                             index = _patch(plan, elements, a * n + e, element, panel, column + j)
-                            T.buffer_store(patches, arithmetic.pack_terms(value, 0, 1), index)
+                            T.buffer_store(patches, arithmetic.join(value), index)
 
             _across(plan.line, lanes, piece)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.compiler.schedules.common.kernel import ceil_div
-from harness.compiler.schedules.cpu.division import LEAST_WORK
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
+from harness.compiler.schedules.cpu.blocking import LEAST_WORK
 from harness.compiler.schedules.cpu.filtering import UPSAMPLED, Filtering, minimal_filtering
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.compiler.schedules.cpu.window import Window
 
@@ -118,7 +119,7 @@ def filterable(window: Window) -> bool:
     )
 
 
-def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: Arithmetic) -> Plan:
+def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: MicroKernel) -> Plan:
     """Returns the plan of a convolution of an image that is upsampled to twice its size, which tuning does not know.
 
     Args:
@@ -126,10 +127,9 @@ def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: Arithmetic) -> 
         window: The convolution; its image is the one before.
         arithmetic: The arithmetic of the products.
     """
-    tiles = arithmetic.tiles
-    tile = None if tiles is None else tiles.tile(window.filters, unit.lanes)
+    tile = arithmetic.choose_tile and arithmetic.choose_tile(unit, window.filters, window.pixels)
     blocking = choose_blocking(unit, window, UPSAMPLED, tile, arithmetic.term_bytes)
-    return Plan(window, blocking, UPSAMPLED, in_panels=tiles is not None)
+    return Plan(window, blocking, UPSAMPLED, in_panels=arithmetic.a.row_major)
 
 
 def choose_blocking(

@@ -13,14 +13,17 @@ from functools import partial
 from typing import NamedTuple
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, registers, tail_extent
+from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_extent
 from harness.compiler.schedules.common.kernel_info import ATTENTION, KernelInfo
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.attention.online_softmax import State, fill, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import joined_rows, pack_channels
 from harness.compiler.schedules.cpu.attention.score_mod import Head, Position
-from harness.compiler.schedules.cpu.emit import TileSink, for_each_vector, multiply, multiply_panels
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.fp32 import multiply
+from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _Score = Callable[[int, T.Index], T.Expr]
@@ -66,7 +69,7 @@ class Plan:
     @property
     def by_channel(self) -> bool:
         """Returns whether results are [channel, query], because the strip is a right panel as it is."""
-        return self.attention.arithmetic.tiles is not None
+        return self.attention.arithmetic.a.row_major
 
     @property
     def panel_width(self) -> int:
@@ -86,8 +89,7 @@ class Plan:
     @property
     def chunk(self) -> int:
         """Returns the number of elements of the depth of a score that are added up at a time."""
-        depth, tiles = self.attention.depth, self.attention.arithmetic.tiles
-        return chunk_length(depth) if tiles is None else tiles.chunk(depth, even=True)
+        return self.attention.arithmetic.chunk(self.attention.depth, even=True)
 
     def head(self, m: T.Expr) -> Head:
         """Emits batch and number of head m of all."""
@@ -200,8 +202,8 @@ class Strip:
 class Panel(NamedTuple):
     """A panel of the channels of values: its number, and its first channel."""
 
-    number: T.Var
-    channel: T.Var
+    number: T.Index
+    channel: T.Index
 
 
 @dataclass(frozen=True)
@@ -295,18 +297,13 @@ class Passage:
                 finish(p, self._tile_of_scores(p))
             return
         scores = self.strip.scores
-        multiply_panels(
-            tile,
-            plan.attention.depth,
-            tiles,
-            keys.key,
-            self._query,
+        sums = Sums(
             scores,
-            place=lambda p, i, j: (p * tile.rows + i, j),
-            longest=plan.chunk,
-            after=TileSink(lambda p, k, count: None, lambda p: finish(p, lambda i, j: scores[p * tile.rows + i, j])),
-            arithmetic=plan.attention.arithmetic,
+            lambda p, i, j: (p * tile.rows + i, j),
+            lambda p: finish(p, lambda i, j: scores[p * tile.rows + i, j]),
         )
+        attention, a, b = plan.attention, PanelsOfA(tiles, keys.key), PanelOfB(self._query)
+        multiply_panels(attention.arithmetic, tile, attention.depth, a, b, sums, plan.chunk)
 
     def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
         return self.work.queries[self.queries.number, first + k, j]
@@ -315,21 +312,12 @@ class Passage:
         """Emits the products of one tile of keys; returns (row, column) → product."""
         key, tile, attention = self.keys.key, self.plan.scores, self.plan.attention
         depth, arithmetic = attention.depth, attention.arithmetic
-        if arithmetic.tiles is None and self.plan.chunk >= depth:
-            rows = multiply(tile, depth, partial(key, p, 0), partial(self._query, 0), arithmetic=arithmetic)
+        if arithmetic.step is not None and self.plan.chunk >= depth:
+            rows = multiply(arithmetic.step, tile, depth, lambda k, i: (key(p, 0, k, i),), partial(self._query, 0))
             return lambda i, j: rows[i][j]
         totals = T.alloc_buffer((1, tile.size), "float32")
-        multiply_panels(
-            tile,
-            depth,
-            1,
-            lambda _, first, k, i: key(p, first, k, i),
-            self._query,
-            totals,
-            longest=self.plan.chunk,
-            arithmetic=arithmetic,
-            stride=depth,
-        )
+        a = PanelsOfA(1, lambda _, first, k, i: key(p, first, k, i), stride=depth)
+        multiply_panels(arithmetic, tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
         return lambda i, j: totals[0, i * tile.columns + j]
 
     def _store_line(self, highest: T.Buffer, key: T.Var, score: Callable[[T.Index], T.Expr]) -> None:
@@ -392,34 +380,23 @@ class Passage:
         """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""
         plan, keys, output, q = self.plan, self.keys, self.plan.output, self.queries.number
         state, weights, totals = self.work.state, self.strip.weights, self.strip.totals
+        kernel, depth, chunk = plan.attention.arithmetic, keys.depth, keys.chunk
+        prepare = before or (lambda first, count: None)
         if plan.by_channel:
-            multiply_panels(
-                output,
-                keys.depth,
+            a = PanelsOfA(
                 plan.panels,
                 lambda p, first, k, i: keys.value(Panel(p, p * output.rows), first, k, i),
-                lambda first, k, j: weights[first + k, j],
-                totals,
-                before=before,
-                longest=keys.chunk,
-                arithmetic=plan.attention.arithmetic,
-                stride=keys.stride,
+                keys.stride,
             )
+            b = PanelOfB(lambda first, k, j: weights[first + k, j], prepare)
+            multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
             state.add_by_channel(q, output, totals, factor)
             return
+        a = PanelsOfA(plan.columns // output.rows, lambda p, first, k, i: weights[first + k, p * output.rows + i])
         with T.serial(0, plan.panels) as number:
             panel = Panel(number, T.Bind(number * output.columns))
-            multiply_panels(
-                output,
-                keys.depth,
-                plan.columns // output.rows,
-                lambda p, first, k, i: weights[first + k, p * output.rows + i],
-                partial(keys.value, panel),
-                totals,
-                before=before,
-                longest=keys.chunk,
-                arithmetic=plan.attention.arithmetic,
-            )
+            b = PanelOfB(partial(keys.value, panel), prepare)
+            multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
             state.add(q, output, totals, factor, panel.channel)
 
 

@@ -13,9 +13,12 @@ from harness.compiler.schedules.common.graph import extents
 from harness.compiler.schedules.common.kernel import Argument, ceil_div
 from harness.compiler.schedules.cpu.attention.packing import Rows, copy_rows
 from harness.compiler.schedules.cpu.attention.score_mod import Head
-from harness.compiler.schedules.cpu.emit import multiply_panels
+from harness.compiler.schedules.cpu.blocking import packed_shape
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.operand_layer import OperandLayer
-from harness.compiler.schedules.cpu.product import Read, pack_function, packed_shape
+from harness.compiler.schedules.cpu.packing import Read, pack_function
+from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 WEIGHT = "weight"
@@ -97,13 +100,12 @@ class LinearKey:
         result = T.alloc_buffer((most, panels * tile.columns), "float32")
         with T.serial(0, panels) as panel:
             multiply_panels(
+                FP32,
                 tile,
                 self.layer.narrow,
-                most // tile.rows,
-                lambda p, first, k, i: line[p * tile.rows + i, first + k],
-                lambda first, k, j: weight[0, panel, first + k, j],
-                result,
-                place=lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j),
+                PanelsOfA(most // tile.rows, lambda p, first, k, i: line[p * tile.rows + i, first + k]),
+                PanelOfB(lambda first, k, j: weight[0, panel, first + k, j]),
+                Sums(result, lambda p, i, j: (p * tile.rows + i, panel * tile.columns + j)),
             )
 
         def element(reader: Reader, index: Index) -> T.Expr:

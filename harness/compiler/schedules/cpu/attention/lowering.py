@@ -21,11 +21,12 @@ from harness.compiler.schedules.cpu.attention.per_head import PerHead
 from harness.compiler.schedules.cpu.attention.score_mod import Bias, Diagonal, ScoreMod
 from harness.compiler.schedules.cpu.attention.streaming import Streaming
 from harness.compiler.schedules.cpu.bf16 import BF16
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
 from harness.compiler.schedules.cpu.gemm import lower_matmul
 from harness.compiler.schedules.cpu.key_projection import fold_key, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.moves import Reindex
 from harness.compiler.schedules.cpu.operand_layer import OperandLayer
 from harness.compiler.schedules.cpu.value_projection import projection_of
@@ -85,12 +86,12 @@ def _recognized(attention: ir.Call, projection: OperandLayer | None) -> Problem 
     return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
 
 
-def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> Arithmetic:
+def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> MicroKernel:
     """Returns the arithmetic of a kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
     workload = _workload(problem)
     if workload.few(context.unit):
         return FP32
-    return context.multiplied(attention, workload.keys, problem.channels, panels=not workload.streams)
+    return context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
 
 
 def _workload(problem: Problem) -> schedule.Attention:
@@ -120,13 +121,13 @@ def _score_mods(context: Context, attention: ir.Call, problem: Problem, *, axial
     return tuple(mods)
 
 
-def _choose(context: Context, problem: Problem, arithmetic: Arithmetic) -> Schedule:
+def _choose(context: Context, problem: Problem, arithmetic: MicroKernel) -> Schedule:
     """Returns the schedule of a problem."""
     unit, workload = context.unit, _workload(problem)
     if workload.few(unit):
         return FewQueries(unit.lanes, context.decide(workload)["parts"])
-    if arithmetic.tiles is not None:
-        tile = arithmetic.tiles.tile(workload.keys, unit.lanes)
+    if arithmetic.choose_tile is not None:
+        tile = arithmetic.choose_tile(unit, workload.keys, workload.queries)
         return PerHead(tile, tile, workload.parts_in_tiles(tile))
     workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.

@@ -71,7 +71,7 @@ class State:
         for_each_vector(self.columns, self.lanes, store_factor)
         for_each_vector(self.columns, self.lanes, note)
 
-    def add(self, q: T.Index, tile: Tile, totals: T.Buffer, factor: T.Buffer, channel: T.Expr) -> None:
+    def add(self, q: T.Index, tile: Tile, totals: T.Buffer, factor: T.Buffer, channel: T.Index) -> None:
         """Emits results = factor · results + totals for the channels of one panel."""
         with T.serial(0, self.columns) as i:
             weight = T.Bind(factor[i])

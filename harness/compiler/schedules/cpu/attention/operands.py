@@ -19,7 +19,8 @@ from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
 from harness.compiler.schedules.cpu.attention.packing import Rows
 from harness.compiler.schedules.cpu.attention.score_mod import Head, Position, ScoreMod
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 
 _T = TypeVar("_T")
 
@@ -37,7 +38,7 @@ class Attention:
         score_mods: The changes of the scores, one after the other.
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
-        arithmetic: Arithmetic of both products, without `split`.
+        arithmetic: Micro-kernel of both products.
         stores: Type of the result.
     """
 
@@ -48,7 +49,7 @@ class Attention:
     score_mods: tuple[ScoreMod, ...] = ()
     result: tuple[int, ...] = (0, 1, 2, 3)
     projected: bool = False
-    arithmetic: Arithmetic = FP32
+    arithmetic: MicroKernel = FP32
     stores: str = "float32"
 
     @property

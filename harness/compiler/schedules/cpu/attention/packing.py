@@ -11,7 +11,9 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Readable, Reader
 from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.cpu.attention.score_mod import Head
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic, for_each_vector
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def pack_channels(
     lanes: int,
     first: T.Index = 0,
     count: T.Index | None = None,
-    arithmetic: Arithmetic = FP32,
+    arithmetic: MicroKernel = FP32,
 ) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
     if arithmetic.terms == 1:
@@ -100,14 +102,14 @@ def pack_channels(
         copy_rows(source, line, lanes, first + row, 1)
 
         def pack(k: T.Index) -> None:
-            T.buffer_store(target, arithmetic.pack_terms(lambda c: line[0, c], k, depth), [row, k])
+            T.buffer_store(target, arithmetic.pack(lambda c: line[0, c], k, depth), [row, k])
 
         for_each_vector(depth, lanes, pack)
         _clear(target, row, depth)
     _clear_after(target, count)
 
 
-def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic: Arithmetic) -> None:
+def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic: MicroKernel) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are consecutive keys.
 
     Args:
@@ -118,7 +120,7 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic
         block: Keys of a block, padded with zeros to its elements.
         arithmetic: The arithmetic.
     """
-    terms, by_channel = arithmetic.terms, arithmetic.tiles is not None
+    terms, by_channel = arithmetic.terms, arithmetic.a.row_major
     if terms == 1:
         copy_rows(source, target, lanes)
         return
@@ -137,9 +139,9 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic
         for_each_vector(padded, lanes, store)
 
 
-def joined_rows(arithmetic: Arithmetic, buffer: T.Buffer, element: T.Index, column: T.Index) -> T.Expr:
+def joined_rows(arithmetic: MicroKernel, buffer: T.Buffer, element: T.Index, column: T.Index) -> T.Expr:
     """Returns an element whose terms are rows of a buffer that follow each other."""
-    value: T.Expr = arithmetic.pack_terms(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
+    value: T.Expr = arithmetic.join(lambda n: buffer[element * arithmetic.terms + n, column])
     return value
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import (
     ceil_div,
-    chunk_length,
     parallel_with_workspace,
     prim_func,
     tail_extent,
@@ -57,7 +56,7 @@ class PerHead:
             *inputs, result = buffers
             sources = attention.by_role(inputs)
             tasks = parallel_with_workspace(plan.heads * plan.parts, arithmetic.dtype, *plan.copies)
-            with arithmetic.imported(), tasks as (task, workspace), arithmetic.tile_config():
+            with arithmetic.imported(), tasks as (task, workspace), arithmetic.setup():
                 m = T.Bind(task // plan.parts)
                 head = plan.head(m)
                 keys, values = workspace.buffers
@@ -110,7 +109,7 @@ class _Plan(Plan):
     def elements(self) -> int:
         """Returns the elements of a block of keys, in whole steps of the arithmetic."""
         arithmetic = self.attention.arithmetic
-        step = 1 if arithmetic.tiles is None else arithmetic.tiles.step
+        step = arithmetic.multiple
         return ceil_div(self.keys, arithmetic.terms * step) * step
 
     @property
@@ -130,8 +129,7 @@ class _Plan(Plan):
         arithmetic, elements = self.attention.arithmetic, self.elements
         first = T.Bind(block * self.keys)
         first_element = first if arithmetic.terms == 1 else T.Bind(block * elements)
-        tiles = arithmetic.tiles
-        chunk = chunk_length(elements) if tiles is None else tiles.chunk(elements, even=True)
+        chunk = arithmetic.chunk(elements, even=True)
 
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return keys[first + p * self.scores.rows + i, start + k]

@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import tvm
-from tvm.target import codegen
+from dataclasses import replace
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers
-from harness.compiler.schedules.cpu.bf16 import has_instruction, terms_of
-from harness.compiler.schedules.cpu.emit import Arithmetic, BlockScale, Tiles, for_each_vector
-from harness.runtime.cpu import has_integer_pairs
+from harness.compiler.schedules.cpu.bf16 import BF16, terms_of
+from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
+from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 
 _SHAPES = {
     8: ((4, 2), (3, 2), (2, 2)),
@@ -53,24 +52,24 @@ _MULTIPLY = "multiply_scaled_integers"
 _INTRINSICS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
-def multiplies_integers(target: tvm.target.Target) -> bool:
-    """Returns whether a CPU without an instruction for bfloat16 multiplies integers faster than fp32."""
-    features = has_integer_pairs(lambda feature: bool(codegen.llvm_cpu_has_features(feature, target)))
-    return features and not has_instruction(target)
-
-
-def with_integers(vectors: Arithmetic, lanes: int) -> Arithmetic:
-    """Returns the arithmetic of integers, with the pairs of that of vectors.
+def scaled_integers(lanes: int) -> MicroKernel:
+    """Returns the micro-kernel of linear layers.
 
     Args:
-        vectors: The arithmetic of products that this one does not take.
         lanes: fp32 lanes of a vector register.
     """
-    functions = "\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])])
-    shapes = [(rows, across * lanes) for rows, across in _SHAPES[lanes]]
-    scaled = BlockScale(_scale_row, _scale_columns)
-    tiles = Tiles(_MULTIPLY, shapes, LEAST_ROWS, 1, LONGEST, scaled=scaled, fetches_left=True)
-    return vectors.in_panels("vpmaddwd", functions, tiles)
+    return MicroKernel(
+        name="bf16_vpmaddwd",
+        multiplies=BF16,
+        a=replace(PAIRS, row_major=True, scale=_scale_rows),
+        b=replace(PAIRS, scale=_scale_columns),
+        emit=call_function(_MULTIPLY, fetches_a=True),
+        source="\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])]),
+        layers_only=True,
+        choose_tile=smallest_tile([(rows, vectors * lanes) for rows, vectors in _SHAPES[lanes]]),
+        least_rows=LEAST_ROWS,
+        longest=LONGEST,
+    )
 
 
 def largest_integer(pairs: int) -> int:
@@ -78,58 +77,48 @@ def largest_integer(pairs: int) -> int:
     return math.isqrt((2**31 - 1) // (2 * pairs))
 
 
-def _scale_row(panel: T.Buffer, index: Callable[[Any], Sequence[Any]], count: int, lanes: int) -> None:
-    """Emits that a row of a left panel is scaled.
+def _scale_rows(
+    panel: T.Buffer, index: Callable[[T.Index, T.Index], Sequence[T.Index]], count: int, rows: int, lanes: int
+) -> None:
+    """Emits that the rows of a panel of A are scaled; elements of a row are contiguous."""
+    with T.serial(0, rows) as i:
+        _scale_row(panel, lambda k: index(k, i), count, lanes)
 
-    Args:
-        panel: The panels.
-        index: (element of the chunk) → its index; contiguous. The scale gets that of the element after the chunk.
-        count: Elements of the chunk.
-        lanes: fp32 lanes of a vector register.
-    """
+
+def _scale_row(panel: T.Buffer, index: Callable[[T.Index], Sequence[T.Index]], count: int, lanes: int) -> None:
     highest = registers((lanes,), "int32")
     for lane in range(lanes):
         T.buffer_store(highest, T.const(0, "int32"), [lane])
 
-    def find(k: Any) -> None:
+    def find(k: T.Index) -> None:
         # Tails are shorter vectors, which begin at the first lane.
         lane = k % lanes
-        T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[tuple(index(k))])), [lane])
+        T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[index(k)])), [lane])
 
     for_each_vector(count, lanes, find)
-    highest_term: Any = highest[0]
+    highest_term: T.Expr = highest[0]
     for lane in range(1, lanes):
         highest_term = T.max(highest_term, highest[lane])
     factor = registers((1,))
     highest_term = T.Bind(highest_term)
     T.buffer_store(factor, _factor(highest_term, count), [0])
-    for_each_vector(
-        count, lanes, lambda k: T.buffer_store(panel, _integers(panel[tuple(index(k))], factor[0]), index(k))
-    )
+    for_each_vector(count, lanes, lambda k: T.buffer_store(panel, _integers(panel[index(k)], factor[0]), index(k)))
     T.buffer_store(panel, _scale(highest_term, factor[0]), index(count))
 
 
 def _scale_columns(
-    panel: T.Buffer, index: Callable[[Any, Any], Sequence[Any]], count: int, columns: int, lanes: int
+    panel: T.Buffer, index: Callable[[T.Index, T.Index], Sequence[T.Index]], count: int, columns: int, lanes: int
 ) -> None:
-    """Emits that the columns of a right panel are scaled.
-
-    Args:
-        panel: The panels.
-        index: (element of the chunk, column) → its index; contiguous in the column.
-        count: Elements of the chunk.
-        columns: Columns of the panel.
-        lanes: fp32 lanes of a vector register.
-    """
+    """Emits that the columns of a panel of B are scaled; columns of an element are contiguous."""
     highest, factor = registers((columns,), "int32"), registers((columns,))
+
+    def find(k: T.Index, j: T.Index) -> None:
+        T.buffer_store(highest, T.max(highest[j], _magnitude(panel[index(k, j)])), [j])
+
+    def convert(k: T.Index, j: T.Index) -> None:
+        T.buffer_store(panel, _integers(panel[index(k, j)], factor[j]), index(k, j))
+
     for_each_vector(columns, lanes, lambda j: T.buffer_store(highest, T.const(0, "int32"), [j]))
-
-    def find(k: Any, j: Any) -> None:
-        T.buffer_store(highest, T.max(highest[j], _magnitude(panel[tuple(index(k, j))])), [j])
-
-    def convert(k: Any, j: Any) -> None:
-        T.buffer_store(panel, _integers(panel[tuple(index(k, j))], factor[j]), index(k, j))
-
     with T.serial(0, count) as k:
         for_each_vector(columns, lanes, lambda j: find(k, j))
     for_each_vector(columns, lanes, lambda j: T.buffer_store(factor, _factor(highest[j], count), [j]))
@@ -138,13 +127,13 @@ def _scale_columns(
     for_each_vector(columns, lanes, lambda j: T.buffer_store(panel, _scale(highest[j], factor[j]), index(count, j)))
 
 
-def _magnitude(pair: Any) -> Any:
+def _magnitude(pair: T.Expr) -> T.Expr:
     """Returns the bits of the larger absolute value of both terms."""
     high, low = (T.bitwise_and(bits, _int(0x7FFFFFFF)) for bits in (pair, T.shift_left(pair, _int(16))))
     return T.max(T.bitwise_and(high, _int(-0x10000)), low)
 
 
-def _factor(highest_term: Any, pairs: int) -> Any:
+def _factor(highest_term: T.Expr, pairs: int) -> T.Expr:
     """Returns the factor of terms, from the bits of their largest absolute value; 0 if one is not finite."""
     highest_term = T.max(T.reinterpret("float32", highest_term), T.const(LEAST, "float32"))
     quotient = T.reinterpret("int32", T.const(largest_integer(pairs), "float32") / highest_term)
@@ -152,19 +141,19 @@ def _factor(highest_term: Any, pairs: int) -> Any:
     return T.Select(highest_term < T.const(math.inf, "float32"), factor, T.const(0.0, "float32"))
 
 
-def _scale(highest_term: Any, factor: Any) -> Any:
+def _scale(highest_term: T.Expr, factor: T.Expr) -> T.Expr:
     """Returns the bits of the factor of sums of integers; NaN if a term is not finite."""
     inverse = T.reinterpret("int32", T.const(1.0, "float32") / factor)
     return T.Select(highest_term < _int(_EXPONENT), inverse, _int(0x7FC00000))
 
 
-def _integers(pair: Any, factor: Any) -> Any:
+def _integers(pair: T.Expr, factor: T.Expr) -> T.Expr:
     """Returns a pair of integers from one of bfloat16."""
     low, high = (T.reinterpret("int32", term * factor + T.const(_TO_INTEGER, "float32")) for term in terms_of(pair))
     return T.bitwise_or(T.bitwise_and(low, _int(0xFFFF)), T.shift_left(high, _int(16)))
 
 
-def _int(value: int) -> Any:
+def _int(value: int) -> T.Expr:
     return T.const(value, "int32")
 
 
@@ -235,9 +224,8 @@ def _function(rows: int, vectors: int, lanes: int) -> str:
         f"  store {floats} %after.{i}.{j}, ptr %place.{i}.{j}, align 4"
         for i, j in sums
     )
-    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{rows}x{vectors * lanes}({arguments}) {{
+{head_of_function(_MULTIPLY, rows, vectors * lanes)}
 entry:
 {offsets}
   br label %step

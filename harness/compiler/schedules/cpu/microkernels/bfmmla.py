@@ -14,15 +14,12 @@ then the sum, each rounded to odd, with zero for denormal numbers (Arm's manual,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import tvm
+from collections.abc import Sequence
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.cpu.bf16 import BF16, has_instruction, pair_bits
-from harness.compiler.schedules.cpu.emit import Arithmetic, Tiles
-from harness.compiler.schedules.cpu.tile import vector_unit
+from harness.compiler.schedules.cpu.bf16 import BF16, pair_bits
+from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelFormat
 
 TERMS = 4
 """Terms of an element."""
@@ -36,26 +33,10 @@ _LONGEST = 256
 _MULTIPLY = "multiply_bf16_rows_and_columns"
 
 
-def has_matrix_instruction(target: tvm.target.Target) -> bool:
-    """Returns whether a CPU has the instruction: it is part of the feature that has `bfdot`."""
-    return vector_unit(target).lanes == 4 and has_instruction(target)
-
-
-def arithmetic() -> Arithmetic:
-    """Returns the arithmetic."""
-    functions = "\n".join([_DECLARED, *(_function(*shape) for shape in _SHAPES)])
-    tiles = Tiles(_MULTIPLY, _SHAPES, LEAST_ROWS, 1, _LONGEST)
-    return Arithmetic("bf16_bfmmla", BF16, "int64", TERMS, _pack_terms, _no_step, functions, tiles=tiles)
-
-
-def _pack_terms(read: Callable[[Any], Any], k: Any, depth: int) -> Any:
-    low, high = (pair_bits(read(k + n * depth), read(k + (n + 1) * depth)) for n in (0, 2))
+def _encode(terms: Sequence[T.Expr]) -> T.Expr:
+    low, high = (pair_bits(terms[n], terms[n + 1]) for n in (0, 2))
     shifted = T.shift_left(T.Cast("uint64", high), T.const(32, "uint64"))
     return T.reinterpret("int64", T.bitwise_or(T.Cast("uint64", low), shifted))
-
-
-def _no_step(*_: Any) -> None:
-    raise AssertionError("whole panels are multiplied")
 
 
 _INTRINSIC = "llvm.aarch64.neon.bfmmla"
@@ -71,9 +52,8 @@ def _function(rows: int, columns: int) -> str:
         f"[ %next.{i}.{j}, %step ]"
         for i, j in squares
     )
-    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{rows}x{columns}({arguments}) {{
+{head_of_function(_MULTIPLY, rows, columns)}
 entry:
 {places}
   %new = icmp eq i32 %added, 0
@@ -150,3 +130,17 @@ def _step(rows: int, columns: int) -> str:
             operands = f"<4 x float> %sum.{i}.{j}, <8 x bfloat> %a.{i}, <8 x bfloat> %b.{j}"
             lines.append(f"  %next.{i}.{j} = call <4 x float> @{_INTRINSIC}({operands})")
     return "\n".join(lines)
+
+
+BFMMLA = MicroKernel(
+    name="bf16_bfmmla",
+    multiplies=BF16,
+    a=PanelFormat("int64", TERMS, _encode, row_major=True),
+    b=PanelFormat("int64", TERMS, _encode),
+    emit=call_function(_MULTIPLY),
+    source="\n".join([_DECLARED, *(_function(*shape) for shape in _SHAPES)]),
+    choose_tile=smallest_tile(_SHAPES),
+    least_rows=LEAST_ROWS,
+    longest=_LONGEST,
+)
+"""Products with the instruction, which is part of the feature that has `bfdot`."""

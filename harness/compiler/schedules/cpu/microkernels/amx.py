@@ -16,12 +16,18 @@ the system for them once, so that whatever loads it may run it; `harness.runtime
 
 from __future__ import annotations
 
-import tvm
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
-from harness.compiler.schedules.cpu.emit import Arithmetic, Tiles
-from harness.runtime.cpu import MATRIX_UNIT, REQUEST, SYSTEM_CALL, TILE_DATA
+from harness.compiler import tir as T
+from harness.compiler.schedules.cpu.bf16 import BF16
+from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
+from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.runtime.cpu import REQUEST, SYSTEM_CALL, TILE_DATA
 
-PAIRS = 16
+TILE_PAIRS = 16
 """Pairs of the depth in one tile: the depth of a product is a multiple of so many."""
 
 _ROWS, _COLUMNS = 16, 16
@@ -45,21 +51,12 @@ _CONFIGURATION, _ASKED = "amx_tile_configuration", "amx_was_asked_for"
 _BEGIN, _END, _MULTIPLY = "begin_bf16_tiles", "end_bf16_tiles", "multiply_bf16_tiles"
 
 
-def matrix_unit(target: tvm.target.Target) -> bool:
-    """Returns whether code for a target may use the matrix unit: its attributes name both features.
-
-    The name of a processor alone is not enough, because hypervisors and containers hide the unit of one that has it.
-    """
-    attributes = {str(attribute) for attribute in target.attrs.get("mattr", ())}
-    return {f"+{feature}" for feature in MATRIX_UNIT} <= attributes
-
-
-def with_tiles(vectors: Arithmetic) -> Arithmetic:
-    """Returns the arithmetic of the matrix unit, with the pairs of that of vectors."""
-    functions = "\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)])
-    shapes = [(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]
-    tiles = Tiles(_MULTIPLY, shapes, _LEAST_ROWS, PAIRS, _STEPS * PAIRS, _BEGIN, _END, block_bytes=_BLOCK_BYTES)
-    return vectors.in_panels("amx", functions, tiles)
+@contextmanager
+def _configured() -> Iterator[None]:
+    """Emits the configuration of the tiles before the code in the context, and their release after it."""
+    T.evaluate(T.call_extern("int32", _BEGIN))
+    yield
+    T.evaluate(T.call_extern("int32", _END))
 
 
 def _configuration() -> str:
@@ -144,9 +141,8 @@ def _function(down: int, across: int) -> str:
         f"  call void @llvm.x86.tdpbf16ps(i8 {r * across + c}, i8 {first_left + r}, i8 {first_right + c})"
         for r, c in sums
     )
-    arguments = "ptr %sums, ptr %left, ptr %right, i64 %row, i32 %steps, i32 %added"
     return f"""
-define linkonce_odr i32 @{_MULTIPLY}_{down * _ROWS}x{across * _COLUMNS}({arguments}) {{
+{head_of_function(_MULTIPLY, down * _ROWS, across * _COLUMNS)}
 entry:
   %block = mul i64 %row, {_ROWS}
 {places}
@@ -167,8 +163,8 @@ step:
 {lefts}
 {rights}
 {products}
-  %l.next = getelementptr i8, ptr %l, i64 {PAIRS * _BYTES}
-  %r.next = getelementptr i8, ptr %r, i64 {PAIRS * width}
+  %l.next = getelementptr i8, ptr %l, i64 {TILE_PAIRS * _BYTES}
+  %r.next = getelementptr i8, ptr %r, i64 {TILE_PAIRS * width}
   %n.next = add i32 %n, 1
   %more = icmp slt i32 %n.next, %steps
   br i1 %more, label %step, label %end, !llvm.loop !0
@@ -177,3 +173,20 @@ end:
   ret i32 0
 }}
 """
+
+
+AMX = MicroKernel(
+    name="bf16_amx",
+    multiplies=BF16,
+    a=replace(PAIRS, row_major=True),
+    b=PAIRS,
+    emit=call_function(_MULTIPLY, TILE_PAIRS),
+    source="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
+    choose_tile=smallest_tile([(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]),
+    least_rows=_LEAST_ROWS,
+    multiple=TILE_PAIRS,
+    longest=_STEPS * TILE_PAIRS,
+    block_bytes=_BLOCK_BYTES,
+    setup=_configured,
+)
+"""Products on the matrix unit."""
