@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, registers, tail_extent
@@ -197,13 +196,6 @@ class Strip:
             fill(self.scores, lanes, value, key)
 
 
-class Panel(NamedTuple):
-    """A panel of the channels of values: its number, and its first channel."""
-
-    number: T.Var
-    channel: T.Var
-
-
 @dataclass(frozen=True)
 class KeyBlock:
     """A block of keys and values.
@@ -217,7 +209,8 @@ class KeyBlock:
         padded: Whether there are scores of -inf for keys that do not exist.
         by_chunk: Whether keys lie chunk by chunk of the depth, so that a chunk of the queries passes all of them.
         key: (tile of keys, first element of a chunk of the depth, number counted from it, row) → element.
-        value: (panel, first element of a chunk of keys, number counted from it, channel in the panel) → element.
+        value: (panel, its first channel, first element of a chunk of keys, number counted from it, channel counted from
+            the first) → element.
         stride: Elements from one channel to the next, for results by channel.
     """
 
@@ -229,7 +222,7 @@ class KeyBlock:
     padded: bool
     by_chunk: bool
     key: Callable[[T.Index, T.Index, T.Index, int], T.Expr]
-    value: Callable[[Panel, T.Index, T.Index, T.Index], T.Expr]
+    value: Callable[[T.Index, T.Index, T.Index, T.Index, T.Index], T.Expr]
     stride: int | None = None
 
     @property
@@ -397,7 +390,7 @@ class Passage:
                 output,
                 keys.depth,
                 plan.panels,
-                lambda p, first, k, i: keys.value(Panel(p, p * output.rows), first, k, i),
+                lambda p, first, k, i: keys.value(p, p * output.rows, first, k, i),
                 lambda first, k, j: weights[first + k, j],
                 totals,
                 before=before,
@@ -407,20 +400,20 @@ class Passage:
             )
             state.add_by_channel(q, output, totals, factor)
             return
-        with T.serial(0, plan.panels) as number:
-            panel = Panel(number, T.Bind(number * output.columns))
+        with T.serial(0, plan.panels) as panel:
+            channel = T.Bind(panel * output.columns)
             multiply_panels(
                 output,
                 keys.depth,
                 plan.columns // output.rows,
                 lambda p, first, k, i: weights[first + k, p * output.rows + i],
-                partial(keys.value, panel),
+                partial(keys.value, panel, channel),
                 totals,
                 before=before,
                 longest=keys.chunk,
                 arithmetic=plan.attention.arithmetic,
             )
-            state.add(q, output, totals, factor, panel.channel)
+            state.add(q, output, totals, factor, channel)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Readable, Reader
 from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.cpu.attention.score_mod import Head
-from harness.compiler.schedules.cpu.emit import FP32, Arithmetic, for_each_vector
+from harness.compiler.schedules.cpu.emit import Arithmetic, for_each_vector
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class Rows:
         return analyzer, element
 
 
-def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index = 0, count: T.Index | None = None) -> None:
-    """Emits target[row, channel] = source[first + row, channel] for `count` rows, or all; zero beyond its edges."""
+def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index) -> None:
+    """Emits target[row, channel] = source[first + row, channel] for `count` rows; zero beyond their edges."""
     channels, period = source.channels, source.operand.period
-    count = _row_count(source, target) if count is None else count
     analyzer, element = source.reader()
     with T.serial(0, count) as row:
         # A variable of known range: the index of an element is simplified by it.
@@ -85,16 +84,15 @@ def pack_channels(
     source: Rows,
     target: T.Buffer,
     lanes: int,
-    first: T.Index = 0,
-    count: T.Index | None = None,
-    arithmetic: Arithmetic = FP32,
+    first: T.Index,
+    count: T.Index,
+    arithmetic: Arithmetic,
 ) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
     if arithmetic.terms == 1:
         copy_rows(source, target, lanes, first, count)
         return
     depth = source.channels // arithmetic.terms
-    count = _row_count(source, target) if count is None else count
     line = T.alloc_buffer((1, source.channels), "float32")
     with T.serial(0, count) as row:
         copy_rows(source, line, lanes, first + row, 1)
@@ -120,7 +118,7 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic
     """
     terms, by_channel = arithmetic.terms, arithmetic.tiles is not None
     if terms == 1:
-        copy_rows(source, target, lanes)
+        copy_rows(source, target, lanes, 0, source.length)
         return
     rows, padded = (int(extent) for extent in (reversed(target.shape) if by_channel else target.shape))
     blocks = source.operand.shape[1] // block
@@ -141,11 +139,6 @@ def joined_rows(arithmetic: Arithmetic, buffer: T.Buffer, element: T.Index, colu
     """Returns an element whose terms are rows of a buffer that follow each other."""
     value: T.Expr = arithmetic.pack_terms(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
     return value
-
-
-def _row_count(source: Rows, target: T.Buffer) -> int:
-    """Returns the number of rows that a buffer has for a static number of them."""
-    return min(int(source.operand.shape[1]), int(target.shape[0]))
 
 
 def _clear(target: T.Buffer, row: T.Index, first: int) -> None:
