@@ -359,27 +359,32 @@ class Passage:
             first: The first element.
             count: The number of elements.
         """
-        arithmetic, columns, lanes = self.plan.attention.arithmetic, self.plan.columns, self.plan.lanes
-        terms, strip = arithmetic.terms, self.strip.scores
-        exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
-        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        columns, lanes = self.plan.columns, self.plan.lanes
         sums = registers((columns,))
         fill(sums, lanes, 0.0)
         with T.serial(0, count) as k:
             for start in range(0, columns, lanes):
-                exact = strip if terms == 1 else registers((terms, columns))
-                for n in range(terms):
-                    with T.vectorized(0, lanes) as j:
-                        score = strip[(first + k) * terms + n, start + j]
-                        index = (first + k, start + j) if terms == 1 else (n, start + j)
-                        term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
-                        T.buffer_store(exact, term, index)
-                        T.buffer_store(sums, sums[start + j] + exact[index], [start + j])
-                if terms > 1:
-                    with T.vectorized(0, lanes) as j:
-                        joined = joined_rows(arithmetic, exact, 0, start + j)
-                        T.buffer_store(self.strip.weights, joined, [first + k, start + j])
+                self._weigh_vector(highest, sums, first + k, start)
         for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + sums[j], [j]))
+
+    def _weigh_vector(self, highest: T.Buffer, sums: T.Buffer, element: T.Expr, start: int) -> None:
+        """Emits the weights of an element of the keys for a vector of queries from `start` on."""
+        arithmetic, lanes, strip = self.plan.attention.arithmetic, self.plan.lanes, self.strip.scores
+        terms = arithmetic.terms
+        exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
+        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        exact = strip if terms == 1 else registers((terms, self.plan.columns))
+        for n in range(terms):
+            with T.vectorized(0, lanes) as j:
+                score = strip[element * terms + n, start + j]
+                index = (element if terms == 1 else n, start + j)
+                term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
+                T.buffer_store(exact, term, index)
+                T.buffer_store(sums, sums[start + j] + exact[index], [start + j])
+        if terms > 1:
+            with T.vectorized(0, lanes) as j:
+                joined = joined_rows(arithmetic, exact, 0, start + j)
+                T.buffer_store(self.strip.weights, joined, [element, start + j])
 
     def _add_results(self, factor: T.Buffer, before: _Before | None) -> None:
         """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""

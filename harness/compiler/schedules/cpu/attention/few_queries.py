@@ -170,22 +170,27 @@ class _Kernel:
                 common parts of its vectors.
             place: Head and part.
         """
-        (m, part), problem, widest = place, self.attention.problem, _MOST_SUMS * self.lanes
+        problem, widest = self.attention.problem, _MOST_SUMS * self.lanes
         for start in range(0, problem.width, widest):
             columns = min(problem.width - start, widest)
             count = max(1, widest // columns)
             for top in range(0, problem.queries, count):
                 rows = range(top, min(top + count, problem.queries))
-                sums = _block_of_values(strip, rows, (start, columns), self.lanes, keys, value)
+                sums = _sums_of_values(strip, rows, (start, columns), self.lanes, keys, value)
+                self._add_sums(sums, rows, (start, columns), place)
 
-                def add(n: int, c: int, j: T.Var, rows: range = rows, sums: _Sums = sums, start: int = start) -> None:
-                    values: list[T.Expr] = [parts[n][c + j] for parts in sums]
-                    while len(values) > 1:
-                        values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
-                    index = (m, rows[n], part, start + c + j)
-                    T.buffer_store(self.results, self.results[index] + values[0], index)
+    def _add_sums(self, sums: _Sums, rows: range, channels: tuple[int, int], place: tuple[T.Expr, T.Expr]) -> None:
+        """Emits result += the sums of some queries and channels, which are added up pairwise first."""
+        (start, columns), (m, part) = channels, place
 
-                _emit_vectors(len(rows), columns, self.lanes, add)
+        def add(n: int, c: int, j: T.Var) -> None:
+            values: list[T.Expr] = [lines[n][c + j] for lines in sums]
+            while len(values) > 1:
+                values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
+            index = (m, rows[n], part, start + c + j)
+            T.buffer_store(self.results, self.results[index] + values[0], index)
+
+        _emit_vectors(len(rows), columns, self.lanes, add)
 
     def join_parts(self, m: T.Var, i: T.Var, result: T.Buffer) -> None:
         """Emits one row of the result from the parts of its keys."""
@@ -281,7 +286,7 @@ def _exponentials(
         T.buffer_store(total, total[row, j] + added[j], [row, j])
 
 
-def _block_of_values(
+def _sums_of_values(
     strip: T.Buffer,
     rows: range,
     channels: tuple[int, int],

@@ -59,7 +59,6 @@ class Rows:
 
 def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index) -> None:
     """Emits target[row, channel] = source[first + row, channel] for `count` rows; zero beyond their edges."""
-    channels, period = source.channels, source.operand.period
     analyzer, element = source.reader()
     with T.serial(0, count) as row:
         # A variable of known range: the index of an element is simplified by it.
@@ -69,14 +68,11 @@ def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count:
         def copy(channel: T.Index) -> None:
             T.buffer_store(target, element(index, channel), [row, channel])
 
-        if period == 1:
-            for_each_vector(channels, lanes, copy)
+        if source.operand.period == 1:
+            for_each_vector(source.channels, lanes, copy)
         else:
-            with T.serial(0, channels // period) as group:
-                analyzer.bind(group, ir.Range(0, channels // period))
-                for n in range(period):
-                    copy(group * period + n)
-        _clear(target, row, channels)
+            _for_each_period(source, analyzer, copy)
+        _clear(target, row, source.channels)
     _clear_after(target, count)
 
 
@@ -139,6 +135,15 @@ def joined_rows(arithmetic: Arithmetic, buffer: T.Buffer, element: T.Index, colu
     """Returns an element whose terms are rows of a buffer that follow each other."""
     value: T.Expr = arithmetic.pack_terms(lambda n: buffer[element * arithmetic.terms + n, column], 0, 1)
     return value
+
+
+def _for_each_period(source: Rows, analyzer: sym.Analyzer, copy: Callable[[T.Expr], None]) -> None:
+    """Emits `copy(channel)` for all channels, those of a period unrolled."""
+    period = source.operand.period
+    with T.serial(0, source.channels // period) as group:
+        analyzer.bind(group, ir.Range(0, source.channels // period))
+        for n in range(period):
+            copy(group * period + n)
 
 
 def _clear(target: T.Buffer, row: T.Index, first: int) -> None:
