@@ -77,12 +77,7 @@ def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count:
 
 
 def pack_channels(
-    source: Rows,
-    target: T.Buffer,
-    lanes: int,
-    first: T.Index,
-    count: T.Index,
-    arithmetic: Arithmetic,
+    source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index, arithmetic: Arithmetic
 ) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
     if arithmetic.terms == 1:
