@@ -69,7 +69,8 @@ def is_only_reader(facts: Facts, variables: Collection[relax.Var], reader: relax
     others = [argument for n, argument in enumerate(arguments) if n != place]
     if any(variable.same_as(argument) for variable in variables for argument in others):
         return False
-    return all(user in (*variables, reader) for variable in variables for user in facts.users.get(variable, ()))
+    readers = {*variables, reader}
+    return all(user in readers for variable in variables for user in facts.users.get(variable, ()))
 
 
 def _product_of(scope: Scope, value: relax.Expr, width: int) -> tuple[relax.Var | None, relax.Expr | None]:

@@ -19,14 +19,13 @@ from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.moves import source_of
 from harness.compiler.schedules.cpu.operand_layer import OperandLayer, is_only_reader, layer_of
 
-_ATTENTION = "relax.nn.attention"
 _VALUE = 2
 """The number of the operator's operand."""
 
 
 def projection_of(scope: Scope, attention: ir.Call) -> OperandLayer | None:
     """Returns the linear layer of the values that can follow an attention, if that saves work."""
-    if not is_call(attention, _ATTENTION) or len(attention.args) > 3:
+    if not is_call(attention, "relax.nn.attention") or len(attention.args) > 3:
         return None
     problem = recognized(attention, ("float32",), None, symbolic_keys=True)
     if problem is None or problem.heads != 1 or problem.diagonal is not None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_extent
@@ -199,13 +198,6 @@ class Strip:
             fill(self.scores, lanes, value, key)
 
 
-class Panel(NamedTuple):
-    """A panel of the channels of values: its number, and its first channel."""
-
-    number: T.Index
-    channel: T.Index
-
-
 @dataclass(frozen=True)
 class KeyBlock:
     """A block of keys and values.
@@ -219,7 +211,8 @@ class KeyBlock:
         padded: Whether there are scores of -inf for keys that do not exist.
         by_chunk: Whether keys lie chunk by chunk of the depth, so that a chunk of the queries passes all of them.
         key: (tile of keys, first element of a chunk of the depth, number counted from it, row) → element.
-        value: (panel, first element of a chunk of keys, number counted from it, channel in the panel) → element.
+        value: (panel, its first channel, first element of a chunk of keys, number counted from it, channel counted from
+            the first) → element.
         stride: Elements from one channel to the next, for results by channel.
     """
 
@@ -231,7 +224,7 @@ class KeyBlock:
     padded: bool
     by_chunk: bool
     key: Callable[[T.Index, T.Index, T.Index, int], T.Expr]
-    value: Callable[[Panel, T.Index, T.Index, T.Index], T.Expr]
+    value: Callable[[T.Index, T.Index, T.Index, T.Index, T.Index], T.Expr]
     stride: int | None = None
 
     @property
@@ -354,27 +347,32 @@ class Passage:
             first: The first element.
             count: The number of elements.
         """
-        arithmetic, columns, lanes = self.plan.attention.arithmetic, self.plan.columns, self.plan.lanes
-        terms, strip = arithmetic.terms, self.strip.scores
-        exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
-        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        columns, lanes = self.plan.columns, self.plan.lanes
         sums = registers((columns,))
         fill(sums, lanes, 0.0)
         with T.serial(0, count) as k:
             for start in range(0, columns, lanes):
-                exact = strip if terms == 1 else registers((terms, columns))
-                for n in range(terms):
-                    with T.vectorized(0, lanes) as j:
-                        score = strip[(first + k) * terms + n, start + j]
-                        index = (first + k, start + j) if terms == 1 else (n, start + j)
-                        term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
-                        T.buffer_store(exact, term, index)
-                        T.buffer_store(sums, sums[start + j] + exact[index], [start + j])
-                if terms > 1:
-                    with T.vectorized(0, lanes) as j:
-                        joined = joined_rows(arithmetic, exact, 0, start + j)
-                        T.buffer_store(self.strip.weights, joined, [first + k, start + j])
+                self._weigh_vector(highest, sums, first + k, start)
         for_each_vector(columns, lanes, lambda j: T.buffer_store(total, total[j] + sums[j], [j]))
+
+    def _weigh_vector(self, highest: T.Buffer, sums: T.Buffer, element: T.Expr, start: int) -> None:
+        """Emits the weights of an element of the keys for a vector of queries from `start` on."""
+        arithmetic, lanes, strip = self.plan.attention.arithmetic, self.plan.lanes, self.strip.scores
+        terms = arithmetic.terms
+        exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
+        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        exact = strip if terms == 1 else registers((terms, self.plan.columns))
+        for n in range(terms):
+            with T.vectorized(0, lanes) as j:
+                score = strip[element * terms + n, start + j]
+                index = (element if terms == 1 else n, start + j)
+                term = exponential(score - highest[start + j], flush_subnormals=flush_subnormals)
+                T.buffer_store(exact, term, index)
+                T.buffer_store(sums, sums[start + j] + exact[index], [start + j])
+        if terms > 1:
+            with T.vectorized(0, lanes) as j:
+                joined = joined_rows(arithmetic, exact, 0, start + j)
+                T.buffer_store(self.strip.weights, joined, [element, start + j])
 
     def _add_results(self, factor: T.Buffer, before: _Before | None) -> None:
         """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""
@@ -385,7 +383,7 @@ class Passage:
         if plan.by_channel:
             a = PanelsOfA(
                 plan.panels,
-                lambda p, first, k, i: keys.value(Panel(p, p * output.rows), first, k, i),
+                lambda p, first, k, i: keys.value(p, p * output.rows, first, k, i),
                 keys.stride,
             )
             b = PanelOfB(lambda first, k, j: weights[first + k, j], prepare)
@@ -393,11 +391,11 @@ class Passage:
             state.add_by_channel(q, output, totals, factor)
             return
         a = PanelsOfA(plan.columns // output.rows, lambda p, first, k, i: weights[first + k, p * output.rows + i])
-        with T.serial(0, plan.panels) as number:
-            panel = Panel(number, T.Bind(number * output.columns))
-            b = PanelOfB(partial(keys.value, panel), prepare)
+        with T.serial(0, plan.panels) as panel:
+            channel = T.Bind(panel * output.columns)
+            b = PanelOfB(partial(keys.value, panel, channel), prepare)
             multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
-            state.add(q, output, totals, factor, panel.channel)
+            state.add(q, output, totals, factor, channel)
 
 
 @contextmanager

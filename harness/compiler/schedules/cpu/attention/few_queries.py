@@ -17,11 +17,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from tvm import ir
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
 from harness.compiler.schedules.cpu import math as elementary
@@ -33,6 +33,8 @@ from harness.compiler.schedules.cpu.attention.score_mod import Head, Position
 _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""
 
+_Sums = list[list[T.Buffer]]
+"""Sums of values of some queries, several for each: [number, query][channel]."""
 _Element = Callable[[T.Index, int, T.Var], T.Expr]
 """Takes a row, the first channel of a vector and a lane, and returns an element."""
 
@@ -51,115 +53,164 @@ class FewQueries:
 
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel."""
-        keys = attention.problem.static_keys
+        problem = attention.problem
         # A chunk of a sum is a whole number of vectors of keys.
-        chunk = ceil_div(chunk_length(keys), self.lanes) * self.lanes
-        per_part = ceil_div(ceil_div(keys, chunk), self.parts) * chunk
-        plan = _Plan(attention.problem, self.lanes, chunk, per_part, ceil_div(keys, per_part))
+        chunk = ceil_div(chunk_length(problem.static_keys), self.lanes) * self.lanes
+        per_part = ceil_div(ceil_div(problem.static_keys, chunk), self.parts) * chunk
+        parts = ceil_div(problem.static_keys, per_part)
 
         def body(*buffers: T.Buffer) -> None:
             *inputs, result = buffers
-            sources, heads = attention.by_role(inputs), plan.problem.batch * plan.problem.heads
-            softmax = _Softmax.allocated(plan)
-            with T.parallel(0, heads * plan.parts) as task:
-                _compute(plan, attention, sources, softmax, task)
-            with T.serial(0, heads) as m, T.serial(0, plan.problem.queries) as row:
-                _join_parts(plan, attention, softmax, m, row, result)
+            shape = (problem.batch * problem.heads, problem.queries, parts)
+            highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
+            results = T.alloc_buffer((*shape, problem.width), "float32")
+            sources = attention.by_role(inputs)
+            kernel = _Kernel(attention, sources, self.lanes, chunk, per_part, highest, sums, results)
+            with T.parallel(0, shape[0] * parts) as task:
+                kernel.compute(task)
+            with T.serial(0, shape[0]) as m, T.serial(0, problem.queries) as row:
+                kernel.join_parts(m, row, result)
 
-        return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": plan.parts}))
+        return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": parts}))
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The sizes of the kernel.
+class _Kernel:
+    """A kernel that is being built.
 
     Attributes:
-        problem: The problem.
+        attention: The operands.
+        sources: The buffers of the inputs.
         lanes: fp32 numbers in a vector.
         chunk: Keys that one register adds up.
         keys: Keys of a part, whole chunks.
-        parts: Parts of the keys of a head.
-    """
-
-    problem: Problem
-    lanes: int
-    chunk: int
-    keys: int
-    parts: int
-
-
-@dataclass(frozen=True)
-class _Softmax:
-    """The softmax of each part of the keys, not yet divided by its sum.
-
-    Attributes:
-        highest: Its highest score, [head, query, part].
+        highest: The highest score of each part, [head, query, part].
         sums: The sum of its exponentials.
         results: Exponentials times values, [head, query, part, channel].
     """
 
+    attention: Attention
+    sources: Buffers
+    lanes: int
+    chunk: int
+    keys: int
     highest: T.Buffer
     sums: T.Buffer
     results: T.Buffer
 
-    @classmethod
-    def allocated(cls, plan: _Plan) -> _Softmax:
-        """Emits its allocation."""
-        shape = (plan.problem.batch * plan.problem.heads, plan.problem.queries, plan.parts)
-        highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
-        return cls(highest, sums, T.alloc_buffer((*shape, plan.problem.width), "float32"))
+    @property
+    def parts(self) -> int:
+        """Returns the number of parts of the keys of a head."""
+        return int(self.highest.shape[2])
 
+    def compute(self, task: T.Var) -> None:
+        """Emits the work of a task: scores, softmax and result of a part of the keys of a head."""
+        problem, lanes, chunk = self.attention.problem, self.lanes, self.chunk
+        queries = range(problem.queries)
+        m, part = T.Bind(task // self.parts), T.Bind(task % self.parts)
+        head = T.Bind(m // problem.heads), T.Bind(m % problem.heads)
+        begin = T.Bind(part * self.keys)
+        count = tail_extent(self.keys, problem.static_keys, begin)
+        count = count if isinstance(count, int) else T.Bind(count)
+        strip = self._scores(head, begin, count)
+        vectors = T.Bind((count + lanes - 1) // lanes)
+        with T.serial(count, vectors * lanes) as k:
+            for i in queries:
+                T.buffer_store(strip, fp32(-math.inf), [i, k])
+        top = [_highest(strip, i, vectors, lanes) for i in queries]
+        for i in queries:
+            T.buffer_store(self.highest, top[i][0], [m, i, part])
+            T.buffer_store(top[i], finite(top[i][0]), [0])
 
-def _compute(plan: _Plan, attention: Attention, sources: Buffers, softmax: _Softmax, task: T.Var) -> None:
-    """Emits the work of a task: scores, softmax and result of a part of the keys of a head."""
-    problem, lanes, rows = plan.problem, plan.lanes, range(plan.problem.queries)
-    m, part = T.Bind(task // plan.parts), T.Bind(task % plan.parts)
-    head = T.Bind(m // problem.heads), T.Bind(m % problem.heads)
-    begin = T.Bind(part * plan.keys)
-    count = tail_extent(plan.keys, problem.static_keys, begin)
-    count = count if isinstance(count, int) else T.Bind(count)
-    strip = _scores(plan, attention, sources, head, begin, count)
-    vectors = T.Bind((count + lanes - 1) // lanes)
-    with T.serial(count, vectors * lanes) as k:
-        for i in rows:
-            T.buffer_store(strip, fp32(-math.inf), [i, k])
-    top = [_highest(strip, i, vectors, lanes) for i in rows]
-    for i in rows:
-        T.buffer_store(softmax.highest, top[i][0], [m, i, part])
-        T.buffer_store(top[i], finite(top[i][0]), [0])
-    value = _reader(attention.value_rows(sources, head), lanes)
-    _emit_vectors(
-        problem.queries,
-        problem.width,
-        lanes,
-        lambda i, c, j: T.buffer_store(softmax.results, fp32(0.0), [m, i, part, c + j]),
-    )
-    total = T.alloc_buffer((problem.queries, lanes), "float32")
-    for i in rows:
-        fill(total, lanes, 0.0, i)
-    with T.serial(0, (count + plan.chunk - 1) // plan.chunk) as c:
-        first = T.Bind(c * plan.chunk)
-        keys = plan.chunk if isinstance(count, int) else T.Bind(T.min(plan.chunk, count - first))
-        for i in rows:
-            _exponentials(strip, i, first, (keys + lanes - 1) // lanes, lanes, top[i], total)
-        _add_values(plan, strip, (first, keys), lambda k: partial(value, T.Bind(begin + k)), (softmax.results, m, part))
-    for i in rows:
-        T.buffer_store(softmax.sums, _folded(total, i, lanes, lambda x, y: x + y)[0], [m, i, part])
+        def clear(i: int, c: int, j: T.Var) -> None:
+            T.buffer_store(self.results, fp32(0.0), [m, i, part, c + j])
 
+        _emit_vectors(problem.queries, problem.width, lanes, clear)
+        total = T.alloc_buffer((problem.queries, lanes), "float32")
+        for i in queries:
+            fill(total, lanes, 0.0, i)
+        value = _reader(self.attention.value_rows(self.sources, head), lanes)
+        with T.serial(0, (count + chunk - 1) // chunk) as c:
+            first = T.Bind(c * chunk)
+            keys = chunk if isinstance(count, int) else T.Bind(T.min(chunk, count - first))
+            for i in queries:
+                _exponentials(strip, i, first, (keys + lanes - 1) // lanes, lanes, top[i], total)
+            self._add_values(strip, (first, keys), lambda k: partial(value, T.Bind(begin + k)), (m, part))
+        for i in queries:
+            T.buffer_store(self.sums, _folded(total, i, lanes, lambda x, y: x + y)[0], [m, i, part])
 
-def _scores(plan: _Plan, attention: Attention, sources: Buffers, head: Head, begin: T.Expr, count: T.Index) -> T.Buffer:
-    """Emits the scores of all queries and `count` keys from a first one on; returns them, [query, key]."""
-    queries, channels, lanes = plan.problem.queries, plan.problem.channels, plan.lanes
-    scaled = T.alloc_buffer((queries, channels), "float32")
-    strip = T.alloc_buffer((queries, plan.keys), "float32")
-    query = _reader(attention.query_rows(sources, head), lanes)
-    key = _reader(attention.key_rows(sources, head, begin, count, plan.keys), lanes)
-    _emit_vectors(queries, channels, lanes, lambda i, c, j: T.buffer_store(scaled, query(i, c, j), [i, c + j]))
-    with T.serial(0, count) as k:
-        index = T.Bind(begin + k)
-        for i, product in enumerate(_products(scaled, lanes, partial(key, index))):
-            T.buffer_store(strip, attention.modified(sources, Position(*head, i, index), product), [i, k])
-    return strip
+    def _scores(self, head: Head, begin: T.Expr, count: T.Index) -> T.Buffer:
+        """Emits the scores of all queries and `count` keys from a first one on; returns them, [query, key]."""
+        attention, sources, lanes = self.attention, self.sources, self.lanes
+        queries, channels = attention.problem.queries, attention.problem.channels
+        scaled = T.alloc_buffer((queries, channels), "float32")
+        strip = T.alloc_buffer((queries, self.keys), "float32")
+        query = _reader(attention.query_rows(sources, head), lanes)
+        key = _reader(attention.key_rows(sources, head, begin, count, self.keys), lanes)
+        _emit_vectors(queries, channels, lanes, lambda i, c, j: T.buffer_store(scaled, query(i, c, j), [i, c + j]))
+        with T.serial(0, count) as k:
+            index = T.Bind(begin + k)
+            for i, product in enumerate(_products(scaled, lanes, partial(key, index))):
+                T.buffer_store(strip, attention.modified(sources, Position(*head, i, index), product), [i, k])
+        return strip
+
+    def _add_values(
+        self,
+        strip: T.Buffer,
+        keys: tuple[T.Expr, T.Index],
+        value: Callable[[T.Expr], Callable[[int, T.Var], T.Expr]],
+        place: tuple[T.Expr, T.Expr],
+    ) -> None:
+        """Emits result += strip · value for a chunk of keys, in blocks whose sums stay in registers.
+
+        Args:
+            strip: The weights, [query, key].
+            keys: The first one, and how many.
+            value: Takes a key and returns a function from (first channel of a vector, lane) to an element; may emit
+                common parts of its vectors.
+            place: Head and part.
+        """
+        problem, widest = self.attention.problem, _MOST_SUMS * self.lanes
+        for start in range(0, problem.width, widest):
+            columns = min(problem.width - start, widest)
+            count = max(1, widest // columns)
+            for top in range(0, problem.queries, count):
+                rows = range(top, min(top + count, problem.queries))
+                sums = _sums_of_values(strip, rows, (start, columns), self.lanes, keys, value)
+                self._add_sums(sums, rows, (start, columns), place)
+
+    def _add_sums(self, sums: _Sums, rows: range, channels: tuple[int, int], place: tuple[T.Expr, T.Expr]) -> None:
+        """Emits result += the sums of some queries and channels, which are added up pairwise first."""
+        (start, columns), (m, part) = channels, place
+
+        def add(n: int, c: int, j: T.Var) -> None:
+            values: list[T.Expr] = [lines[n][c + j] for lines in sums]
+            while len(values) > 1:
+                values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
+            index = (m, rows[n], part, start + c + j)
+            T.buffer_store(self.results, self.results[index] + values[0], index)
+
+        _emit_vectors(len(rows), columns, self.lanes, add)
+
+    def join_parts(self, m: T.Var, i: T.Var, result: T.Buffer) -> None:
+        """Emits one row of the result from the parts of its keys."""
+        problem, lanes, parts = self.attention.problem, self.lanes, range(self.parts)
+        top, total, factors = registers((1,)), registers((1,)), registers((self.parts,))
+        T.buffer_store(top, fp32(-math.inf), [0])
+        T.buffer_store(total, fp32(0.0), [0])
+        for part in parts:
+            T.buffer_store(top, T.max(top[0], self.highest[m, i, part]), [0])
+        T.buffer_store(top, finite(top[0]), [0])
+        for part in parts:
+            T.buffer_store(factors, elementary.exp_below_zero(self.highest[m, i, part] - top[0]), [part])
+            T.buffer_store(total, total[0] + factors[part] * self.sums[m, i, part], [0])
+        with T.serial(0, problem.width // lanes) as v, T.vectorized(0, lanes) as j:
+            c = v * lanes + j
+            value: T.Expr = factors[0] * self.results[m, i, 0, c]
+            for part in parts[1:]:
+                value = value + factors[part] * self.results[m, i, part, c]
+            head = m // problem.heads, m % problem.heads
+            self.attention.store(result, normalized(value, total[0]), head, i, c)
 
 
 def _reader(rows: Rows, lanes: int) -> _Element:
@@ -181,11 +232,6 @@ def _emit_vectors(rows: int, columns: int, lanes: int, body: Callable[[int, int,
         for start in range(0, columns, lanes):
             with T.vectorized(0, lanes) as j:
                 body(i, start, j)
-
-
-def _clear(line: T.Buffer, lanes: int) -> None:
-    """Emits zeros for all of a line of registers."""
-    _emit_vectors(1, int(line.shape[0]), lanes, lambda _, start, j: T.buffer_store(line, fp32(0.0), [start + j]))
 
 
 def _folded(buffer: T.Buffer, row: int, lanes: int, operation: Callable[[T.Expr, T.Expr], T.Expr]) -> T.Buffer:
@@ -231,50 +277,24 @@ def _exponentials(
 ) -> None:
     """Emits strip = exp(strip - top) for a chunk of a row, and adds its sum to the lanes of the row's total."""
     added = registers((lanes,))
-    _clear(added, lanes)
+    fill(added, lanes, 0.0)
     with T.serial(0, vectors) as v, T.vectorized(0, lanes) as j:
         index = (row, first + v * lanes + j)
-        T.buffer_store(strip, elementary.exp_below_zero(strip[index] - top[0]), list(index))
+        T.buffer_store(strip, elementary.exp_below_zero(strip[index] - top[0]), index)
         T.buffer_store(added, added[j] + strip[index], [j])
-    _emit_vectors(1, lanes, lanes, lambda _i, _, j: T.buffer_store(total, total[row, j] + added[j], [row, j]))
+    with T.vectorized(0, lanes) as j:
+        T.buffer_store(total, total[row, j] + added[j], [row, j])
 
 
-def _add_values(
-    plan: _Plan,
-    strip: T.Buffer,
-    keys: tuple[T.Expr, T.Index],
-    value: Callable[[T.Expr], Callable[[int, T.Var], T.Expr]],
-    place: tuple[T.Buffer, T.Expr, T.Expr],
-) -> None:
-    """Emits result += strip · value for a chunk of keys, in blocks whose sums stay in registers.
-
-    Args:
-        plan: The sizes.
-        strip: The weights, [query, key].
-        keys: The first one, and how many.
-        value: Takes a key and returns a function from (first channel of a vector, lane) to an element; may emit common
-            parts of its vectors.
-        place: The results, their head and their part.
-    """
-    width, widest = plan.problem.width, _MOST_SUMS * plan.lanes
-    for start in range(0, width, widest):
-        columns = min(width - start, widest)
-        count = max(1, widest // columns)
-        for top in range(0, plan.problem.queries, count):
-            rows = range(top, min(top + count, plan.problem.queries))
-            sums = _block_of_values(strip, rows, (start, columns), plan.lanes, keys, value)
-            _add_sums(sums, rows, (start, columns), plan.lanes, place)
-
-
-def _block_of_values(
+def _sums_of_values(
     strip: T.Buffer,
     rows: range,
     channels: tuple[int, int],
     lanes: int,
     keys: tuple[T.Expr, T.Index],
     value: Callable[[T.Expr], Callable[[int, T.Var], T.Expr]],
-) -> list[list[T.Buffer]]:
-    """Emits the sums of some queries and channels; returns several of each row, [number, row]."""
+) -> _Sums:
+    """Emits the sums of weighted values of some queries and channels, which stay in registers; returns them."""
     (start, columns), (first, count) = channels, keys
     vectors = len(rows) * columns // lanes
     # As many keys at a time as it takes to have enough sums; a chunk is a multiple of it, the last one may not be.
@@ -288,9 +308,10 @@ def _block_of_values(
                 with T.vectorized(0, lanes) as j:
                     T.buffer_store(total, total[c + j] + strip[row, k] * element(start + c, j), [c + j])
 
-    for line in sums:
-        for total in line:
-            _clear(total, lanes)
+    for total in chain(*sums):
+        for c in range(0, columns, lanes):
+            with T.vectorized(0, lanes) as j:
+                T.buffer_store(total, fp32(0.0), [c + j])
     with T.serial(0, count // group) as step:
         for n in range(group):
             add(n, first + step * group + n)
@@ -298,42 +319,3 @@ def _block_of_values(
         with T.serial(count // group * group, count) as k:
             add(0, first + k)
     return sums
-
-
-def _add_sums(
-    sums: list[list[T.Buffer]],
-    rows: range,
-    channels: tuple[int, int],
-    lanes: int,
-    place: tuple[T.Buffer, T.Expr, T.Expr],
-) -> None:
-    """Emits results += the sums of some rows and channels, which are added up pairwise first."""
-    (start, columns), (results, m, part) = channels, place
-    for row, *parts in zip(rows, *sums, strict=True):
-        for c in range(0, columns, lanes):
-            with T.vectorized(0, lanes) as j:
-                values: list[T.Expr] = [one[c + j] for one in parts]
-                while len(values) > 1:
-                    values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
-                index = (m, row, part, start + c + j)
-                T.buffer_store(results, results[index] + values[0], index)
-
-
-def _join_parts(plan: _Plan, attention: Attention, softmax: _Softmax, m: T.Var, i: T.Var, result: T.Buffer) -> None:
-    """Emits one row of the result from the parts of its keys."""
-    parts, lanes, heads = range(plan.parts), plan.lanes, plan.problem.heads
-    top, total, factors = registers((1,)), registers((1,)), registers((plan.parts,))
-    T.buffer_store(top, fp32(-math.inf), [0])
-    T.buffer_store(total, fp32(0.0), [0])
-    for part in parts:
-        T.buffer_store(top, T.max(top[0], softmax.highest[m, i, part]), [0])
-    T.buffer_store(top, finite(top[0]), [0])
-    for part in parts:
-        T.buffer_store(factors, elementary.exp_below_zero(softmax.highest[m, i, part] - top[0]), [part])
-        T.buffer_store(total, total[0] + factors[part] * softmax.sums[m, i, part], [0])
-    with T.serial(0, plan.problem.width // lanes) as v, T.vectorized(0, lanes) as j:
-        c = v * lanes + j
-        value: T.Expr = factors[0] * softmax.results[m, i, 0, c]
-        for part in parts[1:]:
-            value = value + factors[part] * softmax.results[m, i, part, c]
-        attention.store(result, normalized(value, total[0]), (m // heads, m % heads), i, c)

@@ -36,12 +36,10 @@ Schedule = PerHead | Streaming | FewQueries
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     """Lowers `relax.nn.attention` and `attention_bias` in fp32, with static shapes except for the number of keys."""
-    projection = _projection_of(context, attention)
-    problem = _recognized(attention, projection)
+    problem, projection = _recognized(context, attention)
     if problem is None:
         return None
-    arithmetic = _arithmetic(context, attention, problem)
-    chosen = _choose(context, problem, arithmetic)
+    chosen, arithmetic = _choose(context, attention, problem)
     operands = Attention(
         problem,
         *_operands(context, attention, projection, chosen),
@@ -60,7 +58,7 @@ def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
     for variable, attention in context.bindings.items():
         if not is_call(attention, "relax.nn.attention", "relax.nn.attention_bias"):
             continue
-        problem = _recognized(attention, _projection_of(context, attention))
+        problem, _ = _recognized(context, attention)
         if problem is None or problem.heads != 1 or _workload(problem).few(context.unit):
             continue
         layer = key_layer_of(context, facts, variable) if _workload(problem).streams else None
@@ -73,25 +71,13 @@ def _bias_of(attention: ir.Call) -> relax.Expr | None:
     return attention.args[3] if len(attention.args) > 3 else None
 
 
-def _projection_of(context: Context, attention: ir.Call) -> OperandLayer | None:
-    """Returns the linear layer of an attention's values if it follows the attention; otherwise None."""
-    projection = projection_of(context, attention)
-    moves = projection is not None and context.projected_afterwards.issuperset(projection.bindings)
-    return projection if moves else None
-
-
-def _recognized(attention: ir.Call, projection: OperandLayer | None) -> Problem | None:
-    """Returns the problem that a kernel computes; None if there is no kernel."""
+def _recognized(context: Context, attention: ir.Call) -> tuple[Problem | None, OperandLayer | None]:
+    """Returns the problem of a kernel, if there is one, and the linear layer of the values if that follows it."""
     problem = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
-    return problem if problem is None or projection is None else replace(problem, width=projection.narrow)
-
-
-def _arithmetic(context: Context, attention: ir.Call, problem: Problem) -> MicroKernel:
-    """Returns the arithmetic of a kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
-    workload = _workload(problem)
-    if workload.few(context.unit):
-        return FP32
-    return context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
+    projection = projection_of(context, attention)
+    if problem is None or projection is None or not context.projected_afterwards.issuperset(projection.bindings):
+        return problem, None
+    return replace(problem, width=projection.narrow), projection
 
 
 def _workload(problem: Problem) -> schedule.Attention:
@@ -121,20 +107,22 @@ def _score_mods(context: Context, attention: ir.Call, problem: Problem, *, axial
     return tuple(mods)
 
 
-def _choose(context: Context, problem: Problem, arithmetic: MicroKernel) -> Schedule:
-    """Returns the schedule of a problem."""
+def _choose(context: Context, attention: ir.Call, problem: Problem) -> tuple[Schedule, MicroKernel]:
+    """Returns schedule and arithmetic: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
     unit, workload = context.unit, _workload(problem)
     if workload.few(unit):
-        return FewQueries(unit.lanes, context.decide(workload)["parts"])
+        return FewQueries(unit.lanes, context.decide(workload)["parts"]), FP32
+    arithmetic = context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
     if arithmetic.choose_tile is not None:
         tile = arithmetic.choose_tile(unit, workload.keys, workload.queries)
-        return PerHead(tile, tile, workload.parts_in_tiles(tile))
+        return PerHead(tile, tile, workload.parts_in_tiles(tile)), arithmetic
     workload = replace(workload, dtype=arithmetic.multiplies)
     # Tuning knows numbers alone.
     decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
     output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
-    return Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
+    chosen = Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
+    return chosen, arithmetic
 
 
 def _operands(

@@ -12,7 +12,6 @@ from harness.compiler.schedules.common.folding import Folded, Readable, Reader
 from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.cpu.attention.score_mod import Head
 from harness.compiler.schedules.cpu.emit import for_each_vector
-from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 
 
@@ -59,10 +58,8 @@ class Rows:
         return analyzer, element
 
 
-def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index = 0, count: T.Index | None = None) -> None:
-    """Emits target[row, channel] = source[first + row, channel] for `count` rows, or all; zero beyond its edges."""
-    channels, period = source.channels, source.operand.period
-    count = _row_count(source, target) if count is None else count
+def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index) -> None:
+    """Emits target[row, channel] = source[first + row, channel] for `count` rows; zero beyond their edges."""
     analyzer, element = source.reader()
     with T.serial(0, count) as row:
         # A variable of known range: the index of an element is simplified by it.
@@ -72,31 +69,22 @@ def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index = 0, co
         def copy(channel: T.Index) -> None:
             T.buffer_store(target, element(index, channel), [row, channel])
 
-        if period == 1:
-            for_each_vector(channels, lanes, copy)
+        if source.operand.period == 1:
+            for_each_vector(source.channels, lanes, copy)
         else:
-            with T.serial(0, channels // period) as group:
-                analyzer.bind(group, ir.Range(0, channels // period))
-                for n in range(period):
-                    copy(group * period + n)
-        _clear(target, row, channels)
+            _for_each_period(source, analyzer, copy)
+        _clear(target, row, source.channels)
     _clear_after(target, count)
 
 
 def pack_channels(
-    source: Rows,
-    target: T.Buffer,
-    lanes: int,
-    first: T.Index = 0,
-    count: T.Index | None = None,
-    arithmetic: MicroKernel = FP32,
+    source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index, arithmetic: MicroKernel
 ) -> None:
     """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
     if arithmetic.terms == 1:
         copy_rows(source, target, lanes, first, count)
         return
     depth = source.channels // arithmetic.terms
-    count = _row_count(source, target) if count is None else count
     line = T.alloc_buffer((1, source.channels), "float32")
     with T.serial(0, count) as row:
         copy_rows(source, line, lanes, first + row, 1)
@@ -122,7 +110,7 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic
     """
     terms, by_channel = arithmetic.terms, arithmetic.a.row_major
     if terms == 1:
-        copy_rows(source, target, lanes)
+        copy_rows(source, target, lanes, 0, source.length)
         return
     rows, padded = (int(extent) for extent in (reversed(target.shape) if by_channel else target.shape))
     blocks = source.operand.shape[1] // block
@@ -145,9 +133,13 @@ def joined_rows(arithmetic: MicroKernel, buffer: T.Buffer, element: T.Index, col
     return value
 
 
-def _row_count(source: Rows, target: T.Buffer) -> int:
-    """Returns the number of rows that a buffer has for a static number of them."""
-    return min(int(source.operand.shape[1]), int(target.shape[0]))
+def _for_each_period(source: Rows, analyzer: sym.Analyzer, copy: Callable[[T.Expr], None]) -> None:
+    """Emits `copy(channel)` for all channels, those of a period unrolled."""
+    period = source.operand.period
+    with T.serial(0, source.channels // period) as group:
+        analyzer.bind(group, ir.Range(0, source.channels // period))
+        for n in range(period):
+            copy(group * period + n)
 
 
 def _clear(target: T.Buffer, row: T.Index, first: int) -> None:

@@ -24,7 +24,7 @@ from harness.compiler.schedules.common.kernel import (
     prim_func,
     tail_extent,
 )
-from harness.compiler.schedules.cpu.attention.block import KeyBlock, Panel, Passage, Plan, QueryBlock, Strip, Work
+from harness.compiler.schedules.cpu.attention.block import KeyBlock, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
 from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
 from harness.compiler.schedules.cpu.attention.score_mod import Head
@@ -40,7 +40,7 @@ class PerHead:
     Attributes:
         scores: Register tile of the scores, keys × queries.
         output: Register tile of the result, queries × channels; channels × queries for whole panels.
-        parts: Parts of the queries of a head.
+        parts: Parts of the queries of a head, none of which is empty.
     """
 
     scores: Tile
@@ -74,20 +74,15 @@ class _Plan(Plan):
     """The sizes of the kernel.
 
     Attributes:
-        wanted_parts: Parts of the queries of a head; there are fewer if some would be empty.
+        parts: Parts of the queries of a head, none of which is empty.
     """
 
-    wanted_parts: int
+    parts: int
 
     @property
     def per_part(self) -> int:
         """Returns the number of blocks of queries of a part."""
-        return ceil_div(self.blocks, self.wanted_parts)
-
-    @property
-    def parts(self) -> int:
-        """Returns the number of parts of the queries of a head."""
-        return ceil_div(self.blocks, self.per_part)
+        return ceil_div(self.blocks, self.parts)
 
     @property
     def group(self) -> int:
@@ -134,9 +129,9 @@ class _Plan(Plan):
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return keys[first + p * self.scores.rows + i, start + k]
 
-        def value(panel: Panel, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
-            row, channel = first_element + start + k, columns_after(panel.channel, j)
-            return values[channel, row] if self.by_channel else values[row, channel]
+        def value(_: T.Index, channel: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+            row, column = first_element + start + k, columns_after(channel, j)
+            return values[column, row] if self.by_channel else values[row, column]
 
         return KeyBlock(
             first,
@@ -156,7 +151,7 @@ def _copy(plan: _Plan, sources: Buffers, head: Head, keys: T.Buffer, values: T.B
     """Emits the copies of the keys and values of a head."""
     attention, arithmetic = plan.attention, plan.attention.arithmetic
     key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
-    pack_channels(key_rows, keys, plan.lanes, arithmetic=arithmetic)
+    pack_channels(key_rows, keys, plan.lanes, 0, plan.count, arithmetic)
     pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, arithmetic)
 
 

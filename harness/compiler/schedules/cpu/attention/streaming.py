@@ -21,7 +21,6 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, prim_func
 from harness.compiler.schedules.cpu.attention.block import (
     KeyBlock,
-    Panel,
     Passage,
     Plan,
     QueryBlock,
@@ -225,8 +224,8 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return panels.keys[m, start // plan.chunk, p * plan.scores.rows + i, k]
 
-        def value(panel: Panel, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
-            return panels.values[m, panel.number, start + k, j]
+        def value(panel: T.Index, _: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+            return panels.values[m, panel, start + k, j]
 
         keys = KeyBlock(
             first,
