@@ -75,7 +75,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         return lower_depthwise(context, window, data, weights)
     arithmetic = context.micro_kernel(conv, window.filters, window.channels, taps)
     convolution = Convolution(window, context.is_parameter(weights), arithmetic.multiplies)
-    decided = context.decide(convolution) if arithmetic.choose_tile is None else {}
+    decided = context.decide(convolution, arithmetic)
     if decided.get("filtering"):
         return filtered(plan_of(context.unit, window, decided), data, weights)
     extents = convolution.extents.packed(arithmetic.terms)

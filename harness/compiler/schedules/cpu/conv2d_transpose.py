@@ -66,7 +66,7 @@ def _product(
     kernel_width = weight[3]
     convolution = TransposedConvolution(image, weight, context.is_parameter(weights), arithmetic.multiplies)
     extents = convolution.extents.packed(arithmetic.terms)
-    decided = context.decide(convolution) if arithmetic.choose_tile is None else {}
+    decided = context.decide(convolution, arithmetic)
     blocking = blocking_of(arithmetic, context.unit, extents, "right", decided)
     tile = blocking.tile
     rows_together = _interleaves(kernel_width, width, tile)

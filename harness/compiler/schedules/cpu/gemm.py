@@ -140,7 +140,7 @@ def matrix_product(
     at_load = context.is_parameter(staying.value)
     packed_extents = extents.packed(arithmetic.terms)
     workload = Product(extents, streaming, staying.matrices, at_load, moving.transposed, arithmetic.multiplies)
-    decided = context.decide(workload) if arithmetic.choose_tile is None else {}
+    decided = context.decide(workload, arithmetic)
     blocking = blocking_of(arithmetic, context.unit, packed_extents, streaming, decided)
     tile = blocking.tile
     resident: Side = "right" if streaming == "left" else "left"

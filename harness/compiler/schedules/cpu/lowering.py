@@ -93,12 +93,14 @@ class Context(Scope):
     projected_afterwards: frozenset[relax.Var] = frozenset()
     key_layers: Mapping[relax.Var, KeyLayer] = field(default_factory=dict)
 
-    def decide(self, workload: Workload) -> dict[str, int]:
-        """Returns the complete schedule of a workload, and records the workload.
+    def decide(self, workload: Workload, kernel: MicroKernel = FP32) -> dict[str, int]:
+        """Returns the complete schedule of a workload, and records it; none if the micro-kernel chooses its tile.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
         """
+        if kernel.choose_tile is not None:
+            return {}
         self.workloads.append(workload)
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 

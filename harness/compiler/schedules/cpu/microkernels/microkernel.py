@@ -142,7 +142,6 @@ class PanelProduct:
         chunk: Elements of a whole chunk.
         count: Elements of this one.
         added: Whether there are sums yet.
-        row_bytes: Bytes from one row of A to the next, where panels lie row by row.
         last: Whether it is the last chunk, and `sums.finish` follows.
     """
 
@@ -155,7 +154,6 @@ class PanelProduct:
     chunk: int
     count: T.Index
     added: T.Expr
-    row_bytes: int
     last: bool
 
 
@@ -168,7 +166,7 @@ class MicroKernel:
         multiplies: Type of the terms, a part of a workload's key.
         a: Format of A.
         b: Format of B, and of A where that is packed when the model is loaded, as far as elements go.
-        emit: Emits a product.
+        emit: (the micro-kernel, a product of panels): emits the product.
         step: Emits one element of the depth with sums in registers; None if panels are multiplied as a whole.
         source: LLVM IR of the functions that are called.
         layers_only: Whether only linear layers with bfloat16 weights gain by it.
@@ -184,7 +182,7 @@ class MicroKernel:
     multiplies: str
     a: PanelFormat
     b: PanelFormat
-    emit: Callable[[PanelProduct], None]
+    emit: Callable[[MicroKernel, PanelProduct], None]
     step: Step | None = None
     source: str = ""
     layers_only: bool = False
