@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.compiler.schedules.cpu.blocking import Extents, choose_partition, efficiency
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.schedule import Attention, Product, decided
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
 from harness.compiler.schedules.cpu.window import Window
@@ -95,5 +96,5 @@ def _window_and_blocking(image: tuple[int, ...], unit: VectorUnit) -> tuple[Wind
 
 def test_small_products_keep_few_tasks() -> None:
     tile = Tile(12, 32, 16)
-    slots, splits = choose_partition(Extents(1, 35, 256, 256), "left", tile)
+    slots, splits = choose_partition(Extents(1, 35, 256, 256), "left", tile, FP32.block_bytes)
     assert -(-3 // slots) * splits <= 16

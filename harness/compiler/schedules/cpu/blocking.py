@@ -18,9 +18,6 @@ THREADS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of threads that work should divide well among; which ones a compiled folder gets is not known."""
 LEAST_WORK = 1 << 21
 """Multiply-adds of a task at least, where there is no other reason to have more tasks: some 20 µs."""
-_BLOCK_BYTES = 6 * 1024 * 1024
-"""Largest workspace of one task in bytes. It is read in order, chunk by chunk, and need not fit the second-level cache.
-"""
 _LEFT_PANELS = 64
 """Left panels that share one pass over the right operand; their sums, 1.5 KB each, stay in the second-level cache."""
 _TASKS = 16
@@ -86,20 +83,20 @@ def panels(extents: Extents, streaming: Side, tile: Tile) -> tuple[int, int]:
     )
 
 
-def choose_partition(extents: Extents, streaming: Side, tile: Tile, most_left: int | None = None) -> tuple[int, int]:
+def choose_partition(extents: Extents, streaming: Side, tile: Tile, block_bytes: int) -> tuple[int, int]:
     """Returns `slots` and `splits` of a blocking whose blocks fit the workspace and make enough tasks.
 
     Args:
         extents: The extents; the depth counts elements of panels.
         streaming: The operand that streams: `left` or `right`.
         tile: The register tile.
-        most_left: Left panels of a block at most, where they stream; as many as the workspace holds if None.
+        block_bytes: Largest size of a block in bytes, where the left operand streams.
     """
     panel = panel_width(streaming, tile)
     count, others = panels(extents, streaming, tile)
     most_slots = count
     if streaming == "left":
-        most_slots = min(_LEFT_PANELS, most_left or max(1, _BLOCK_BYTES // (4 * panel * extents.depth)))
+        most_slots = min(_LEFT_PANELS, max(1, block_bytes // (4 * panel * extents.depth)))
     slots = min(most_slots, count, max(ceil_div(count * extents.batch, _TASKS), _REUSE if streaming == "left" else 1))
     blocks = ceil_div(count, slots)
     splits = max(1, min(others, ceil_div(_TASKS, extents.batch * blocks)))

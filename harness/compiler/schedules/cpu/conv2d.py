@@ -72,8 +72,8 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         return lower_depthwise(context, window, data, weights)
     arithmetic = context.micro_kernel(conv, window.filters, window.channels, taps)
     convolution = Convolution(window, at_load=context.is_parameter(weights), dtype=arithmetic.multiplies)
-    schedule = context.decide(convolution) if arithmetic.choose_tile is None else None
-    if schedule is not None and schedule.get("filtering"):
+    schedule = context.decide(convolution, arithmetic)
+    if schedule.get("filtering"):
         return filtered(plan_of(context.unit, window, schedule), data, weights)
     blocking = context.blocking(convolution, arithmetic, schedule)
     return contracted(_contraction(window, data, weights, arithmetic, blocking), rounds=arithmetic is not FP32)

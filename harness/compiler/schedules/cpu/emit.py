@@ -22,8 +22,12 @@ def vectors(count: int, lanes: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def for_each_vector(count: int, lanes: int, body: Callable[[T.Index], None]) -> None:
-    """Emits `body(index)` for 0 … count in vector operations."""
+def for_each_vector(count: T.Index, lanes: int, body: Callable[[T.Index], None]) -> None:
+    """Emits `body(index)` for 0 … count in vector operations, or one by one if the number is not constant."""
+    if not isinstance(count, int):
+        with T.serial(0, count) as k:
+            body(k)
+        return
     whole = count // lanes
     if whole > 1:
         with T.serial(0, whole) as v, T.vectorized(0, lanes) as j:

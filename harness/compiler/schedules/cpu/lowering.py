@@ -80,12 +80,14 @@ class Context(Scope):
     projected_afterwards: frozenset[relax.Var] = frozenset()
     key_layers: Mapping[relax.Var, OperandLayer] = field(default_factory=dict)
 
-    def decide(self, workload: Workload) -> dict[str, int]:
-        """Returns the complete schedule of a workload, and records the workload.
+    def decide(self, workload: Workload, kernel: MicroKernel = FP32) -> dict[str, int]:
+        """Returns the complete schedule of a workload, and records it; none if the micro-kernel chooses its tile.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
         """
+        if kernel.choose_tile is not None:
+            return {}
         self.workloads.append(workload)
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 
@@ -104,7 +106,7 @@ class Context(Scope):
         """
         extents, streaming = workload.direct
         if schedule is None:
-            schedule = self.decide(workload) if kernel.choose_tile is None else {}
+            schedule = self.decide(workload, kernel)
         return blocking_of(kernel, self.unit, extents.packed(kernel.terms), streaming, schedule)
 
     def micro_kernel(

@@ -141,19 +141,13 @@ def stream_rows(
             row = first + i if extents.rows % tile.rows == 0 else T.min(first + i, extents.rows - 1)
             T.buffer_store(begin, starts(b, row), [i])
 
-        def copy(put: Put, i: int, start: T.Index, count: T.Index) -> None:
-            def move(k: T.Index) -> None:
-                put(k, i, element(begin[i] + start + k))
-
-            if isinstance(count, int):
-                for_each_vector(count, tile.lanes, move)
-            else:
-                with T.serial(0, count) as k:
-                    move(k)
-
         def fill(put: Put, start: T.Index, count: T.Index) -> None:
             for i in range(tile.rows):
-                copy(put, i, start, count)
+
+                def move(k: T.Index, i: int = i) -> None:
+                    put(k, i, element(begin[i] + start + k))
+
+                for_each_vector(count, tile.lanes, move)
 
         return fill
 

@@ -35,13 +35,12 @@ def multiply_panels(
     if chunk is None:
         assert isinstance(depth, int)
         chunk = kernel.chunk(depth)
-    row_bytes = (a.stride or kernel.a.stored(chunk, chunk)) * kernel.a.number_bytes
 
     def multiply_chunk(c: T.Index, count: T.Index, *, last: bool = False) -> None:
         added = T.const(c > 0, "bool") if isinstance(c, int) else c > 0
         b.prepare(c * chunk, count)
         with T.serial(0, a.count) as p:
-            kernel.emit(PanelProduct(tile, a, b, sums, p, c * chunk, chunk, count, added, row_bytes, last))
+            kernel.emit(kernel, PanelProduct(tile, a, b, sums, p, c * chunk, chunk, count, added, last))
             if last and sums.finish is not None:
                 sums.finish(p)
 

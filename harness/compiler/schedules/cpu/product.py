@@ -126,6 +126,10 @@ class BlockedProduct:
         """Returns the stored numbers of a row of A in a chunk of the depth."""
         return self.kernel.a.stored(self.blocking.chunk, self.blocking.chunk)
 
+    def _place(self, c: T.Index, slot: T.Index, number: T.Index, i: T.Index) -> tuple[T.Index, ...]:
+        """Returns the place of a number of row i in a packed block of A."""
+        return (c, slot, number, i) if self.access.rows is None else (c, slot, i, number)
+
     def pack_block(self, block: Block, workspace: T.Buffer) -> None:
         """Emits the packing of a block of A into memory of `block_shape`."""
         a, chunk, tile = self.kernel.a, self.blocking.chunk, self.blocking.tile
@@ -133,16 +137,13 @@ class BlockedProduct:
             fill = self.access.pack(block.batch, (block.first_a + slot) * tile.rows)
 
             def pack_chunk(c: T.Index, count: T.Index) -> None:
-                def place(number: T.Index, i: T.Index) -> tuple[T.Index, ...]:
-                    return (c, slot, number, i) if self.access.rows is None else (c, slot, i, number)
-
                 def put(k: T.Index, i: T.Index, element: T.Expr) -> None:
                     for n, number in enumerate(a.split(element)):
-                        T.buffer_store(workspace, number, place(k + n * chunk, i))
+                        T.buffer_store(workspace, number, self._place(c, slot, k + n * chunk, i))
 
                 fill(put, c * chunk, count)
                 if a.scale is not None:
-                    a.scale(workspace, place, chunk, tile.rows, tile.lanes)
+                    a.scale(workspace, lambda k, i: self._place(c, slot, k, i), chunk, tile.rows, tile.lanes)
 
             whole, rest = divmod(self.extents.depth, chunk)
             if rest and not a.row_major:
@@ -169,7 +170,7 @@ class BlockedProduct:
             line = view(workspace, math.prod(self.block_shape))
 
             def number(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
-                return workspace[(first // chunk, p, *((k, i) if self.access.rows is None else (i, k)))]
+                return workspace[self._place(first // chunk, p, k, i)]
 
             def fetch_a(p: T.Index, first: T.Index, k: T.Index | None) -> None:
                 start = (first // chunk * slots + p + 1) * size

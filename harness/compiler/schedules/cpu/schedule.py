@@ -33,6 +33,7 @@ from harness.compiler.schedules.common.kernel import ceil_div, chunk_length
 from harness.compiler.schedules.cpu import blocking, winograd_plan
 from harness.compiler.schedules.cpu.bf16 import BF16, PAIR
 from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side
+from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 from harness.compiler.schedules.cpu.window import Window
@@ -253,7 +254,7 @@ def _parts(count: int) -> Iterator[int]:
 def _blocked(extents: Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
     _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
     tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
-    slots, splits = blocking.choose_partition(extents, streaming, tile)
+    slots, splits = blocking.choose_partition(extents, streaming, tile, FP32.block_bytes)
     panels, others = blocking.panels(extents, streaming, tile)
     blocks = _in_range(schedule, "blocks", ceil_div(panels, slots), panels)
     splits = _in_range(schedule, "splits", splits, others)
@@ -286,7 +287,7 @@ def _blocked_candidates(extents: Extents, streaming: Side, unit: VectorUnit) -> 
     for shape in tiles:
         tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
         panels, others = blocking.panels(extents, streaming, tile)
-        usual_blocks = ceil_div(panels, blocking.choose_partition(extents, streaming, tile)[0])
+        usual_blocks = ceil_div(panels, blocking.choose_partition(extents, streaming, tile, FP32.block_bytes)[0])
         for blocks in {usual_blocks, *_parts(panels)}:
             for splits in _parts(min(others, max(1, _MOST_TASKS // (extents.batch * blocks)))):
                 for chunk in sorted(chunks):
@@ -315,8 +316,7 @@ def blocking_of(
         count, _ = blocking.panels(extents, streaming, tile)
         return Blocking(tile, ceil_div(count, schedule["blocks"]), schedule["splits"], schedule["chunk"])
     tile = kernel.choose_tile(unit, extents.rows, extents.columns)
-    most_left = kernel.left_panels(tile, extents.depth)
-    slots, splits = blocking.choose_partition(extents, streaming, tile, most_left)
+    slots, splits = blocking.choose_partition(extents, streaming, tile, kernel.block_bytes)
     return Blocking(tile, slots, splits, kernel.chunk(extents.depth))
 
 

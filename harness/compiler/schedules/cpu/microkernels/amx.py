@@ -180,7 +180,7 @@ AMX = MicroKernel(
     multiplies=BF16,
     a=replace(PAIRS, row_major=True),
     b=PAIRS,
-    emit=call_function(_MULTIPLY, TILE_PAIRS),
+    emit=call_function(_MULTIPLY),
     source="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
     choose_tile=smallest_tile([(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]),
     least_rows=_LEAST_ROWS,

@@ -58,7 +58,7 @@ def dot_products(lanes: int, intrinsic: str) -> MicroKernel:
         multiplies=BF16,
         a=PAIRS,
         b=PAIRS,
-        emit=in_registers(_step),
+        emit=in_registers,
         step=_step,
         source=_dot_product(lanes, intrinsic),
     )
@@ -71,7 +71,7 @@ def shifts(unit: VectorUnit) -> MicroKernel:
         multiplies=BF16,
         a=replace(PAIRS, dtype="float32", numbers=PAIR, split=terms_of),
         b=PAIRS,
-        emit=in_registers(_step, PAIR),
+        emit=in_registers,
         step=_step,
         source=_shifts(unit.lanes),
         layers_only=True,

@@ -38,17 +38,18 @@ def micro_kernels(target: tvm.target.Target) -> tuple[MicroKernel, ...]:
     unit = vector_unit(target)
     feature, intrinsic = _DOT_PRODUCTS.get(unit, ("", ""))
     dot_products = bool(feature) and has(feature)
-    vectors = CONVERSIONS if unit.lanes == 8 and has("avxneconvert") else bf16.shifts(unit)
-    if dot_products:
-        vectors = bf16.dot_products(unit.lanes, intrinsic)
-    panels: tuple[MicroKernel, ...] = ()
+    kernels: list[MicroKernel] = []
     if {f"+{name}" for name in MATRIX_UNIT} <= {str(attribute) for attribute in target.attrs.get("mattr", ())}:
-        panels = (AMX,)
-    elif dot_products and feature == "bf16":
-        panels = (BFMMLA,)
-    elif has_integer_pairs(has) and not dot_products:
-        panels = (scaled_integers(unit.lanes),)
-    return (*panels, vectors, FP32)
+        kernels.append(AMX)
+    elif dot_products and unit.lanes == 4:
+        kernels.append(BFMMLA)
+    elif not dot_products and has_integer_pairs(has):
+        kernels.append(scaled_integers(unit.lanes))
+    if dot_products:
+        kernels.append(bf16.dot_products(unit.lanes, intrinsic))
+    if unit.lanes == 8 and has("avxneconvert"):
+        kernels.append(CONVERSIONS)
+    return (*kernels, bf16.shifts(unit), FP32)
 
 
 def rounding_kernels(target: tvm.target.Target) -> tuple[MicroKernel, ...]:

@@ -37,35 +37,27 @@ def multiply(
     return rows
 
 
-def in_registers(step: Step, numbers: int = 1) -> Callable[[PanelProduct], None]:
-    """Returns the emission of products whose sums stay in registers during a chunk of the depth.
+def in_registers(kernel: MicroKernel, product: PanelProduct) -> None:
+    """Emits a product whose sums stay in registers during a chunk of the depth."""
+    a, b, sums = product.a, product.b, product.sums
+    p, first, count = product.p, product.first, product.count
 
-    Args:
-        step: Emits the product of one element of the depth.
-        numbers: Stored numbers of an element of A.
-    """
+    def numbers(k: T.Index, i: int) -> Sequence[T.Expr]:
+        return [a.number(p, first, k + n * product.chunk, i) for n in range(kernel.a.numbers)]
 
-    def emit(product: PanelProduct) -> None:
-        a, b, sums = product.a, product.b, product.sums
-        p, first, count = product.p, product.first, product.count
+    def fetch(k: T.Index) -> None:
+        a.fetch(p, first, k)
+        b.fetch(p, first, k)
+        if product.last and isinstance(count, int):
+            sums.fetch(p, k, count)
 
-        def element(k: T.Index, i: int) -> Sequence[T.Expr]:
-            return [a.number(p, first, k + n * product.chunk, i) for n in range(numbers)]
+    def add(i: int, j: T.Index, position: T.Index) -> None:
+        index = sums.index(p, i, j, position)
+        T.buffer_store(sums.buffer, sums.buffer[index] + rows[i][j], index)
 
-        def fetch(k: T.Index) -> None:
-            a.fetch(p, first, k)
-            b.fetch(p, first, k)
-            if product.last and isinstance(count, int):
-                sums.fetch(p, k, count)
-
-        def add(i: int, j: T.Index, position: T.Index) -> None:
-            index = sums.index(p, i, j, position)
-            T.buffer_store(sums.buffer, sums.buffer[index] + rows[i][j], index)
-
-        rows = multiply(step, product.tile, count, element, lambda k, j: b.element(first, k, j), fetch)
-        each_vector(product.tile, add)
-
-    return emit
+    assert kernel.step is not None
+    rows = multiply(kernel.step, product.tile, count, numbers, lambda k, j: b.element(first, k, j), fetch)
+    each_vector(product.tile, add)
 
 
 def _multiply_add(
@@ -83,7 +75,7 @@ FP32 = MicroKernel(
     multiplies="float32",
     a=_NUMBERS,
     b=_NUMBERS,
-    emit=in_registers(_multiply_add),
+    emit=in_registers,
     step=_multiply_add,
 )
 """Products of fp32 numbers, summed in fp32."""

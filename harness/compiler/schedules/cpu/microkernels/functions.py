@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.emit import prefetch
-from harness.compiler.schedules.cpu.microkernels.microkernel import PanelProduct
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelProduct
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
 
 
@@ -30,20 +30,19 @@ def head_of_function(function: str, rows: int, columns: int) -> str:
     return f"define linkonce_odr i32 @{function}_{rows}x{columns}({arguments}) {{"
 
 
-def call_function(function: str, elements: int = 1, *, fetches_a: bool = False) -> Callable[[PanelProduct], None]:
+def call_function(function: str, *, fetches_a: bool = False) -> Callable[[MicroKernel, PanelProduct], None]:
     """Returns the emission of calls of functions that multiply whole panels in memory, the one of A row by row.
 
     A function gets the addresses of its sums and of both panels, the bytes from one row of A to the next, the steps of
-    the depth, and whether there are sums yet: it adds the product to them, or makes them. The next chunk of B is always
-    prefetched, into the second cache.
+    the depth, of `multiple` elements each, and whether there are sums yet: it adds the product to them, or makes them.
+    The next chunk of B is always prefetched, into the second cache.
 
     Args:
         function: Name of the functions (`head_of_function`).
-        elements: Elements of a step of the depth.
         fetches_a: Whether the next panel of A is prefetched, for panels so small that the first cache holds two.
     """
 
-    def emit(product: PanelProduct) -> None:
+    def emit(kernel: MicroKernel, product: PanelProduct) -> None:
         tile, a, b, sums = product.tile, product.a, product.b, product.sums
         p, first = product.p, product.first
         if fetches_a:
@@ -54,8 +53,9 @@ def call_function(function: str, elements: int = 1, *, fetches_a: bool = False) 
         last = sums.index(p, tile.rows - 1, tile.columns - 1, tile.size - 1)
         prefetch(sums.buffer[last], write=True)
         addresses = [T.address_of(element) for element in operands]
-        row, added = T.const(product.row_bytes, "int64"), T.Cast("int32", product.added)
+        stride = a.stride or kernel.a.stored(product.chunk, product.chunk)
+        row, added = T.const(stride * kernel.a.number_bytes, "int64"), T.Cast("int32", product.added)
         name = f"{function}_{tile.rows}x{tile.columns}"
-        T.evaluate(T.call_extern("int32", name, *addresses, row, product.count // elements, added))
+        T.evaluate(T.call_extern("int32", name, *addresses, row, product.count // kernel.multiple, added))
 
     return emit

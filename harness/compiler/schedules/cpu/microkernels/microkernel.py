@@ -142,7 +142,6 @@ class PanelProduct:
         chunk: Elements of a whole chunk.
         count: Elements of this one.
         added: Whether there are sums yet.
-        row_bytes: Bytes from one row of A to the next, where panels lie row by row.
         last: Whether it is the last chunk, and `sums.finish` follows.
     """
 
@@ -155,7 +154,6 @@ class PanelProduct:
     chunk: int
     count: T.Index
     added: T.Expr
-    row_bytes: int
     last: bool
 
 
@@ -168,7 +166,7 @@ class MicroKernel:
         multiplies: Type of the terms, a part of a workload's key.
         a: Format of A.
         b: Format of B, and of A where that is packed when the model is loaded, as far as elements go.
-        emit: Emits a product.
+        emit: (the micro-kernel, a product of panels): emits the product.
         step: Emits one element of the depth with sums in registers; None if panels are multiplied as a whole.
         source: LLVM IR of the functions that are called.
         layers_only: Whether only linear layers with bfloat16 weights gain by it.
@@ -176,7 +174,8 @@ class MicroKernel:
         least_rows: Fewest rows of a product.
         multiple: Elements of which the depth is a multiple.
         longest: Elements of a chunk at most; None for the usual length of a sum in one register.
-        block_bytes: Largest size of a block of A in bytes; None if the memory behind the second cache is fast enough.
+        block_bytes: Largest size of a block of A in bytes. It is read in order, chunk by chunk, and need not fit the
+            second cache where the memory behind that is fast enough.
         setup: Emits the configuration of the instructions around the code in the context.
     """
 
@@ -184,7 +183,7 @@ class MicroKernel:
     multiplies: str
     a: PanelFormat
     b: PanelFormat
-    emit: Callable[[PanelProduct], None]
+    emit: Callable[[MicroKernel, PanelProduct], None]
     step: Step | None = None
     source: str = ""
     layers_only: bool = False
@@ -192,7 +191,7 @@ class MicroKernel:
     least_rows: int = 0
     multiple: int = 1
     longest: int | None = None
-    block_bytes: int | None = None
+    block_bytes: int = 6 * 1024 * 1024
     setup: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
@@ -248,12 +247,6 @@ class MicroKernel:
         if even or self.b.scale is not None:
             return self.multiple * max(length for length in range(1, most_steps + 1) if steps % length == 0)
         return self.multiple * ceil_div(steps, ceil_div(steps, most_steps))
-
-    def left_panels(self, tile: Tile, depth: int) -> int | None:
-        """Returns the panels of a block of A at most, of so many elements of the depth; None if any number will do."""
-        if self.block_bytes is None:
-            return None
-        return max(1, self.block_bytes // (self.a.number_bytes * tile.rows * depth))
 
     def imported(self) -> AbstractContextManager[None]:
         """Emits the import of the functions for the code in the context."""

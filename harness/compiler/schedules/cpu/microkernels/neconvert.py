@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.microkernels import bf16
-from harness.compiler.schedules.cpu.microkernels.fp32 import in_registers
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 
 _UNIT = VectorUnit(lanes=8, registers=16)
@@ -55,7 +54,6 @@ def _step(
 CONVERSIONS = replace(
     bf16.shifts(_UNIT),
     name="bf16_vcvtne",
-    emit=in_registers(_step, bf16.PAIRS.terms),
     step=_step,
     source=_SOURCE,
     choose_tile=lambda unit, rows, columns: choose_tile(unit, rows, columns, _SHAPES),
