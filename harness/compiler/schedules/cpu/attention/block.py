@@ -407,7 +407,7 @@ class Passage:
                 arithmetic=plan.attention.arithmetic,
                 stride=keys.stride,
             )
-            state.add_by_channel(q, output, totals, factor)
+            state.add(q, output, totals, factor)
             return
         with T.serial(0, plan.panels) as panel:
             channel = T.Bind(panel * output.columns)
