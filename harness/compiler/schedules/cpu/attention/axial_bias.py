@@ -17,9 +17,9 @@ from tvm import ir, relax, sym
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Reader, broadcast, fold
 from harness.compiler.schedules.common.graph import is_call, number, static_shape
-from harness.compiler.schedules.common.kernel import Argument, fp32
+from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.common.scope import Scope
-from harness.compiler.schedules.cpu.attention.score_mod import Head, Position, ScoreMod
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position, ScoreMod
 
 _MOVES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims", "relax.broadcast_to")
 _LEAST_REUSE = 8
@@ -36,20 +36,14 @@ class AxialBias(ScoreMod):
         width: Keys of a line.
     """
 
-    role = "axial_bias"
     lines: Folded
     columns: Folded
     width: int
 
     @property
-    def inputs(self) -> tuple[relax.Expr, ...]:
-        """Returns the tensors of both parts."""
-        return (*self.lines.inputs, *self.columns.inputs)
-
-    @property
-    def arguments(self) -> list[Argument]:
-        """Returns the kernel's parameters for the inputs."""
-        return [*self.lines.arguments, *self.columns.arguments]
+    def parts(self) -> dict[str, Folded]:
+        """Returns both parts."""
+        return {"lines": self.lines, "columns": self.columns}
 
     @property
     def decisions(self) -> dict[str, str]:
@@ -61,31 +55,27 @@ class AxialBias(ScoreMod):
         """Returns the number of lines of the image."""
         return int(self.lines.shape[3]) // self.width
 
-    def allocated(self, buffers: Sequence[T.Buffer], blocks: int, columns: int) -> Sequence[T.Buffer]:
+    def allocated(self, blocks: int, columns: int) -> Buffers:
         """Emits the allocation of a row for each line and column of the image, [block, row, query]."""
-        return [T.alloc_buffer((blocks, self.height + self.width, columns), "float32")]
+        return {"rows": [T.alloc_buffer((blocks, self.height + self.width, columns), "float32")]}
 
-    def fill(
-        self, source: Sequence[T.Buffer], buffers: Sequence[T.Buffer], head: Head, block: T.Index, first: T.Expr
-    ) -> None:
+    def fill(self, buffers: Buffers, head: Head, block: T.Index, first: T.Expr) -> None:
         """Emits the rows of a block of queries; the last query is repeated beyond the edge."""
-        (rows,), line_count = buffers, len(self.lines.inputs)
-        parts = (
-            (self.lines, source[:line_count], 0, self.height, self.width),
-            (self.columns, source[line_count:], self.height, self.width, 1),
-        )
-        for part, inputs, start, count, step in parts:
+        (rows,) = buffers["rows"]
+        starts = {"lines": (0, self.height, self.width), "columns": (self.height, self.width, 1)}
+        for role, part in self.parts.items():
+            start, count, step = starts[role]
             with T.serial(0, count) as n, T.serial(0, int(rows.shape[2])) as j:
                 query = T.Bind(T.min(first + j, int(part.shape[2]) - 1))
                 analyzer = sym.Analyzer()
                 for variable, extent in zip((*head, query, n), (*part.shape[:3], count), strict=True):
                     analyzer.bind(variable, ir.Range(0, extent))
-                value = broadcast(part, Reader(inputs, analyzer), [*head, query, n * step])
+                value = broadcast(part, Reader(buffers[role], analyzer), [*head, query, n * step])
                 T.buffer_store(rows, value, [block, start + n, j])
 
-    def emit(self, buffers: Sequence[T.Buffer], position: Position, score: T.Expr) -> T.Expr:
+    def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the score with the bias."""
-        (rows,), block, j = buffers, position.block, position.column
+        (rows,), block, j = buffers["rows"], position.block, position.column
         line, column = position.key // self.width, self.height + position.key % self.width
         return score + (rows[block, line, j] + rows[block, column, j])
 

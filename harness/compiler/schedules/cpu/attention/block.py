@@ -16,9 +16,9 @@ from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_e
 from harness.compiler.schedules.common.kernel_info import ATTENTION, KernelInfo
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.attention.online_softmax import State, fill, normalized
-from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import joined_rows, pack_channels
-from harness.compiler.schedules.cpu.attention.score_mod import Head, Position
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position
 from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.microkernels.fp32 import multiply
 from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
@@ -130,12 +130,12 @@ class Work:
     Attributes:
         queries: The queries, transposed: [block, element of the depth, query].
         state: State of the softmax of each block.
-        mods: The buffers that score changes read, by role.
+        sources: The buffers of the inputs, and those that score changes keep, by role.
     """
 
     queries: T.Buffer
     state: State
-    mods: Buffers
+    sources: Buffers
 
     @classmethod
     def allocated(cls, plan: Plan, sources: Buffers, blocks: int) -> Work:
@@ -143,16 +143,20 @@ class Work:
         attention, columns = plan.attention, plan.columns
         queries = T.alloc_buffer((blocks, attention.depth, columns), attention.arithmetic.dtype)
         state = State.allocated(blocks, plan.scores, plan.padded, by_channel=plan.by_channel)
-        return cls(queries, state, attention.allocated(sources, blocks, columns))
+        buffers = dict(sources)
+        for mod in attention.score_mods:
+            buffers |= mod.allocated(blocks, columns)
+        return cls(queries, state, buffers)
 
-    def prepare(self, plan: Plan, sources: Buffers, line: T.Buffer, block: QueryBlock, count: T.Index) -> None:
+    def prepare(self, plan: Plan, line: T.Buffer, block: QueryBlock, count: T.Index) -> None:
         """Emits the packing of `count` queries of a block, through [query, element], and all before their first key."""
         attention, q = plan.attention, block.number
-        rows = attention.query_rows(sources, block.head)
+        rows = attention.query_rows(self.sources, block.head)
         pack_channels(rows, line, plan.lanes, block.first, count, attention.arithmetic)
         with T.serial(0, attention.depth) as d, T.serial(0, plan.columns) as j:
             T.buffer_store(self.queries, line[j, d], [q, d, j])
-        attention.fill(sources, self.mods, block.head, q, block.first)
+        for mod in attention.score_mods:
+            mod.fill(self.sources, block.head, q, block.first)
         self.state.clear(q)
 
     def write(self, plan: Plan, block: QueryBlock, count: T.Index, result: T.Buffer) -> None:
@@ -322,7 +326,7 @@ class Passage:
                 j = start + lane
                 query = T.min(first + j, length - 1) if length % columns else first + j
                 position = Position(*self.queries.head, query, self.keys.first + key, self.queries.number, j)
-                T.buffer_store(strip, attention.modified(self.work.mods, position, score(j)), [key, j])
+                T.buffer_store(strip, attention.modified(self.work.sources, position, score(j)), [key, j])
                 T.buffer_store(highest, T.max(highest[j], strip[key, j]), [j])
 
     def _weigh_all(self, exponentials: _Before) -> None:
@@ -388,7 +392,7 @@ class Passage:
             )
             b = PanelOfB(lambda first, k, j: weights[first + k, j], prepare)
             multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
-            state.add_by_channel(q, output, totals, factor)
+            state.add(q, output, totals, factor)
             return
         a = PanelsOfA(plan.columns // output.rows, lambda p, first, k, i: weights[first + k, p * output.rows + i])
         with T.serial(0, plan.panels) as panel:

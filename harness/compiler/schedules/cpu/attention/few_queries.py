@@ -26,9 +26,9 @@ from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp3
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.attention.online_softmax import fill, finite, normalized
-from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import Rows
-from harness.compiler.schedules.cpu.attention.score_mod import Head, Position
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position
 
 _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""

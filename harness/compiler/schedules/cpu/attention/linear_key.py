@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax
-
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Index, Reader
+from harness.compiler.schedules.common.folding import Folded, Index, Reader, stored
 from harness.compiler.schedules.common.graph import extents
 from harness.compiler.schedules.common.kernel import Argument, ceil_div
 from harness.compiler.schedules.cpu.attention.packing import Rows, copy_rows
-from harness.compiler.schedules.cpu.attention.score_mod import Head
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head
 from harness.compiler.schedules.cpu.blocking import packed_shape
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
@@ -55,29 +53,17 @@ class LinearKey:
         return int(self.layer.weight.ty.shape[0 if self.transposed else 1])
 
     @property
-    def inputs(self) -> tuple[relax.Expr, ...]:
-        """Returns the tensors in memory that the key reads beside the layer's result."""
-        return tuple(value for value in self.key.inputs if not self._is_result(value))
+    def parts(self) -> dict[str, Folded]:
+        """Returns the tensors that are read from memory, by role."""
+        others = tuple(value for value in self.key.inputs if not value.same_as(self.layer.result))
+        bias = {} if self.layer.bias is None else {"layer_bias": stored(self.layer.bias)}
+        weight = {WEIGHT: stored(self.layer.weight)}
+        return {"key": replace(self.key, inputs=others), "source": self.source, **weight, **bias}
 
     @property
-    def arguments(self) -> list[Argument]:
-        """Returns the kernel's parameters for these inputs."""
-        pairs = zip(self.key.inputs, self.key.arguments, strict=True)
-        return [argument for value, argument in pairs if not self._is_result(value)]
-
-    def _is_result(self, value: relax.Expr) -> bool:
-        return bool(value.same_as(self.layer.result))
-
-    @property
-    def tensors(self) -> dict[str, tuple[Sequence[relax.Expr], Sequence[Argument]]]:
-        """Returns the layer's tensors and the kernel's parameters for them, by role."""
-        packed = Argument(WEIGHT, packed_shape("right", 1, self.wide, self.layer.narrow, self.tile))
-        bias = [] if self.layer.bias is None else [self.layer.bias]
-        return {
-            "source": (self.source.inputs, self.source.arguments),
-            WEIGHT: ([self.layer.weight], [packed]),
-            "layer_bias": (bias, [Argument("layer_bias", extents(value) or ()) for value in bias]),
-        }
+    def packed(self) -> Argument:
+        """Returns the kernel's parameter for the weight, which is packed."""
+        return Argument(WEIGHT, packed_shape("right", 1, self.wide, self.layer.narrow, self.tile))
 
     @property
     def packing(self) -> T.PrimFunc:
@@ -89,9 +75,7 @@ class LinearKey:
         weight = Argument(WEIGHT, extents(self.layer.weight) or ())
         return pack_function("right", weight, 1, self.wide, self.layer.narrow, self.tile, read)
 
-    def rows(
-        self, buffers: Mapping[str, Sequence[T.Buffer]], head: Head, first: T.Index, count: T.Index, most: int
-    ) -> Rows:
+    def rows(self, buffers: Buffers, head: Head, first: T.Index, count: T.Index, most: int) -> Rows:
         """Emits the layer for `count` keys from a first one on, of at most `most`; returns these rows of the key."""
         tile, (weight,) = self.tile, buffers[WEIGHT]
         panels = ceil_div(self.wide, tile.columns)
@@ -111,12 +95,12 @@ class LinearKey:
         def element(reader: Reader, index: Index) -> T.Expr:
             row = reader.analyzer.simplify(T.convert(index[1] - first))
             others = iter(reader.buffers)
-            computed = _ResultRow(result, row, buffers["layer_bias"])
-            inputs = [computed if self._is_result(value) else next(others) for value in self.key.inputs]
+            computed = _ResultRow(result, row, buffers.get("layer_bias", ()))
+            inputs = [computed if value.same_as(self.layer.result) else next(others) for value in self.key.inputs]
             value: T.Expr = self.key.element(Reader(inputs, reader.analyzer), index)
             return value
 
-        return Rows(replace(self.key, inputs=self.inputs, element=element), buffers["key"], head)
+        return Rows(replace(self.parts["key"], element=element), buffers["key"], head)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _score_mods(context: Context, attention: ir.Call, problem: Problem, *, axial
     bias = _bias_of(attention)
     if bias is not None:
         parts = axial_bias(context, bias) if axial else None
-        mods.append(Bias(bias) if parts is None else parts)
+        mods.append(Bias(stored(bias), problem.bias_dtype == "bool") if parts is None else parts)
     if problem.diagonal is not None:
         mods.append(Diagonal(problem.diagonal))
     return tuple(mods)

@@ -71,26 +71,24 @@ class State:
         for_each_vector(self.columns, self.lanes, store_factor)
         for_each_vector(self.columns, self.lanes, note)
 
-    def add(self, q: T.Index, tile: Tile, totals: T.Buffer, factor: T.Buffer, channel: T.Index) -> None:
-        """Emits results = factor · results + totals for the channels of one panel."""
-        with T.serial(0, self.columns) as i:
-            weight = T.Bind(factor[i])
+    def add(self, q: T.Index, tile: Tile, totals: T.Buffer, factor: T.Buffer, channel: T.Index = 0) -> None:
+        """Emits results = factor · results + totals for the channels of one panel, or for all if they come first.
+
+        Args:
+            q: Number of the block.
+            tile: The register tile of the results.
+            totals: [tile, row · column].
+            factor: One for each query.
+            channel: The first channel of the panel.
+        """
+        with T.serial(0, int(self.results.shape[1])) as i:
+            of_query = None if self.by_channel else T.Bind(factor[i])
 
             def accumulate(j: T.Index) -> None:
                 added = totals[i // tile.rows, i % tile.rows * tile.columns + j]
                 index = (q, i, channel + j)
+                weight = factor[j] if of_query is None else of_query
                 T.buffer_store(self.results, self.results[index] * weight + added, index)
-
-            for_each_vector(tile.columns, tile.lanes, accumulate)
-
-    def add_by_channel(self, q: T.Index, tile: Tile, totals: T.Buffer, factor: T.Buffer) -> None:
-        """Emits results = factor · results + totals, [panel of channels, channel · query], for all channels."""
-        with T.serial(0, int(self.results.shape[1])) as channel:
-
-            def accumulate(j: T.Index) -> None:
-                added = totals[channel // tile.rows, channel % tile.rows * tile.columns + j]
-                index = (q, channel, j)
-                T.buffer_store(self.results, self.results[index] * factor[j] + added, index)
 
             for_each_vector(tile.columns, tile.lanes, accumulate)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 from tvm import relax
@@ -15,17 +16,14 @@ from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.folding import Folded
 from harness.compiler.schedules.common.kernel import Argument, free_variables
 from harness.compiler.schedules.common.kernel_info import KernelInfo
-from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
+from harness.compiler.schedules.cpu.attention.linear_key import WEIGHT, LinearKey
 from harness.compiler.schedules.cpu.attention.packing import Rows
-from harness.compiler.schedules.cpu.attention.score_mod import Head, Position, ScoreMod
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position, ScoreMod
 from harness.compiler.schedules.cpu.bf16 import BF16, to_bf16
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 
 _T = TypeVar("_T")
-
-Buffers = Mapping[str, Sequence[T.Buffer]]
-"""The buffers of a kernel's inputs by role: query, key, value, those of a linear key, and those of score changes."""
 
 
 @dataclass(frozen=True)
@@ -69,44 +67,41 @@ class Attention:
         return bool(self.score_mods)
 
     @property
-    def _tensors(self) -> dict[str, tuple[Sequence[relax.Expr], Sequence[Argument]]]:
-        """Returns the tensors that are read from memory, and the parameters for them, by role and in order."""
-        operands = {"query": self.query, "key": self.key, "value": self.value}
-        return {
-            **{role: (operand.inputs, operand.arguments) for role, operand in operands.items()},
-            **(self.key.tensors if isinstance(self.key, LinearKey) else {}),
-            **{mod.role: (mod.inputs, mod.arguments) for mod in self.score_mods},
-        }
+    def parts(self) -> dict[str, Folded]:
+        """Returns what is read from memory by role, in the order of the kernel's parameters."""
+        key = self.key.parts if isinstance(self.key, LinearKey) else {"key": self.key}
+        parts = {"query": self.query, "key": key["key"], "value": self.value, **key}
+        for mod in self.score_mods:
+            parts |= mod.parts
+        return parts
 
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
         """Returns the tensors that are read from memory, in the order of `arguments`."""
-        return tuple(value for inputs, _ in self._tensors.values() for value in inputs)
+        return tuple(value for part in self.parts.values() for value in part.inputs)
 
     @property
     def arguments(self) -> list[Argument]:
         """Returns the kernel's tensors, the result last."""
-        arguments = [
-            replace(argument, name=f"{role}{n}")
-            for role, (_, arguments) in self._tensors.items()
-            for n, argument in enumerate(arguments)
-        ]
+        arguments = {role: part.arguments for role, part in self.parts.items()}
+        if isinstance(self.key, LinearKey):
+            arguments[WEIGHT] = [self.key.packed]
         problem = self.problem
         shape = self._place(problem.batch, problem.queries, problem.heads, problem.width)
-        return [*arguments, Argument("result", tuple(shape), self.stores)]
+        return [
+            *(replace(one, name=f"{role}{n}") for role, of_role in arguments.items() for n, one in enumerate(of_role)),
+            Argument("result", tuple(shape), self.stores),
+        ]
 
     @property
     def variables(self) -> list[T.Var]:
         """Returns the variables that a call passes after the inputs."""
         return free_variables(self.arguments)
 
-    def by_role(self, values: Sequence[_T]) -> dict[str, Sequence[_T]]:
+    def by_role(self, values: Sequence[_T]) -> dict[str, list[_T]]:
         """Returns values of the inputs, such as buffers, by role."""
-        result, start = {}, 0
-        for role, (inputs, _) in self._tensors.items():
-            result[role] = values[start : start + len(inputs)]
-            start += len(inputs)
-        return result
+        remaining = iter(values)
+        return {role: list(islice(remaining, len(part.inputs))) for role, part in self.parts.items()}
 
     def query_rows(self, buffers: Buffers, head: Head) -> Rows:
         """Returns the scaled queries of a head."""
@@ -130,19 +125,10 @@ class Attention:
         """Returns the values of a head."""
         return Rows(self.value, buffers["value"], head)
 
-    def allocated(self, buffers: Buffers, blocks: int, columns: int) -> Buffers:
-        """Emits the allocation of what score changes keep for blocks of queries; returns the buffers that they read."""
-        return {mod.role: mod.allocated(buffers[mod.role], blocks, columns) for mod in self.score_mods}
-
-    def fill(self, sources: Buffers, buffers: Buffers, head: Head, block: T.Index, first: T.Expr) -> None:
-        """Emits what score changes prepare for a block of queries, whose first one is given."""
-        for mod in self.score_mods:
-            mod.fill(sources[mod.role], buffers[mod.role], head, block, first)
-
     def modified(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the score of a position with all changes; -inf for a masked key."""
         for mod in self.score_mods:
-            score = mod.emit(buffers[mod.role], position, score)
+            score = mod.emit(buffers, position, score)
         return score
 
     def store(self, result: T.Buffer, value: T.Expr, head: Head, query: T.Index, channel: T.Index) -> None:

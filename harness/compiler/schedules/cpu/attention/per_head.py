@@ -25,9 +25,9 @@ from harness.compiler.schedules.common.kernel import (
     tail_extent,
 )
 from harness.compiler.schedules.cpu.attention.block import KeyBlock, Passage, Plan, QueryBlock, Strip, Work
-from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
-from harness.compiler.schedules.cpu.attention.score_mod import Head
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head
 from harness.compiler.schedules.cpu.emit import columns_after
 from harness.compiler.schedules.cpu.schedule import key_blocks, query_group
 from harness.compiler.schedules.cpu.tile import Tile
@@ -171,7 +171,7 @@ def _compute(
         count = T.Bind(T.max(0, T.min(plan.group, blocks - g * plan.group)))
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.prepare(plan, sources, line, QueryBlock(q, head, first), rows)
+            work.prepare(plan, line, QueryBlock(q, head, first), rows)
         with T.serial(0, key_blocks(plan.count)) as n, T.serial(0, count) as q:
             keys = plan.key_block(*copies, n)
             block = QueryBlock(q, head, T.Bind((first_of_group + q) * plan.columns))

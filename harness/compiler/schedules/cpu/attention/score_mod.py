@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from tvm import relax
+from tvm import sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import extents
-from harness.compiler.schedules.common.kernel import Argument, fp32
+from harness.compiler.schedules.common.folding import Folded, Reader, broadcast
+from harness.compiler.schedules.common.kernel import fp32
 
 Head = tuple[T.Expr, T.Expr]
 """Batch and number of a head."""
+Buffers = Mapping[str, Sequence[T.Buffer]]
+"""The buffers of a kernel's inputs, and of what score changes keep, by role."""
 
 
 class Position(NamedTuple):
@@ -32,79 +34,57 @@ class Position(NamedTuple):
 class ScoreMod:
     """A change of scores by their positions."""
 
-    role: ClassVar[str] = ""
-    """Role of its tensors among a kernel's inputs."""
-
     @property
-    def inputs(self) -> tuple[relax.Expr, ...]:
-        """Returns the tensors that are read from memory, in the order of `arguments`."""
-        return ()
-
-    @property
-    def arguments(self) -> list[Argument]:
-        """Returns the kernel's parameters for the inputs."""
-        return []
+    def parts(self) -> dict[str, Folded]:
+        """Returns the tensors that it reads, by role."""
+        return {}
 
     @property
     def decisions(self) -> dict[str, str]:
         """Returns what a kernel's facts say about it."""
         return {}
 
-    def allocated(self, buffers: Sequence[T.Buffer], blocks: int, columns: int) -> Sequence[T.Buffer]:
-        """Emits the allocation of what is kept for blocks of queries; returns the buffers that `emit` reads."""
-        return buffers
+    def allocated(self, blocks: int, columns: int) -> Buffers:
+        """Emits the allocation of what is kept for blocks of so many queries; returns it by role."""
+        return {}
 
-    def fill(
-        self, source: Sequence[T.Buffer], buffers: Sequence[T.Buffer], head: Head, block: T.Index, first: T.Expr
-    ) -> None:
-        """Emits the preparation of a block of queries.
+    def fill(self, buffers: Buffers, head: Head, block: T.Index, first: T.Expr) -> None:
+        """Emits what is kept for a block of queries, whose first one is given."""
 
-        Args:
-            source: The buffers of the inputs.
-            buffers: Those that `allocated` returned.
-            head: Batch and head.
-            block: Number of the block.
-            first: Its first query.
-        """
-
-    def emit(self, buffers: Sequence[T.Buffer], position: Position, score: T.Expr) -> T.Expr:
+    def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the changed score; -inf for a masked key."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Bias(ScoreMod):
-    """A tensor that broadcasts to [batch, head, query, key]: fp32 is added, and false in a bool masks a key out."""
+    """A tensor that broadcasts to [batch, head, query, key].
 
-    role = "bias"
-    tensor: relax.Expr
+    Attributes:
+        tensor: The tensor.
+        masks: Whether it is boolean, and false masks a key out; it is added otherwise.
+    """
+
+    tensor: Folded
+    masks: bool
 
     @property
-    def inputs(self) -> tuple[relax.Expr, ...]:
+    def parts(self) -> dict[str, Folded]:
         """Returns the tensor."""
-        return (self.tensor,)
+        return {"bias": self.tensor}
 
-    @property
-    def arguments(self) -> list[Argument]:
-        """Returns the kernel's parameter for it."""
-        return [Argument("bias", extents(self.tensor) or (), str(self.tensor.ty.dtype))]
-
-    def emit(self, buffers: Sequence[T.Buffer], position: Position, score: T.Expr) -> T.Expr:
+    def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the score with the bias, or masked."""
-        (bias,) = buffers
-        (argument,) = self.arguments
-        index = [0 if extent == 1 else i for extent, i in zip(argument.shape, position[:4], strict=True)]
-        stored = bias[tuple(index)]
-        return T.Select(stored, score, fp32(-math.inf)) if argument.dtype == "bool" else score + stored
+        bias = broadcast(self.tensor, Reader(buffers["bias"], sym.Analyzer()), position[:4])
+        return T.Select(bias, score, fp32(-math.inf)) if self.masks else score + bias
 
 
 @dataclass(frozen=True)
 class Diagonal(ScoreMod):
     """A causal mask: query i sees keys up to i + offset."""
 
-    role = "diagonal"
     offset: T.Index
 
-    def emit(self, buffers: Sequence[T.Buffer], position: Position, score: T.Expr) -> T.Expr:
+    def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the score, masked behind the diagonal."""
         return T.Select(position.key <= position.query + self.offset, score, fp32(-math.inf))

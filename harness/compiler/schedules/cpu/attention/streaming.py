@@ -29,9 +29,9 @@ from harness.compiler.schedules.cpu.attention.block import (
     parts_of,
 )
 from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
-from harness.compiler.schedules.cpu.attention.operands import Attention, Buffers
+from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import copy_rows, joined_rows, pack_channels
-from harness.compiler.schedules.cpu.attention.score_mod import Head
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head
 from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -80,7 +80,7 @@ class Streaming:
                 def head_of(m: T.Expr, g: T.Expr = g) -> Head:
                     return plan.head(T.Bind(g * plan.heads_at_a_time + m))
 
-                _pack_queries(plan, head_of, sources, work)
+                _pack_queries(plan, head_of, work)
                 with T.serial(0, ceil_div(count, plan.keys)) as block:
                     first = T.Bind(block * plan.keys)
                     key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
@@ -165,12 +165,12 @@ class _Panels:
         return cls(T.alloc_buffer(keys, arithmetic.dtype), T.alloc_buffer(values, arithmetic.dtype))
 
 
-def _pack_queries(plan: _Plan, head_of: _HeadOf, sources: Buffers, work: Work) -> None:
+def _pack_queries(plan: _Plan, head_of: _HeadOf, work: Work) -> None:
     """Emits the packing of the queries, and the state before the first key."""
     with T.parallel(0, plan.tasks) as task:
         first, rows = plan.queries_from(task % plan.blocks)
         line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
-        work.prepare(plan, sources, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
+        work.prepare(plan, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
 
 
 def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
