@@ -11,10 +11,10 @@ dimensions before the first symbolic one, and within that one and the static dim
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tvm import ir, relax, sym
@@ -244,7 +244,7 @@ def _matching_parts(source: Shape, result: Shape) -> list[tuple[Shape, Shape]] |
     Static shapes are one part. Others are cut before their only symbolic extent: the number of an element within a part
     does not depend on the part's first extent.
     """
-    source_cut, result_cut = (sum(1 for _ in takewhile(_is_static, shape)) for shape in (source, result))
+    source_cut, result_cut = (sum(1 for _ in itertools.takewhile(_is_static, shape)) for shape in (source, result))
     source_parts, result_parts = (source[:source_cut], source[source_cut:]), (result[:result_cut], result[result_cut:])
     if bool(source_parts[1]) != bool(result_parts[1]) or math.prod(source_parts[0]) != math.prod(result_parts[0]):
         return None
@@ -325,20 +325,16 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     start, _, step = (int(number) for number in value.args[2:])
     if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
         return None
-    parts = [fold(scope, argument) for argument in value.args[:2]]
-    inputs, select_reader = _join_inputs(parts)
+    outer_part, inner_part = parts = _joined([fold(scope, argument) for argument in value.args[:2]])
 
     def element(reader: Reader, position: Index) -> T.Expr:
         inner_position = [*position[:axis], position[axis] - start, *position[axis + 1 :]]
-        outer, inside = (
-            parts[0].element(select_reader(reader, 0), position),
-            parts[1].element(select_reader(reader, 1), inner_position),
-        )
+        outer, inside = outer_part.element(reader, position), inner_part.element(reader, inner_position)
         return T.if_then_else(T.all(position[axis] >= start, position[axis] < start + run[axis]), inside, outer)
 
     period = math.lcm(*(part.period for part in parts)) if axis < len(shape) - 1 else 1
     # Choosing between the two counts as an operation.
-    return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+    return Folded(parts[0].inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
 def _concat(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
@@ -373,16 +369,14 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
 
 def _concatenate(parts: Sequence[Folded], shape: Shape, axis: int) -> Folded:
     """Concatenates folded tensors along an axis."""
+    parts = _joined(parts)
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
-    inputs, select_reader = _join_inputs(parts)
 
     def element(reader: Reader, position: Index) -> T.Expr:
         def read_part(n: int) -> T.Expr:
             # Where it is read, the index is known to be one of the part's own.
             with reader.analyzer.constraint_scope(T.convert(position[axis]) >= starts[n]):
-                return parts[n].element(
-                    select_reader(reader, n), [*position[:axis], position[axis] - starts[n], *position[axis + 1 :]]
-                )
+                return parts[n].element(reader, [*position[:axis], position[axis] - starts[n], *position[axis + 1 :]])
 
         for n in range(len(parts) - 1):
             if not reader.analyzer.can_prove(T.convert(position[axis]) >= starts[n + 1]):
@@ -401,7 +395,7 @@ def _concatenate(parts: Sequence[Folded], shape: Shape, axis: int) -> Folded:
     else:
         period = len(parts) if shape[axis] == len(parts) else 1
     # Choosing between the parts counts as an operation.
-    return Folded(inputs, shape, element, 1 + max(part.operations for part in parts), period)
+    return Folded(parts[0].inputs, shape, element, 1 + max(part.operations for part in parts), period)
 
 
 def _astype(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
@@ -418,15 +412,14 @@ def _astype(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
 def _binary(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     if any(_shape(scope, argument) is None or str(argument.ty.dtype) != "float32" for argument in value.args):
         return None
-    parts = [fold(scope, argument) for argument in value.args]
-    inputs, select_reader = _join_inputs(parts)
+    parts = _joined([fold(scope, argument) for argument in value.args])
     operation = BINARY[value.op.name]
 
     def element(reader: Reader, position: Index) -> T.Expr:
-        return operation(*(broadcast(part, select_reader(reader, n), position) for n, part in enumerate(parts)))
+        return operation(*(broadcast(part, reader, position) for part in parts))
 
     period = max(part.period for part in parts)
-    return Folded(inputs, shape, element, 1 + sum(part.operations for part in parts), period)
+    return Folded(parts[0].inputs, shape, element, 1 + sum(part.operations for part in parts), period)
 
 
 def broadcast(part: Folded, reader: Reader, position: Index) -> T.Expr:
@@ -448,43 +441,41 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: Shape) -> Fold
     *tokens, cos, sin = value.args[1].fields
     if any(static_shape(operand) is None for operand in (tokens[result], cos, sin)):
         return None
-    parts = [fold(scope, operand) for operand in (tokens[result], cos, sin)]
-    inputs, select_reader = _join_inputs(parts)
-    positions = parts[1].shape[0]
+    token_part, *angles = _joined([fold(scope, operand) for operand in (tokens[result], cos, sin)])
+    positions = angles[0].shape[0]
 
     def element(reader: Reader, position: Index) -> T.Expr:
         *outer, token, feature = position
         simplify = reader.analyzer.simplify
         pair, member = (simplify(T.convert(number)) for number in (feature // 2, feature % 2))
         place = [simplify(T.convert(token % positions)), pair]
-        re, im = (parts[0].element(select_reader(reader, 0), [*outer, token, pair * 2 + n]) for n in range(2))
-        c, s = (parts[n].element(select_reader(reader, n), place) for n in (1, 2))
+        re, im = (token_part.element(reader, [*outer, token, pair * 2 + n]) for n in range(2))
+        c, s = (angle.element(reader, place) for angle in angles)
         if isinstance(member, T.IntImm):
             return re * s + im * c if int(member) else re * c - im * s
         return T.if_then_else(T.EQ(member, 0), re * c - im * s, re * s + im * c)
 
     # Each element reads both of its pair; choosing which of the two it is counts as an operation.
-    operations = 4 + 2 * parts[0].operations + parts[1].operations + parts[2].operations
-    return Folded(inputs, shape, element, operations, 2)
+    operations = 4 + 2 * token_part.operations + sum(angle.operations for angle in angles)
+    return Folded(token_part.inputs, shape, element, operations, 2)
 
 
-def _join_inputs(parts: Sequence[Folded]) -> tuple[tuple[relax.Expr, ...], Callable[[Reader, int], Reader]]:
-    """Returns the distinct inputs of several tensors, and a function that selects the reader of tensor n."""
+def _joined(parts: Sequence[Folded]) -> list[Folded]:
+    """Returns tensors as functions of the distinct inputs of all of them."""
     inputs: list[relax.Expr] = []
-    places: list[list[int]] = []
-    for part in parts:
-        numbers = []
-        for value in part.inputs:
-            number = next((n for n, candidate in enumerate(inputs) if candidate.same_as(value)), len(inputs))
-            if number == len(inputs):
-                inputs.append(value)
-            numbers.append(number)
-        places.append(numbers)
+    for value in itertools.chain(*(part.inputs for part in parts)):
+        if not any(value.same_as(other) for other in inputs):
+            inputs.append(value)
 
-    def select_reader(reader: Reader, n: int) -> Reader:
-        return Reader([reader.buffers[place] for place in places[n]], reader.analyzer)
+    def of_all(part: Folded) -> Folded:
+        places = [n for value in part.inputs for n, other in enumerate(inputs) if value.same_as(other)]
 
-    return tuple(inputs), select_reader
+        def element(reader: Reader, position: Index) -> T.Expr:
+            return part.element(Reader([reader.buffers[place] for place in places], reader.analyzer), position)
+
+        return replace(part, inputs=tuple(inputs), element=element)
+
+    return [of_all(part) for part in parts]
 
 
 def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:

@@ -90,17 +90,16 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Micro
                         value = of_channels(lambda channel: planes[b, channel, y, x], c)
                         put(k, j, T.if_then_else(inside[tap, j] != 0, value, zero))
 
+                def neighbours(j: T.Index) -> None:
+                    value = of_channels(lambda channel: flat[b, channel, pixel + j], c)
+                    put(k, j, T.Select(inside[tap, j] != 0, value, zero))
+
                 if not _keeps_lines(window):
                     element()
                     return
                 pixel = T.Bind(first + (down - window.padding[0]) * width + right - window.padding[1])
                 with T.If(T.all(pixel >= 0, pixel + tile.columns <= height * width)):
                     with T.Then():
-
-                        def neighbours(j: T.Index) -> None:
-                            value = of_channels(lambda channel: flat[b, channel, pixel + j], c)
-                            put(k, j, T.Select(inside[tap, j] != 0, value, zero))
-
                         for_each_vector(tile.columns, tile.lanes, neighbours)
                     with T.Else():
                         element()

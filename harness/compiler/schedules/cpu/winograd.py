@@ -40,7 +40,7 @@ from harness.compiler.schedules.common.kernel import (
 from harness.compiler.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
 from harness.compiler.schedules.cpu.contraction import kernel_name
 from harness.compiler.schedules.cpu.emit import for_each_vector, vectors
-from harness.compiler.schedules.cpu.epilogue import Epilogue
+from harness.compiler.schedules.cpu.epilogue import Epilogue, Store
 from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
@@ -211,7 +211,6 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.B
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
-    chunk = ceil_div(elements, ceil_div(elements, _CHUNK)) if plan.filtering.repeats == 1 else None
     store, _ = epilogue.write_back(window.layout, extras, result)
     of_patches = (plan.places, elements * plan.tiles)
     of_filter = plan.places * plan.tiles
@@ -231,29 +230,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.B
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
-            with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
-
-                def left(p: T.Index, first: T.Index, k: T.Index, i: int, index: T.Index = index) -> T.Expr:
-                    place = (i, first + k) if plan.in_panels else (first + k, i)
-                    return packed[(index, first_panel + p, *place)]
-
-                def right(first: T.Index, k: T.Index, j: T.Index, index: T.Index = index, r: T.Index = r) -> T.Expr:
-                    return patches[_patch(plan, elements, index, first + k, r, j)]
-
-                def place(
-                    p: T.Index, i: T.Index, j: T.Index, index: T.Index = index, r: T.Index = r
-                ) -> tuple[T.Index, T.Index]:
-                    return _product(plan, p * tile.rows + i, index, r, j)
-
-                multiply_panels(
-                    arithmetic,
-                    tile,
-                    elements,
-                    PanelsOfA(panels, left, stride=elements),
-                    PanelOfB(right),
-                    Sums(products, place),
-                    chunk,
-                )
+            _multiply(plan, arithmetic, (packed, patches, products), (first_panel, panels, line_count))
             first_filter = T.Bind(first_panel * tile.rows)
             with (
                 T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
@@ -262,14 +239,54 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.B
                 row = _transform_back(plan, products, o, at_line)
                 y = T.Bind((first_line + at_line) * plan.filtering.outputs)
                 _repair(plan, row, image, weight, (b, first_filter + o, y))
-                rows = window.result[2] % plan.filtering.outputs
-                bottom = T.min(plan.filtering.outputs, window.result[2] - y) if rows else plan.filtering.outputs
-                with T.serial(0, bottom) as dy:
+                _store_lines(plan, row, store, (b, first_filter + o, y))
 
-                    def put(x: T.Index) -> None:
-                        store(b, first_filter + o, (y + dy) * window.result[3] + x, row[dy, x])
 
-                    for_each_vector(window.result[3], tile.lanes, put)
+def _multiply(
+    plan: Plan,
+    arithmetic: MicroKernel,
+    buffers: tuple[T.Buffer, T.Buffer, T.Buffer],
+    extent: tuple[T.Index, T.Index, T.Index],
+) -> None:
+    """Emits the products of a group of filters, in every place of the patches.
+
+    Args:
+        plan: The convolution.
+        arithmetic: The arithmetic of the products.
+        buffers: Filters, patches and products.
+        extent: First panel of the filters, number of panels, and number of lines of tiles.
+    """
+    (packed, patches, products), (first_panel, panels, line_count) = buffers, extent
+    tile, elements = plan.blocking.tile, plan.window.channels // arithmetic.terms
+    chunk = ceil_div(elements, ceil_div(elements, _CHUNK)) if plan.filtering.repeats == 1 else None
+    with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
+
+        def left(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
+            return packed[(index, first_panel + p, *((i, first + k) if plan.in_panels else (first + k, i)))]
+
+        multiply_panels(
+            arithmetic,
+            tile,
+            elements,
+            PanelsOfA(panels, left, stride=elements),
+            PanelOfB(lambda first, k, j: patches[_patch(plan, elements, index, first + k, r, j)]),
+            Sums(products, lambda p, i, j: _product(plan, p * tile.rows + i, index, r, j)),
+            chunk,
+        )
+
+
+def _store_lines(plan: Plan, row: T.Buffer, store: Store, first: tuple[T.Index, T.Index, T.Index]) -> None:
+    """Emits the store of the outputs [m, pixels of a line] of one line of tiles, of those lines that there are.
+
+    Args:
+        plan: The convolution.
+        row: The outputs.
+        store: Stores a pixel.
+        first: Image, filter and line of the result that the row begins with.
+    """
+    (b, o, y), (height, width), outputs = first, plan.window.result[2:], plan.filtering.outputs
+    with T.serial(0, T.min(outputs, height - y) if height % outputs else outputs) as dy:
+        for_each_vector(width, plan.blocking.tile.lanes, lambda x: store(b, o, (y + dy) * width + x, row[dy, x]))
 
 
 def _transform_patches(
