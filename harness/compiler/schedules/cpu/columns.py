@@ -38,10 +38,10 @@ def pixels(extents: Extents) -> Packer:
 def gather(window: Window) -> Packer:
     """Returns how the columns of an image [batch, channels, height, width] are packed; padding reads as zero."""
 
-    def pack(image: T.Buffer, tile: Tile, arithmetic: MicroKernel) -> Pack:
+    def pack(image: T.Buffer, tile: Tile, micro_kernel: MicroKernel) -> Pack:
         if _keeps_lines(window) or tile.run(window.result[3]) < SHORTEST_RUN or window.strides[1] > _LONGEST_STRIDE:
-            return _gather_panel(window, tile, image, arithmetic)
-        return _gather_runs(window, tile, image, arithmetic)
+            return _gather_panel(window, tile, image, micro_kernel)
+        return _gather_runs(window, tile, image, micro_kernel)
 
     return pack
 
@@ -51,7 +51,7 @@ def _keeps_lines(window: Window) -> bool:
     return window.strides == (1, 1) and window.result[3] == window.image[3]
 
 
-def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
+def _gather_panel(window: Window, tile: Tile, image: T.Buffer, micro_kernel: MicroKernel) -> Pack:
     """Packs a panel that may begin and end anywhere; the last pixel is repeated."""
     height, width = window.image[2:]
     (kernel_height, kernel_width), out_width = window.kernel, window.result[3]
@@ -59,10 +59,10 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Micro
     planes = view(image, matrices, window.channels, height, width)
     flat = view(image, matrices, window.channels, height * width)
     taps = math.prod(window.kernel)
-    zero = T.const(0, arithmetic.dtype)
+    zero = T.const(0, micro_kernel.dtype)
 
     def of_channels(read: Callable[[T.Index], T.Expr], first: T.Index) -> T.Expr:
-        element: T.Expr = arithmetic.pack(read, first, window.channels // arithmetic.terms)
+        element: T.Expr = micro_kernel.pack(read, first, window.channels // micro_kernel.terms)
         return element
 
     def pack(b: T.Index, first: T.Index) -> Fill:
@@ -109,13 +109,13 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, arithmetic: Micro
     return pack
 
 
-def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroKernel) -> Pack:
+def _gather_runs(window: Window, tile: Tile, image: T.Buffer, micro_kernel: MicroKernel) -> Pack:
     """Packs a panel vector by vector: each is a run of pixels in one line of the result."""
     height, width = window.image[2:]
     (_, kernel_width), (down_stride, stride), out_width = window.kernel, window.strides, window.result[3]
     planes = view(image, window.image[0] * window.groups, window.channels, height, width)
     taps, run = math.prod(window.kernel), tile.run(out_width)
-    apart = window.channels // arithmetic.terms
+    apart = window.channels // micro_kernel.terms
     span = stride * (run - 1) + 1
 
     def pack(b: T.Index, first: T.Index) -> Fill:
@@ -134,18 +134,18 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, arithmetic: MicroK
                 def element() -> None:
                     with T.serial(0, run) as j:
                         index = x + j * stride
-                        value = arithmetic.pack(lambda channel: planes[b, channel, y, index], c, apart)
+                        value = micro_kernel.pack(lambda channel: planes[b, channel, y, index], c, apart)
                         within = T.all(y >= 0, y < height, index >= 0, index < width)
-                        put(k, v * run + j, T.if_then_else(within, value, T.const(0, arithmetic.dtype)))
+                        put(k, v * run + j, T.if_then_else(within, value, T.const(0, micro_kernel.dtype)))
 
                 with T.If(T.all(y >= 0, y < height, x >= 0, x + span <= width)):
                     with T.Then():
-                        parts = [registers((run,)) for _ in range(arithmetic.terms)]
+                        parts = [registers((run,)) for _ in range(micro_kernel.terms)]
                         for n, part in enumerate(parts):
                             values = _every(planes, [b, c + n * apart, y], x, run, stride)
                             T.buffer_store(part, values, [T.Ramp(0, 1, run)])
                         with T.vectorized(0, run) as j:
-                            put(k, v * run + j, arithmetic.join(lambda n: parts[n][j]))
+                            put(k, v * run + j, micro_kernel.join(lambda n: parts[n][j]))
                     with T.Else():
                         element()
 

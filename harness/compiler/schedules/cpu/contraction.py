@@ -27,7 +27,7 @@ from harness.compiler.schedules.cpu.tile import Tile
 Reader = Callable[[T.Buffer], Read]
 """Declares views of an operand, and returns (matrix, row or column, k) → term."""
 Packer = Callable[[T.Buffer, Tile, MicroKernel], Pack]
-"""Takes an operand, the register tile and the arithmetic, and returns how a panel of the operand is packed."""
+"""Takes an operand, the register tile and the micro-kernel, and returns how a panel of the operand is packed."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Contraction:
         streaming: One operand.
         resident: The other one.
         layout: Layout of the result.
-        arithmetic: Micro-kernel.
+        micro_kernel: Micro-kernel.
         blocking: Blocking of the loops.
         interleaved: Rows of the product whose columns alternate in the result, and columns of one run of them; None if
             each row is stored by itself. With it, the layout takes a pair for a column: the first column, and the
@@ -92,7 +92,7 @@ class Contraction:
     streaming: Streaming
     resident: Resident
     layout: ResultLayout
-    arithmetic: MicroKernel
+    micro_kernel: MicroKernel
     blocking: Blocking
     interleaved: tuple[int, int] | None = None
 
@@ -104,13 +104,13 @@ class Contraction:
     @property
     def packed_extents(self) -> Extents:
         """Returns the extents with a depth that counts elements of panels."""
-        return self.extents.packed(self.arithmetic.terms)
+        return self.extents.packed(self.micro_kernel.terms)
 
     def pack(self, builder: relax.BlockBuilder, value: relax.Expr) -> relax.Var:
         """Emits the packing of the resident operand, and returns its panels."""
 
         def read(buffer: T.Buffer) -> Read:
-            return elements(self.resident.read(buffer), self.extents, self.arithmetic)
+            return elements(self.resident.read(buffer), self.extents, self.micro_kernel)
 
         function = pack_function(
             self.resident_side,
@@ -120,7 +120,7 @@ class Contraction:
             self.packed_extents.depth,
             self.blocking.tile,
             read,
-            self.arithmetic,
+            self.micro_kernel,
             self.blocking.chunk,
         )
         return builder.emit(call(builder, "pack", function, [value]))
@@ -135,7 +135,7 @@ class Contraction:
         """
         packed = self.pack(builder, inputs[1])
         packed_shape = tuple(int(extent) for extent in packed.ty.shape)
-        name = kernel_name(self.operator.rpartition(".")[2], self.arithmetic, epilogue)
+        name = kernel_name(self.operator.rpartition(".")[2], self.micro_kernel, epilogue)
         function = product_function(
             name,
             self.packed_extents,
@@ -143,14 +143,14 @@ class Contraction:
             self.blocking,
             [
                 Argument("streamed", self.streaming.shape, str(inputs[0].ty.dtype)),
-                Argument("packed", packed_shape, self.arithmetic.dtype),
+                Argument("packed", packed_shape, self.micro_kernel.dtype),
                 *epilogue.arguments,
                 epilogue.result(self.layout),
             ],
             lambda *buffers: self._access(epilogue, *buffers),
             KernelInfo(Kind.KERNEL, self.operator, writes=epilogue.operators),
             self.streaming.rows is not None,
-            self.arithmetic,
+            self.micro_kernel,
         )
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
@@ -162,7 +162,7 @@ class Contraction:
             store(b, i, (j, n), value)  # type: ignore[arg-type]
 
         return Access(
-            self.streaming.pack(streamed, self.blocking.tile, self.arithmetic),
+            self.streaming.pack(streamed, self.blocking.tile, self.micro_kernel),
             self._panels(panels),
             store,
             touched,
@@ -172,9 +172,9 @@ class Contraction:
 
     def _panels(self, panels: T.Buffer) -> PanelRead:
         if self.resident_side == "left":
-            read = read_left(panels, self.arithmetic)
+            read = read_left(panels, self.micro_kernel)
         else:
-            read = read_right(panels, self.arithmetic, self.blocking.chunk)
+            read = read_right(panels, self.micro_kernel, self.blocking.chunk)
         return lambda b, p, k, i: read(self.resident.matrix(b), p, k, i)
 
 
@@ -188,19 +188,19 @@ def across(side: Side, extents: Extents, read: Reader, *, neighbours: bool) -> P
         neighbours: Whether neighbours in a panel are neighbours in memory, so that vectors are copied.
     """
 
-    def pack(buffer: T.Buffer, tile: Tile, arithmetic: MicroKernel) -> Pack:
-        element = elements(read(buffer), extents, arithmetic)
+    def pack(buffer: T.Buffer, tile: Tile, micro_kernel: MicroKernel) -> Pack:
+        element = elements(read(buffer), extents, micro_kernel)
         return stream(element, extents.width(side), panel_width(side, tile), tile.lanes if neighbours else 1)
 
     return pack
 
 
-def elements(term: Read, extents: Extents, arithmetic: MicroKernel) -> Read:
+def elements(term: Read, extents: Extents, micro_kernel: MicroKernel) -> Read:
     """Returns (matrix, row or column, number of an element) → element of a panel, from a reader of terms."""
-    depth = extents.packed(arithmetic.terms).depth
-    return lambda b, i, k: arithmetic.pack(lambda index: term(b, i, index), k, depth)
+    depth = extents.packed(micro_kernel.terms).depth
+    return lambda b, i, k: micro_kernel.pack(lambda index: term(b, i, index), k, depth)
 
 
-def kernel_name(operator: str, arithmetic: MicroKernel, epilogue: Epilogue) -> str:
-    """Returns a kernel's name, from its operator, its arithmetic and its epilogue."""
-    return "_".join(filter(None, (operator, arithmetic.name))) + epilogue.label
+def kernel_name(operator: str, micro_kernel: MicroKernel, epilogue: Epilogue) -> str:
+    """Returns a kernel's name, from its operator, its micro-kernel and its epilogue."""
+    return "_".join(filter(None, (operator, micro_kernel.name))) + epilogue.label

@@ -58,25 +58,25 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     before = before_upsampling(context, data)
     smaller = static_shape(before) if before is not None and context.is_parameter(weights) else None
     if smaller is not None and filterable(window) and window.padding == (1, 1):
-        arithmetic = context.micro_kernel(conv, window.filters, window.channels)
-        plan = upsampled_plan(context.unit, replace(window, image=smaller), arithmetic)
-        return filtered(plan, before, weights, arithmetic)
+        micro_kernel = context.micro_kernel(conv, window.filters, window.channels)
+        plan = upsampled_plan(context.unit, replace(window, image=smaller), micro_kernel)
+        return filtered(plan, before, weights, micro_kernel)
     taps = math.prod(window.kernel)
     if window.covers_image:
         left = Operand(data, image, (), transposed=False)
         right = Operand(weights, weight, (), transposed=True)
         extents = Extents(1, image[0], weight[0], window.depth)
-        arithmetic = context.micro_kernel(conv, image[0], window.channels, taps)
-        return matrix_product(context, left, right, (), extents, result, arithmetic)
+        micro_kernel = context.micro_kernel(conv, image[0], window.channels, taps)
+        return matrix_product(context, left, right, (), extents, result, micro_kernel)
     if window.channels == window.filters == 1:
         return lower_depthwise(context, window, data, weights)
-    arithmetic = context.micro_kernel(conv, window.filters, window.channels, taps)
-    convolution = Convolution(window, at_load=context.is_parameter(weights), dtype=arithmetic.multiplies)
-    schedule = context.decide(convolution, arithmetic)
+    micro_kernel = context.micro_kernel(conv, window.filters, window.channels, taps)
+    convolution = Convolution(window, at_load=context.is_parameter(weights), dtype=micro_kernel.multiplies)
+    schedule = context.decide(convolution, micro_kernel)
     if schedule.get("filtering"):
         return filtered(plan_of(context.unit, window, schedule), data, weights)
-    blocking = context.blocking(convolution, arithmetic, schedule)
-    return contracted(_contraction(window, data, weights, arithmetic, blocking), rounds=arithmetic is not FP32)
+    blocking = context.blocking(convolution, micro_kernel, schedule)
+    return contracted(_contraction(window, data, weights, micro_kernel, blocking), rounds=micro_kernel is not FP32)
 
 
 def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
@@ -97,7 +97,7 @@ def before_upsampling(scope: Scope, value: relax.Expr) -> relax.Expr | None:
 
 
 def _contraction(
-    window: Window, data: relax.Expr, weights: relax.Expr, arithmetic: MicroKernel, blocking: Blocking
+    window: Window, data: relax.Expr, weights: relax.Expr, micro_kernel: MicroKernel, blocking: Blocking
 ) -> Contraction:
     """Describes the product of the weights and the columns of the image, which are gathered if they are not there."""
     groups, extents = window.groups, window.extents
@@ -112,6 +112,6 @@ def _contraction(
         Streaming("right", data, window.image, pixels(extents) if window.pointwise else gather(window)),
         Resident(weights, window.weight, groups, read, lambda b: b % groups),
         window.layout,
-        arithmetic,
+        micro_kernel,
         blocking,
     )

@@ -48,19 +48,19 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
     )
     if not tiles:
         return None
-    arithmetic = context.micro_kernel(conv, math.prod(weight[1:]), image[1])
+    micro_kernel = context.micro_kernel(conv, math.prod(weight[1:]), image[1])
     convolution = TransposedConvolution(
-        image, weight, at_load=context.is_parameter(conv.args[1]), dtype=arithmetic.multiplies
+        image, weight, at_load=context.is_parameter(conv.args[1]), dtype=micro_kernel.multiplies
     )
-    blocking = context.blocking(convolution, arithmetic)
-    return contracted(_contraction(convolution, conv, result, arithmetic, blocking), rounds=arithmetic is not FP32)
+    blocking = context.blocking(convolution, micro_kernel)
+    return contracted(_contraction(convolution, conv, result, micro_kernel, blocking), rounds=micro_kernel is not FP32)
 
 
 def _contraction(
     convolution: TransposedConvolution,
     conv: ir.Call,
     result: tuple[int, ...],
-    arithmetic: MicroKernel,
+    micro_kernel: MicroKernel,
     blocking: Blocking,
 ) -> Contraction:
     """Describes the product of weights, [filters · kernel pixels, channels], and images."""
@@ -78,7 +78,7 @@ def _contraction(
         Streaming("right", data, convolution.image, pixels(extents)),
         Resident(weights, convolution.weight, 1, read, lambda _: 0),
         _layout(result, kernel),
-        arithmetic,
+        micro_kernel,
         blocking,
         (kernel[1], blocking.tile.run(width)) if rows_together else None,
     )

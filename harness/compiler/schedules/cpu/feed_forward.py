@@ -86,7 +86,7 @@ def _linear_layer(scope: Scope, lowering: Lowering) -> Contraction | None:
     product = lowering.contraction
     if product is None or product.streaming.rows is None or not scope.is_parameter(product.resident.value):
         return None
-    return product if product.extents.batch == 1 and product.arithmetic is FP32 else None
+    return product if product.extents.batch == 1 and product.micro_kernel is FP32 else None
 
 
 def _are_joined(first: Contraction, activation: Epilogue, second: Contraction) -> bool:

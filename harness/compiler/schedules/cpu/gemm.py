@@ -101,10 +101,10 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     extents = Extents(math.prod(batch), rows, columns, depth)
     lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
     if rounded is None:
-        arithmetic = context.micro_kernel(matmul, rows, depth, row_major=lies_by_row)
-        return matrix_product(context, left, right, batch, extents, shape, arithmetic)
-    arithmetic = choose(context.kernels, rows, depth, row_major=lies_by_row, layer=True)
-    return replace(matrix_product(context, left, right, batch, extents, shape, arithmetic), rounds=True)
+        micro_kernel = context.micro_kernel(matmul, rows, depth, row_major=lies_by_row)
+        return matrix_product(context, left, right, batch, extents, shape, micro_kernel)
+    micro_kernel = choose(context.kernels, rows, depth, row_major=lies_by_row, layer=True)
+    return replace(matrix_product(context, left, right, batch, extents, shape, micro_kernel), rounds=True)
 
 
 def rounded_left(context: Context, matmul: ir.Call) -> relax.Expr | None:
@@ -122,7 +122,7 @@ def matrix_product(
     batch: tuple[int, ...],
     extents: Extents,
     shape: tuple[int, ...],
-    arithmetic: MicroKernel,
+    micro_kernel: MicroKernel,
 ) -> Lowering:
     """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     side = _streaming_side(context, left, right)
@@ -133,7 +133,7 @@ def matrix_product(
         staying.matrices,
         at_load=context.is_parameter(staying.value),
         transposed=moving.transposed,
-        dtype=arithmetic.multiplies,
+        dtype=micro_kernel.multiplies,
     )
     contraction = Contraction(
         "matmul",
@@ -141,8 +141,8 @@ def matrix_product(
         _streaming(context, moving, batch, extents, side),
         _resident(staying, batch, extents, "right" if side == "left" else "left"),
         _row_layout(extents, shape),
-        arithmetic,
-        context.blocking(workload, arithmetic),
+        micro_kernel,
+        context.blocking(workload, micro_kernel),
     )
     return contracted(contraction)
 
@@ -184,10 +184,10 @@ def _streaming_rows(context: Context, operand: Operand, batch: tuple[int, ...], 
         line = view(buffer, math.prod(operand.shape))
         return lambda b, row, k: line[begins(b, row) + k]
 
-    def pack(buffer: T.Buffer, tile: Tile, arithmetic: MicroKernel) -> Pack:
-        line, depth = view(buffer, math.prod(operand.shape)), extents.packed(arithmetic.terms).depth
+    def pack(buffer: T.Buffer, tile: Tile, micro_kernel: MicroKernel) -> Pack:
+        line, depth = view(buffer, math.prod(operand.shape)), extents.packed(micro_kernel.terms).depth
         return stream_rows(
-            lambda index: arithmetic.pack(lambda place: line[place], index, depth), begins, extents, tile
+            lambda index: micro_kernel.pack(lambda place: line[place], index, depth), begins, extents, tile
         )
 
     return Streaming("left", operand.value, operand.shape, pack, read, in_order=starts is None)

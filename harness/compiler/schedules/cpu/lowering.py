@@ -80,25 +80,25 @@ class Context(Scope):
     projected_afterwards: frozenset[relax.Var] = frozenset()
     key_layers: Mapping[relax.Var, OperandLayer] = field(default_factory=dict)
 
-    def decide(self, workload: Workload, kernel: MicroKernel = FP32) -> dict[str, int]:
+    def decide(self, workload: Workload, micro_kernel: MicroKernel = FP32) -> dict[str, int]:
         """Returns the complete schedule of a workload, and records it; none if the micro-kernel chooses its tile.
 
         Raises:
             HarnessError: Tuning found one that cannot be used.
         """
-        if kernel.choose_tile is not None:
+        if micro_kernel.choose_tile is not None:
             return {}
         self.workloads.append(workload)
         return decided(workload, self.unit, self.schedules.get(workload.key, {}))
 
     def blocking(
-        self, workload: ProductWorkload, kernel: MicroKernel, schedule: dict[str, int] | None = None
+        self, workload: ProductWorkload, micro_kernel: MicroKernel, schedule: dict[str, int] | None = None
     ) -> Blocking:
         """Returns the blocking of a product, which tuning decides unless the micro-kernel chooses its tile.
 
         Args:
             workload: The product.
-            kernel: Its micro-kernel.
+            micro_kernel: Its micro-kernel.
             schedule: Its complete schedule; `decide` is asked if None.
 
         Raises:
@@ -106,8 +106,8 @@ class Context(Scope):
         """
         extents, streaming = workload.direct
         if schedule is None:
-            schedule = self.decide(workload, kernel)
-        return blocking_of(kernel, self.unit, extents.packed(kernel.terms), streaming, schedule)
+            schedule = self.decide(workload, micro_kernel)
+        return blocking_of(micro_kernel, self.unit, extents.packed(micro_kernel.terms), streaming, schedule)
 
     def micro_kernel(
         self, operator: ir.Call, rows: int, terms: int, repeats: int = 1, *, row_major: bool = True

@@ -37,7 +37,7 @@ def pack_function(
     depth: int,
     tile: Tile,
     read: Callable[[T.Buffer], Read],
-    kernel: MicroKernel = FP32,
+    micro_kernel: MicroKernel = FP32,
     chunk: int | None = None,
 ) -> T.PrimFunc:
     """Builds the function that packs a resident operand into panels, with zeros beyond its edge.
@@ -53,15 +53,15 @@ def pack_function(
         depth: Elements of the depth.
         tile: The register tile.
         read: Buffer of the operand → how an element of a panel is read.
-        kernel: The micro-kernel of the product.
+        micro_kernel: The micro-kernel of the product.
         chunk: Elements of a chunk, if they are scaled.
     """
-    packed_format = kernel.a if side == "left" else kernel.b
+    packed_format = micro_kernel.a if side == "left" else micro_kernel.b
     row_major, scale = packed_format.row_major, packed_format.scale
     assert scale is None or (chunk is not None and side == "right")
     split = next(n for n in (8, 4, 2, 1) if depth % n == 0) if scale is None else depth // (chunk or depth)
     part = depth // split
-    stored = kernel.b.stored(part, part)
+    stored = micro_kernel.b.stored(part, part)
     batch, panels, numbers, panel = packed_shape(side, batch, width, split * stored, tile)
     shape = (batch, panels, panel, numbers) if row_major else (batch, panels, numbers, panel)
 
@@ -75,24 +75,24 @@ def pack_function(
                 index = p * panel + i
                 value = element(b, index, first + step)
                 if width % panel:
-                    value = T.if_then_else(index < width, value, T.const(0, kernel.dtype))
+                    value = T.if_then_else(index < width, value, T.const(0, micro_kernel.dtype))
                 T.buffer_store(packed, value, (b, p, i, begin + step) if row_major else (b, p, begin + step, i))
             if scale is not None:
                 scale(packed, lambda k, j: (b, p, begin + k, j), part, panel, tile.lanes)
 
-    return prim_func("pack", [source, Argument("packed", shape, kernel.dtype)], body, HELPER)
+    return prim_func("pack", [source, Argument("packed", shape, micro_kernel.dtype)], body, HELPER)
 
 
-def read_left(panels: T.Buffer, kernel: MicroKernel) -> PanelRead:
+def read_left(panels: T.Buffer, micro_kernel: MicroKernel) -> PanelRead:
     """Returns how a resident left operand is read that `pack_function` has packed."""
-    if kernel.a.row_major:
+    if micro_kernel.a.row_major:
         return lambda b, p, k, i: panels[b, p, i, k]
     return lambda b, p, k, i: panels[b, p, k, i]
 
 
-def read_right(panels: T.Buffer, kernel: MicroKernel, chunk: int) -> PanelRead:
+def read_right(panels: T.Buffer, micro_kernel: MicroKernel, chunk: int) -> PanelRead:
     """Returns how a resident right operand is read that `pack_function` has packed, in chunks of so many elements."""
-    return lambda b, p, k, j: panels[b, p, kernel.b.stored(k, chunk), j]
+    return lambda b, p, k, j: panels[b, p, micro_kernel.b.stored(k, chunk), j]
 
 
 def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:

@@ -10,7 +10,7 @@ from harness.compiler.schedules.cpu.tile import Tile
 
 
 def multiply_panels(
-    kernel: MicroKernel,
+    micro_kernel: MicroKernel,
     tile: Tile,
     depth: T.Index,
     a: PanelsOfA,
@@ -24,7 +24,7 @@ def multiply_panels(
     in the first-level cache meanwhile, and LLVM cannot promote the sums to registers that it would have to spill.
 
     Args:
-        kernel: The micro-kernel.
+        micro_kernel: The micro-kernel.
         tile: Rows and columns of the panels.
         depth: Elements of the depth; where the number is not constant, a multiple of `chunk`.
         a: The panels of A.
@@ -34,17 +34,17 @@ def multiply_panels(
     """
     if chunk is None:
         assert isinstance(depth, int)
-        chunk = kernel.chunk(depth)
+        chunk = micro_kernel.chunk(depth)
 
     def multiply_chunk(c: T.Index, count: T.Index, *, last: bool = False) -> None:
         added = T.const(c > 0, "bool") if isinstance(c, int) else c > 0
         b.prepare(c * chunk, count)
         with T.serial(0, a.count) as p:
-            kernel.emit(kernel, PanelProduct(tile, a, b, sums, p, c * chunk, chunk, count, added, last))
+            micro_kernel.emit(micro_kernel, PanelProduct(tile, a, b, sums, p, c * chunk, chunk, count, added, last))
             if last and sums.finish is not None:
                 sums.finish(p)
 
-    if kernel.clears:
+    if micro_kernel.clears:
         with T.serial(0, a.count) as p:
             _clear(tile, sums, p)
     chunks = ceil_div(depth, chunk)

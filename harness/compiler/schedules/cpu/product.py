@@ -103,13 +103,13 @@ class BlockedProduct:
         extents: The extents; the depth counts elements of panels.
         blocking: The blocking.
         access: The access to operands and result.
-        kernel: The micro-kernel.
+        micro_kernel: The micro-kernel.
     """
 
     extents: Extents
     blocking: Blocking
     access: Access
-    kernel: MicroKernel = FP32
+    micro_kernel: MicroKernel = FP32
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ class BlockedProduct:
     @property
     def _numbers(self) -> int:
         """Returns the stored numbers of a row of A in a chunk of the depth."""
-        return self.kernel.a.stored(self.blocking.chunk, self.blocking.chunk)
+        return self.micro_kernel.a.stored(self.blocking.chunk, self.blocking.chunk)
 
     def _place(self, c: T.Index, slot: T.Index, number: T.Index, i: T.Index) -> tuple[T.Index, ...]:
         """Returns the place of a number of row i in a packed block of A."""
@@ -132,7 +132,7 @@ class BlockedProduct:
 
     def pack_block(self, block: Block, workspace: T.Buffer) -> None:
         """Emits the packing of a block of A into memory of `block_shape`."""
-        a, chunk, tile = self.kernel.a, self.blocking.chunk, self.blocking.tile
+        a, chunk, tile = self.micro_kernel.a, self.blocking.chunk, self.blocking.tile
         with T.serial(0, block.count_a) as slot:
             fill = self.access.pack(block.batch, (block.first_a + slot) * tile.rows)
 
@@ -161,10 +161,13 @@ class BlockedProduct:
 
         A step fetches as much of the next panel of A as it reads, and its share of the next chunk of B.
         """
-        (tile, slots, chunk), kernel = (self.blocking.tile, self.blocking.slots, self.blocking.chunk), self.kernel
-        step, size = tile.rows * kernel.a.numbers, tile.rows * self._numbers
+        (tile, slots, chunk), micro_kernel = (
+            (self.blocking.tile, self.blocking.slots, self.blocking.chunk),
+            self.micro_kernel,
+        )
+        step, size = tile.rows * micro_kernel.a.numbers, tile.rows * self._numbers
         share = ceil_div(tile.columns, slots)
-        lines = ceil_div(kernel.b.stored(chunk, chunk) * ceil_div(tile.columns, LINE), slots)
+        lines = ceil_div(micro_kernel.b.stored(chunk, chunk) * ceil_div(tile.columns, LINE), slots)
 
         def operands(r: T.Index) -> tuple[PanelsOfA, PanelOfB]:
             line = view(workspace, math.prod(self.block_shape))
@@ -216,7 +219,7 @@ class BlockedProduct:
         """Emits memory for a chunk of B's panel, and returns operands that pack it just before it is used."""
         packed, tile = self.access.packed, self.blocking.tile
         # It stays in the first-level cache.
-        workspace = T.alloc_buffer((self.blocking.chunk, tile.columns), self.kernel.dtype)
+        workspace = T.alloc_buffer((self.blocking.chunk, tile.columns), self.micro_kernel.dtype)
 
         def operands(r: T.Index) -> tuple[PanelsOfA, PanelOfB]:
             fill = self.access.pack(block.batch, (block.first_b + r) * tile.columns)
@@ -251,7 +254,7 @@ class BlockedProduct:
             column = T.Bind((block.first_b + r) * tile.columns)
             a, b = operands(r)
             written = self._written(sums, block, column)
-            multiply_panels(self.kernel, tile, self.extents.depth, a, b, written, self.blocking.chunk)
+            multiply_panels(self.micro_kernel, tile, self.extents.depth, a, b, written, self.blocking.chunk)
 
     def _written(self, sums: T.Buffer, block: Block, column: T.Index) -> Sums:
         """Returns the sums of some tiles, all of which but what is beyond the edges is stored when it is complete."""
@@ -335,7 +338,7 @@ def product_function(
     body: Callable[..., Access],
     info: KernelInfo,
     by_row: bool = False,
-    kernel: MicroKernel = FP32,
+    micro_kernel: MicroKernel = FP32,
 ) -> T.PrimFunc:
     """Builds the kernel.
 
@@ -349,19 +352,19 @@ def product_function(
         info: Facts of the operator and its epilogue.
         by_row: Whether the returned access has `rows`, because packing goes along the rows of the left operand
             (`stream_rows`) and not across them.
-        kernel: The micro-kernel.
+        micro_kernel: The micro-kernel.
     """
     count, others = panels(extents, streaming, blocking.tile)
     blocks, per_split = ceil_div(count, blocking.slots), ceil_div(others, blocking.splits)
     # A row that one panel reads is read once, so that packing it would be a pass of its own.
-    in_place = by_row and others == 1 and kernel.terms == 1
+    in_place = by_row and others == 1 and micro_kernel.terms == 1
 
     def operands_of(product: BlockedProduct, block: Block, b: T.Index, workspace: ThreadWorkspace | None) -> Operands:
         if streaming == "right":
             return product.streaming_b(block)
         if in_place:
             return product.rows_in_place(block)
-        shape, dtype = product.block_shape, kernel.a.dtype
+        shape, dtype = product.block_shape, micro_kernel.a.dtype
         packed = T.alloc_buffer(shape, dtype) if workspace is None else workspace.buffers[0]
         # A task of the same thread may have packed this block for another part of the right operand.
         with nullcontext() if workspace is None else workspace.fill_once(b):
@@ -381,22 +384,22 @@ def product_function(
         else:
             block, most_panels = Block(b, first_other, parts, first, slots), per_split
         operands = operands_of(product, block, task // blocking.splits, workspace)
-        with kernel.setup():
+        with micro_kernel.setup():
             product.multiply(block, most_panels, operands)
 
     def emit(*buffers: T.Buffer) -> None:
-        product = BlockedProduct(extents, blocking, body(*buffers), kernel)
+        product = BlockedProduct(extents, blocking, body(*buffers), micro_kernel)
         tasks = extents.batch * blocks * blocking.splits
-        with kernel.imported():
+        with micro_kernel.imported():
             shape = product.block_shape
             if streaming == "right" or in_place or 4 * math.prod(shape) < _WORTH_STORING:
                 with T.parallel(0, tasks) as task:
                     do(product, task, None)
             else:
-                with parallel_with_workspace(tasks, kernel.a.dtype, shape) as (task, workspace):
+                with parallel_with_workspace(tasks, micro_kernel.a.dtype, shape) as (task, workspace):
                     do(product, task, workspace)
 
-    tile, depth = blocking.tile, extents.depth * kernel.terms
+    tile, depth = blocking.tile, extents.depth * micro_kernel.terms
     sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
     parts = {"slots": blocking.slots, "splits": blocking.splits}
     info = replace(

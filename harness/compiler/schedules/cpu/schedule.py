@@ -300,24 +300,24 @@ def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("row
 
 
 def blocking_of(
-    kernel: MicroKernel, unit: VectorUnit, extents: Extents, streaming: Side, schedule: Schedule
+    micro_kernel: MicroKernel, unit: VectorUnit, extents: Extents, streaming: Side, schedule: Schedule
 ) -> Blocking:
     """Returns the blocking of a product.
 
     Args:
-        kernel: The micro-kernel.
+        micro_kernel: The micro-kernel.
         unit: The target's vector registers.
         extents: The extents; the depth counts elements of panels.
         streaming: The operand that streams: `left` or `right`.
         schedule: A complete schedule, if tuning chooses the tile of the micro-kernel.
     """
-    if kernel.choose_tile is None:
+    if micro_kernel.choose_tile is None:
         tile = tile_of(unit, schedule)
         count, _ = blocking.panels(extents, streaming, tile)
         return Blocking(tile, ceil_div(count, schedule["blocks"]), schedule["splits"], schedule["chunk"])
-    tile = kernel.choose_tile(unit, extents.rows, extents.columns)
-    slots, splits = blocking.choose_partition(extents, streaming, tile, kernel.block_bytes)
-    return Blocking(tile, slots, splits, kernel.chunk(extents.depth))
+    tile = micro_kernel.choose_tile(unit, extents.rows, extents.columns)
+    slots, splits = blocking.choose_partition(extents, streaming, tile, micro_kernel.block_bytes)
+    return Blocking(tile, slots, splits, micro_kernel.chunk(extents.depth))
 
 
 def plan_of(unit: VectorUnit, window: Window, schedule: Schedule) -> winograd_plan.Plan:

@@ -53,28 +53,28 @@ _INFINITE = 0x7F800000
 """|x| as an integer is at least this exactly if x is infinite or NaN."""
 
 
-def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, arithmetic: MicroKernel = FP32) -> Lowering:
+def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, micro_kernel: MicroKernel = FP32) -> Lowering:
     """Lowers a convolution by minimal filtering.
 
     Args:
         plan: The convolution.
         data: The image, before it is upsampled.
         weights: Its filters.
-        arithmetic: The arithmetic of the products.
+        micro_kernel: The micro-kernel of the products.
     """
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
     operator = "winograd" if plan.filtering.repeats == 1 else "winograd_upsampled"
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packed = builder.emit(call(builder, "pack", _pack(plan, weight, arithmetic), [inputs[1]]))
+        packed = builder.emit(call(builder, "pack", _pack(plan, weight, micro_kernel), [inputs[1]]))
         shape = tuple(int(extent) for extent in packed.ty.shape)
-        operands = [Argument("packed", shape, arithmetic.dtype), Argument("weight", weight)]
+        operands = [Argument("packed", shape, micro_kernel.dtype), Argument("weight", weight)]
         arguments = [Argument("image", window.image), *operands, *epilogue.arguments, epilogue.result(window.layout)]
-        name = kernel_name(operator, arithmetic, epilogue)
+        name = kernel_name(operator, micro_kernel, epilogue)
 
         def emit(*buffers: T.Buffer) -> None:
-            _emit(plan, epilogue, arithmetic, *buffers)
+            _emit(plan, epilogue, micro_kernel, *buffers)
 
         function = prim_func(name, arguments, emit, _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
@@ -102,7 +102,7 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
     )
 
 
-def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: MicroKernel) -> T.PrimFunc:
+def _pack(plan: Plan, weight: tuple[int, ...], micro_kernel: MicroKernel) -> T.PrimFunc:
     """Builds U, in fp64 and rounded to fp32 once; zero beyond the last filter.
 
     It lies as [place, panel, element of channels, filter within the panel], or with filters before elements where
@@ -110,7 +110,7 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: MicroKernel) -> T.Pri
     """
     n, rows = plan.filtering.inputs, plan.blocking.tile.rows
     filters, channels = weight[:2]
-    elements = channels // arithmetic.terms
+    elements = channels // micro_kernel.terms
     shape = (plan.places, plan.panels, *((rows, elements) if plan.in_panels else (elements, rows)))
     matrix = plan.filtering.filters
 
@@ -118,9 +118,9 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: MicroKernel) -> T.Pri
         with T.parallel(0, plan.panels) as panel, T.serial(0, elements) as element, T.serial(0, rows) as i:
             taps = registers((3, 3), "float64")
             half = registers((n, 3), "float64")
-            values = registers((arithmetic.terms, plan.places))
+            values = registers((micro_kernel.terms, plan.places))
             index = T.Bind(panel * rows + i)
-            for term in range(arithmetic.terms):
+            for term in range(micro_kernel.terms):
                 for y in range(3):
                     for x in range(3):
                         c = element + term * elements
@@ -134,12 +134,12 @@ def _pack(plan: Plan, weight: tuple[int, ...], arithmetic: MicroKernel) -> T.Pri
                         value = T.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
                         T.buffer_store(values, value, [term, a * n + b])
             for place in range(plan.places):
-                word = arithmetic.join(_column(values, place))
+                word = micro_kernel.join(_column(values, place))
                 if filters % rows:
-                    word = T.if_then_else(index < filters, word, T.const(0, arithmetic.dtype))
+                    word = T.if_then_else(index < filters, word, T.const(0, micro_kernel.dtype))
                 T.buffer_store(packed, word, [place, panel, *((i, element) if plan.in_panels else (element, i))])
 
-    return prim_func("pack", [Argument("source", weight), Argument("packed", shape, arithmetic.dtype)], body, HELPER)
+    return prim_func("pack", [Argument("source", weight), Argument("packed", shape, micro_kernel.dtype)], body, HELPER)
 
 
 def _combined(factors: Sequence[Fraction], value: Callable[[int], T.Expr], dtype: str = "float32") -> T.Expr:
@@ -203,10 +203,10 @@ def _column_of(plan: Plan, tile: T.Index) -> tuple[T.Index, T.Index]:
     return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
 
 
-def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.Buffer) -> None:
+def _emit(plan: Plan, epilogue: Epilogue, micro_kernel: MicroKernel, *buffers: T.Buffer) -> None:
     image, packed, weight, *extras, result = buffers
     window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
-    group, elements = plan.group, window.channels // arithmetic.terms
+    group, elements = plan.group, window.channels // micro_kernel.terms
     lines = plan.grid[0]
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
@@ -216,8 +216,8 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.B
     of_filter = plan.places * plan.tiles
     of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
     # The parts of the filters follow each other, so that a thread has the patches of its block already.
-    tasks = parallel_with_workspace(window.image[0] * blocks * blocking.splits, arithmetic.dtype, of_patches)
-    with arithmetic.imported(), tasks as (task, workspace), arithmetic.setup():
+    tasks = parallel_with_workspace(window.image[0] * blocks * blocking.splits, micro_kernel.dtype, of_patches)
+    with micro_kernel.imported(), tasks as (task, workspace), micro_kernel.setup():
         (patches,) = workspace.buffers
         products = T.alloc_buffer(of_products, "float32")
         block = T.Bind(task // blocking.splits)
@@ -225,12 +225,12 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.B
         first_line = T.Bind(block % blocks * blocking.lines)
         line_count = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
         with workspace.fill_once(block):
-            _transform_patches(plan, arithmetic, image, patches, (b, first_line, line_count))
+            _transform_patches(plan, micro_kernel, image, patches, (b, first_line, line_count))
         first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
-            _multiply(plan, arithmetic, (packed, patches, products), (first_panel, panels, line_count))
+            _multiply(plan, micro_kernel, (packed, patches, products), (first_panel, panels, line_count))
             first_filter = T.Bind(first_panel * tile.rows)
             with (
                 T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
@@ -244,7 +244,7 @@ def _emit(plan: Plan, epilogue: Epilogue, arithmetic: MicroKernel, *buffers: T.B
 
 def _multiply(
     plan: Plan,
-    arithmetic: MicroKernel,
+    micro_kernel: MicroKernel,
     buffers: tuple[T.Buffer, T.Buffer, T.Buffer],
     extent: tuple[T.Index, T.Index, T.Index],
 ) -> None:
@@ -252,12 +252,12 @@ def _multiply(
 
     Args:
         plan: The convolution.
-        arithmetic: The arithmetic of the products.
+        micro_kernel: The micro-kernel of the products.
         buffers: Filters, patches and products.
         extent: First panel of the filters, number of panels, and number of lines of tiles.
     """
     (packed, patches, products), (first_panel, panels, line_count) = buffers, extent
-    tile, elements = plan.blocking.tile, plan.window.channels // arithmetic.terms
+    tile, elements = plan.blocking.tile, plan.window.channels // micro_kernel.terms
     chunk = ceil_div(elements, ceil_div(elements, _CHUNK)) if plan.filtering.repeats == 1 else None
     with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
 
@@ -265,7 +265,7 @@ def _multiply(
             return packed[(index, first_panel + p, *((i, first + k) if plan.in_panels else (first + k, i)))]
 
         multiply_panels(
-            arithmetic,
+            micro_kernel,
             tile,
             elements,
             PanelsOfA(panels, left, stride=elements),
@@ -290,12 +290,12 @@ def _store_lines(plan: Plan, row: T.Buffer, store: Store, first: tuple[T.Index, 
 
 
 def _transform_patches(
-    plan: Plan, arithmetic: MicroKernel, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]
+    plan: Plan, micro_kernel: MicroKernel, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]
 ) -> None:
     """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
     window, matrix = plan.window, plan.filtering.before
     n, step = plan.filtering.inputs, plan.filtering.step
-    lanes, terms = plan.blocking.tile.lanes, arithmetic.terms
+    lanes, terms = plan.blocking.tile.lanes, micro_kernel.terms
     elements = window.channels // terms
     b, first_line, lines = block
     lines_read, width_read = plan.blocking.lines * step + n - step, plan.line + (n - 1) // step
@@ -325,7 +325,7 @@ def _transform_patches(
                                 return _combined(matrix[e], _taps(halves[term][a], j))
 
                             index = _patch(plan, elements, a * n + e, element, panel, column + j)
-                            T.buffer_store(patches, arithmetic.join(value), index)
+                            T.buffer_store(patches, micro_kernel.join(value), index)
 
             _across(plan.line, lanes, piece)
 

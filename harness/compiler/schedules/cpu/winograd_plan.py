@@ -119,17 +119,17 @@ def filterable(window: Window) -> bool:
     )
 
 
-def upsampled_plan(unit: VectorUnit, window: Window, arithmetic: MicroKernel) -> Plan:
+def upsampled_plan(unit: VectorUnit, window: Window, micro_kernel: MicroKernel) -> Plan:
     """Returns the plan of a convolution of an image that is upsampled to twice its size, which tuning does not know.
 
     Args:
         unit: The target's vector registers.
         window: The convolution; its image is the one before.
-        arithmetic: The arithmetic of the products.
+        micro_kernel: The micro-kernel of the products.
     """
-    tile = arithmetic.choose_tile and arithmetic.choose_tile(unit, window.filters, window.pixels)
-    blocking = choose_blocking(unit, window, UPSAMPLED, tile, arithmetic.term_bytes)
-    return Plan(window, blocking, UPSAMPLED, in_panels=arithmetic.a.row_major)
+    tile = micro_kernel.choose_tile and micro_kernel.choose_tile(unit, window.filters, window.pixels)
+    blocking = choose_blocking(unit, window, UPSAMPLED, tile, micro_kernel.term_bytes)
+    return Plan(window, blocking, UPSAMPLED, in_panels=micro_kernel.a.row_major)
 
 
 def choose_blocking(

@@ -68,7 +68,7 @@ class Plan:
     @property
     def by_channel(self) -> bool:
         """Returns whether results are [channel, query], because the strip is a right panel as it is."""
-        return self.attention.arithmetic.a.row_major
+        return self.attention.micro_kernel.a.row_major
 
     @property
     def panel_width(self) -> int:
@@ -88,7 +88,7 @@ class Plan:
     @property
     def chunk(self) -> int:
         """Returns the number of elements of the depth of a score that are added up at a time."""
-        return self.attention.arithmetic.chunk(self.attention.depth, even=True)
+        return self.attention.micro_kernel.chunk(self.attention.depth, even=True)
 
     def head(self, m: T.Expr) -> Head:
         """Emits batch and number of head m of all."""
@@ -141,7 +141,7 @@ class Work:
     def allocated(cls, plan: Plan, sources: Buffers, blocks: int) -> Work:
         """Emits the allocation for so many blocks."""
         attention, columns = plan.attention, plan.columns
-        queries = T.alloc_buffer((blocks, attention.depth, columns), attention.arithmetic.dtype)
+        queries = T.alloc_buffer((blocks, attention.depth, columns), attention.micro_kernel.dtype)
         state = State.allocated(blocks, plan.scores, plan.padded, by_channel=plan.by_channel)
         buffers = dict(sources)
         for mod in attention.score_mods:
@@ -152,7 +152,7 @@ class Work:
         """Emits the packing of `count` queries of a block, through [query, element], and all before their first key."""
         attention, q = plan.attention, block.number
         rows = attention.query_rows(self.sources, block.head)
-        pack_channels(rows, line, plan.lanes, block.first, count, attention.arithmetic)
+        pack_channels(rows, line, plan.lanes, block.first, count, attention.micro_kernel)
         with T.serial(0, attention.depth) as d, T.serial(0, plan.columns) as j:
             T.buffer_store(self.queries, line[j, d], [q, d, j])
         for mod in attention.score_mods:
@@ -189,10 +189,10 @@ class Strip:
     @classmethod
     def allocated(cls, plan: Plan, keys: int) -> Strip:
         """Emits the allocation for so many keys, which are whole elements."""
-        arithmetic, columns = plan.attention.arithmetic, plan.columns
+        micro_kernel, columns = plan.attention.micro_kernel, plan.columns
         scores = T.alloc_buffer((keys, columns), "float32")
-        elements = (keys // arithmetic.terms, columns)
-        weights = scores if arithmetic.terms == 1 else T.alloc_buffer(elements, arithmetic.dtype)
+        elements = (keys // micro_kernel.terms, columns)
+        weights = scores if micro_kernel.terms == 1 else T.alloc_buffer(elements, micro_kernel.dtype)
         tiles = plan.panels if plan.by_channel else columns // plan.output.rows
         return cls(scores, weights, T.alloc_buffer((tiles, plan.output.size), "float32"))
 
@@ -300,7 +300,7 @@ class Passage:
             lambda p: finish(p, lambda i, j: scores[p * tile.rows + i, j]),
         )
         attention, a, b = plan.attention, PanelsOfA(tiles, keys.key), PanelOfB(self._query)
-        multiply_panels(attention.arithmetic, tile, attention.depth, a, b, sums, plan.chunk)
+        multiply_panels(attention.micro_kernel, tile, attention.depth, a, b, sums, plan.chunk)
 
     def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
         return self.work.queries[self.queries.number, first + k, j]
@@ -308,13 +308,13 @@ class Passage:
     def _tile_of_scores(self, p: T.Index) -> _Score:
         """Emits the products of one tile of keys; returns (row, column) → product."""
         key, tile, attention = self.keys.key, self.plan.scores, self.plan.attention
-        depth, arithmetic = attention.depth, attention.arithmetic
-        if arithmetic.step is not None and self.plan.chunk >= depth:
-            rows = multiply(arithmetic.step, tile, depth, lambda k, i: (key(p, 0, k, i),), partial(self._query, 0))
+        depth, micro_kernel = attention.depth, attention.micro_kernel
+        if micro_kernel.step is not None and self.plan.chunk >= depth:
+            rows = multiply(micro_kernel.step, tile, depth, lambda k, i: (key(p, 0, k, i),), partial(self._query, 0))
             return lambda i, j: rows[i][j]
         totals = T.alloc_buffer((1, tile.size), "float32")
         a = PanelsOfA(1, lambda _, first, k, i: key(p, first, k, i), stride=depth)
-        multiply_panels(arithmetic, tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
+        multiply_panels(micro_kernel, tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
         return lambda i, j: totals[0, i * tile.columns + j]
 
     def _store_line(self, highest: T.Buffer, key: T.Var, score: Callable[[T.Index], T.Expr]) -> None:
@@ -332,7 +332,7 @@ class Passage:
     def _weigh_all(self, exponentials: _Before) -> None:
         """Emits the exponentials of all chunks; weights of keys that do not exist become zero."""
         keys, lanes = self.keys, self.plan.lanes
-        end = keys.chunks * (keys.chunk * self.plan.attention.arithmetic.terms)
+        end = keys.chunks * (keys.chunk * self.plan.attention.micro_kernel.terms)
         ends_early = not isinstance(keys.count, int)
         if ends_early and keys.padded:
             self.strip.pad(keys.count, end, lanes, -math.inf)
@@ -361,8 +361,8 @@ class Passage:
 
     def _weigh_vector(self, highest: T.Buffer, sums: T.Buffer, element: T.Expr, start: int) -> None:
         """Emits the weights of an element of the keys for a vector of queries from `start` on."""
-        arithmetic, lanes, strip = self.plan.attention.arithmetic, self.plan.lanes, self.strip.scores
-        terms = arithmetic.terms
+        micro_kernel, lanes, strip = self.plan.attention.micro_kernel, self.plan.lanes, self.strip.scores
+        terms = micro_kernel.terms
         exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
         flush_subnormals = self.plan.attention.masks or self.keys.padded
         exact = strip if terms == 1 else registers((terms, self.plan.columns))
@@ -375,14 +375,14 @@ class Passage:
                 T.buffer_store(sums, sums[start + j] + exact[index], [start + j])
         if terms > 1:
             with T.vectorized(0, lanes) as j:
-                joined = joined_rows(arithmetic, exact, 0, start + j)
+                joined = joined_rows(micro_kernel, exact, 0, start + j)
                 T.buffer_store(self.strip.weights, joined, [element, start + j])
 
     def _add_results(self, factor: T.Buffer, before: _Before | None) -> None:
         """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""
         plan, keys, output, q = self.plan, self.keys, self.plan.output, self.queries.number
         state, weights, totals = self.work.state, self.strip.weights, self.strip.totals
-        kernel, depth, chunk = plan.attention.arithmetic, keys.depth, keys.chunk
+        kernel, depth, chunk = plan.attention.micro_kernel, keys.depth, keys.chunk
         prepare = before or (lambda first, count: None)
         if plan.by_channel:
             a = PanelsOfA(

@@ -39,13 +39,13 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     problem, projection = _recognized(context, attention)
     if problem is None:
         return None
-    chosen, arithmetic = _choose(context, attention, problem)
+    chosen, micro_kernel = _choose(context, attention, problem)
     operands = Attention(
         problem,
         *_operands(context, attention, projection, chosen),
         _score_mods(context, attention, problem, axial=isinstance(chosen, PerHead)),
         projected=projection is not None,
-        arithmetic=arithmetic,
+        micro_kernel=micro_kernel,
     )
     if projection is None:
         return _lowering(operands, chosen)
@@ -108,21 +108,21 @@ def _score_mods(context: Context, attention: ir.Call, problem: Problem, *, axial
 
 
 def _choose(context: Context, attention: ir.Call, problem: Problem) -> tuple[Schedule, MicroKernel]:
-    """Returns schedule and arithmetic: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
+    """Returns schedule and micro-kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
     unit, workload = context.unit, _workload(problem)
     if workload.few(unit):
         return FewQueries(unit.lanes, context.decide(workload)["parts"]), FP32
-    arithmetic = context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
-    if arithmetic.choose_tile is not None:
-        tile = arithmetic.choose_tile(unit, workload.keys, workload.queries)
-        return PerHead(tile, tile, workload.parts_in_tiles(tile)), arithmetic
-    workload = replace(workload, dtype=arithmetic.multiplies)
+    micro_kernel = context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
+    if micro_kernel.choose_tile is not None:
+        tile = micro_kernel.choose_tile(unit, workload.keys, workload.queries)
+        return PerHead(tile, tile, workload.parts_in_tiles(tile)), micro_kernel
+    workload = replace(workload, dtype=micro_kernel.multiplies)
     # Tuning knows numbers alone.
     decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
     output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
     chosen = Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
-    return chosen, arithmetic
+    return chosen, micro_kernel
 
 
 def _operands(

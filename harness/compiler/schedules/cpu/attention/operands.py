@@ -36,7 +36,7 @@ class Attention:
         score_mods: The changes of the scores, one after the other.
         result: For each of batch, length, head and channel, the dimension of the result.
         projected: Whether a projection of the values follows that usually comes before.
-        arithmetic: Micro-kernel of both products.
+        micro_kernel: Micro-kernel of both products.
         stores: Type of the result.
     """
 
@@ -47,19 +47,19 @@ class Attention:
     score_mods: tuple[ScoreMod, ...] = ()
     result: tuple[int, ...] = (0, 1, 2, 3)
     projected: bool = False
-    arithmetic: MicroKernel = FP32
+    micro_kernel: MicroKernel = FP32
     stores: str = "float32"
 
     @property
     def name(self) -> str:
         """Returns the kernel's name."""
         rounded = "astype" if self.stores == BF16 else ""
-        return "_".join(filter(None, ("attention", self.arithmetic.name, rounded)))
+        return "_".join(filter(None, ("attention", self.micro_kernel.name, rounded)))
 
     @property
     def depth(self) -> int:
         """Returns the number of elements of a query, or of a key, that are multiplied."""
-        return self.problem.channels // self.arithmetic.terms
+        return self.problem.channels // self.micro_kernel.terms
 
     @property
     def masks(self) -> bool:

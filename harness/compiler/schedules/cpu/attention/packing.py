@@ -78,37 +78,37 @@ def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count:
 
 
 def pack_channels(
-    source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index, arithmetic: MicroKernel
+    source: Rows, target: T.Buffer, lanes: int, first: T.Index, count: T.Index, micro_kernel: MicroKernel
 ) -> None:
-    """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are channels of a row."""
-    if arithmetic.terms == 1:
+    """Copies rows as `copy_rows` does, into elements of a micro-kernel whose terms are channels of a row."""
+    if micro_kernel.terms == 1:
         copy_rows(source, target, lanes, first, count)
         return
-    depth = source.channels // arithmetic.terms
+    depth = source.channels // micro_kernel.terms
     line = T.alloc_buffer((1, source.channels), "float32")
     with T.serial(0, count) as row:
         copy_rows(source, line, lanes, first + row, 1)
 
         def pack(k: T.Index) -> None:
-            T.buffer_store(target, arithmetic.pack(lambda c: line[0, c], k, depth), [row, k])
+            T.buffer_store(target, micro_kernel.pack(lambda c: line[0, c], k, depth), [row, k])
 
         for_each_vector(depth, lanes, pack)
         _clear(target, row, depth)
     _clear_after(target, count)
 
 
-def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic: MicroKernel) -> None:
-    """Copies rows as `copy_rows` does, into elements of an arithmetic whose terms are consecutive keys.
+def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, micro_kernel: MicroKernel) -> None:
+    """Copies rows as `copy_rows` does, into elements of a micro-kernel whose terms are consecutive keys.
 
     Args:
         source: The rows.
-        target: [block, element of the block] as one row after the other, channel; where the arithmetic multiplies whole
-            panels the other way round, channel by channel.
+        target: [block, element of the block] as one row after the other, channel; where the micro-kernel multiplies
+            whole panels the other way round, channel by channel.
         lanes: fp32 numbers in a vector.
         block: Keys of a block, padded with zeros to its elements.
-        arithmetic: The arithmetic.
+        micro_kernel: The micro-kernel.
     """
-    terms, by_channel = arithmetic.terms, arithmetic.a.row_major
+    terms, by_channel = micro_kernel.terms, micro_kernel.a.row_major
     if terms == 1:
         copy_rows(source, target, lanes, 0, source.length)
         return
@@ -122,14 +122,14 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, arithmetic
 
         def store(c: T.Index) -> None:
             row = b * elements + k
-            T.buffer_store(target, joined_rows(arithmetic, lines, 0, c), [c, row] if by_channel else [row, c])
+            T.buffer_store(target, joined_rows(micro_kernel, lines, 0, c), [c, row] if by_channel else [row, c])
 
         for_each_vector(padded, lanes, store)
 
 
-def joined_rows(arithmetic: MicroKernel, buffer: T.Buffer, element: T.Index, column: T.Index) -> T.Expr:
+def joined_rows(micro_kernel: MicroKernel, buffer: T.Buffer, element: T.Index, column: T.Index) -> T.Expr:
     """Returns an element whose terms are rows of a buffer that follow each other."""
-    value: T.Expr = arithmetic.join(lambda n: buffer[element * arithmetic.terms + n, column])
+    value: T.Expr = micro_kernel.join(lambda n: buffer[element * micro_kernel.terms + n, column])
     return value
 
 

@@ -4,10 +4,10 @@ One task computes blocks of queries of one head. The first task of a head in a t
 into the thread's workspace, one row each, with folded moves and rotations. Then it takes a block of keys past some
 blocks of queries, so that repeated reads stay in the second-level cache.
 
-Where an element of the arithmetic has several terms, those of scores are channels and those of results are keys that
+Where an element of the micro-kernel has several terms, those of scores are channels and those of results are keys that
 follow each other: rows of the strip, so that joining them moves no lane. Copies are of elements.
 
-Where the arithmetic multiplies whole panels, whose left one lies row by row, keys are left panels as they are copied.
+Where the micro-kernel multiplies whole panels, whose left one lies row by row, keys are left panels as they are copied.
 The strip of exponentials is a right panel as it is, so that results are transposed, too: values are copied channel by
 channel, and are the left panels.
 """
@@ -50,13 +50,13 @@ class PerHead:
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
         plan = _Plan(attention, self.scores, self.output, self.parts)
-        arithmetic = attention.arithmetic
+        micro_kernel = attention.micro_kernel
 
         def body(*buffers: T.Buffer) -> None:
             *inputs, result = buffers
             sources = attention.by_role(inputs)
-            tasks = parallel_with_workspace(plan.heads * plan.parts, arithmetic.dtype, *plan.copies)
-            with arithmetic.imported(), tasks as (task, workspace), arithmetic.setup():
+            tasks = parallel_with_workspace(plan.heads * plan.parts, micro_kernel.dtype, *plan.copies)
+            with micro_kernel.imported(), tasks as (task, workspace), micro_kernel.setup():
                 m = T.Bind(task // plan.parts)
                 head = plan.head(m)
                 keys, values = workspace.buffers
@@ -102,15 +102,15 @@ class _Plan(Plan):
 
     @property
     def elements(self) -> int:
-        """Returns the elements of a block of keys, in whole steps of the arithmetic."""
-        arithmetic = self.attention.arithmetic
-        step = arithmetic.multiple
-        return ceil_div(self.keys, arithmetic.terms * step) * step
+        """Returns the elements of a block of keys, in whole steps of the micro-kernel."""
+        micro_kernel = self.attention.micro_kernel
+        step = micro_kernel.multiple
+        return ceil_div(self.keys, micro_kernel.terms * step) * step
 
     @property
     def lines(self) -> int:
         """Returns the number of keys of a block with those that fill up its elements."""
-        return self.elements * self.attention.arithmetic.terms
+        return self.elements * self.attention.micro_kernel.terms
 
     @property
     def copies(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -121,10 +121,10 @@ class _Plan(Plan):
 
     def key_block(self, keys: T.Buffer, values: T.Buffer, block: T.Expr) -> KeyBlock:
         """Emits the numbers of a block's first key and first element; returns the block."""
-        arithmetic, elements = self.attention.arithmetic, self.elements
+        micro_kernel, elements = self.attention.micro_kernel, self.elements
         first = T.Bind(block * self.keys)
-        first_element = first if arithmetic.terms == 1 else T.Bind(block * elements)
-        chunk = arithmetic.chunk(elements, even=True)
+        first_element = first if micro_kernel.terms == 1 else T.Bind(block * elements)
+        chunk = micro_kernel.chunk(elements, even=True)
 
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return keys[first + p * self.scores.rows + i, start + k]
@@ -149,17 +149,17 @@ class _Plan(Plan):
 
 def _copy(plan: _Plan, sources: Buffers, head: Head, keys: T.Buffer, values: T.Buffer) -> None:
     """Emits the copies of the keys and values of a head."""
-    attention, arithmetic = plan.attention, plan.attention.arithmetic
+    attention, micro_kernel = plan.attention, plan.attention.micro_kernel
     key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
-    pack_channels(key_rows, keys, plan.lanes, 0, plan.count, arithmetic)
-    pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, arithmetic)
+    pack_channels(key_rows, keys, plan.lanes, 0, plan.count, micro_kernel)
+    pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, micro_kernel)
 
 
 def _compute(
     plan: _Plan, sources: Buffers, head: Head, copies: tuple[T.Buffer, T.Buffer], part: T.Expr, result: T.Buffer
 ) -> None:
     """Emits a task: some blocks of queries share each pass over the keys."""
-    line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
+    line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.micro_kernel.dtype)
     work, strip = Work.allocated(plan, sources, plan.group), Strip.allocated(plan, plan.lines)
     if plan.lines > plan.keys:
         # Keys that do not exist weigh nothing.

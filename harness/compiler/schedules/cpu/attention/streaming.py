@@ -8,7 +8,7 @@ padded: scores of keys that do not exist are never stored, their weights are zer
 
 Keys are packed chunk by chunk of their channels, values panel by panel of theirs, so that each product reads memory
 strictly forward. A chunk of a block of queries stays in the first-level cache and passes all keys of the block. What is
-packed are elements of the attention's arithmetic, whose terms are channels of a key, and keys of a value.
+packed are elements of the attention's micro-kernel, whose terms are channels of a key, and keys of a value.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Streaming:
 
     def build(self, attention: Attention) -> T.PrimFunc:
         """Builds the kernel; the number of keys may be symbolic."""
-        if self.scores.rows % attention.arithmetic.terms:
+        if self.scores.rows % attention.micro_kernel.terms:
             raise AssertionError("the keys of a tile of scores are whole elements")
         plan = _Plan(attention, self.scores, self.output)
 
@@ -75,7 +75,7 @@ class Streaming:
             if not isinstance(count, int):
                 count = T.Bind(T.Cast("int32", count))
             panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
-            with attention.arithmetic.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
+            with attention.micro_kernel.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
 
                 def head_of(m: T.Expr, g: T.Expr = g) -> Head:
                     return plan.head(T.Bind(g * plan.heads_at_a_time + m))
@@ -122,7 +122,7 @@ class _Plan(Plan):
     def keys(self) -> int:
         """Returns the number of keys of a block: whole chunks, in blocks that are as equal as these allow."""
         count, part = self.attention.problem.keys, self.part
-        channels = self.chunks * self.chunk * self.attention.arithmetic.terms
+        channels = self.chunks * self.chunk * self.attention.micro_kernel.terms
         fitting = min(_MOST_KEYS, _BLOCK_BYTES // (4 * (channels + self.padded)))
         most_keys = max(1, fitting // part) * part
         length = ceil_div(count, ceil_div(count, most_keys)) if isinstance(count, int) else most_keys
@@ -159,45 +159,45 @@ class _Panels:
     @classmethod
     def allocated(cls, plan: _Plan) -> _Panels:
         """Emits its allocation."""
-        arithmetic, heads = plan.attention.arithmetic, plan.heads_at_a_time
+        micro_kernel, heads = plan.attention.micro_kernel, plan.heads_at_a_time
         keys = (heads, plan.chunks, plan.keys, plan.chunk)
-        values = (heads, plan.panels, plan.keys // arithmetic.terms, plan.output.columns)
-        return cls(T.alloc_buffer(keys, arithmetic.dtype), T.alloc_buffer(values, arithmetic.dtype))
+        values = (heads, plan.panels, plan.keys // micro_kernel.terms, plan.output.columns)
+        return cls(T.alloc_buffer(keys, micro_kernel.dtype), T.alloc_buffer(values, micro_kernel.dtype))
 
 
 def _pack_queries(plan: _Plan, head_of: _HeadOf, work: Work) -> None:
     """Emits the packing of the queries, and the state before the first key."""
     with T.parallel(0, plan.tasks) as task:
         first, rows = plan.queries_from(task % plan.blocks)
-        line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.arithmetic.dtype)
+        line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.micro_kernel.dtype)
         work.prepare(plan, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
 
 
 def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
     """Emits the packing of a block of keys and values, with zeros beyond the last key."""
     attention, (first, key_count) = plan.attention, block
-    arithmetic, lanes, rows = attention.arithmetic, plan.lanes, plan.packed
+    micro_kernel, lanes, rows = attention.micro_kernel, plan.lanes, plan.packed
     tasks = plan.keys // rows
     with T.parallel(0, plan.heads_at_a_time * tasks) as task:
         m, start = T.Bind(task // tasks), T.Bind(task % tasks * rows)
         head = head_of(m)
         count = rows if plan.even else T.Bind(T.max(0, T.min(rows, key_count - start)))
-        key = T.alloc_buffer((rows, plan.chunks * plan.chunk), arithmetic.dtype)
+        key = T.alloc_buffer((rows, plan.chunks * plan.chunk), micro_kernel.dtype)
         value = T.alloc_buffer((rows, plan.padded), "float32")
         begin = first + start
         key_rows = attention.key_rows(sources, head, begin, count, rows)
-        pack_channels(key_rows, key, lanes, begin, count, arithmetic)
+        pack_channels(key_rows, key, lanes, begin, count, micro_kernel)
         copy_rows(attention.value_rows(sources, head), value, lanes, begin, count)
-        with T.serial(0, rows // arithmetic.terms) as i:
-            _store_element(plan, panels, key, value, (m, T.Bind(start // arithmetic.terms + i)), i)
+        with T.serial(0, rows // micro_kernel.terms) as i:
+            _store_element(plan, panels, key, value, (m, T.Bind(start // micro_kernel.terms + i)), i)
 
 
 def _store_element(
     plan: _Plan, panels: _Panels, key: T.Buffer, value: T.Buffer, place: tuple[T.Var, T.Var], i: T.Var
 ) -> None:
     """Emits the store of element i of packed rows of keys and values, at its place (head, element of the block)."""
-    (m, element), arithmetic, columns = place, plan.attention.arithmetic, plan.output.columns
-    terms = arithmetic.terms
+    (m, element), micro_kernel, columns = place, plan.attention.micro_kernel, plan.output.columns
+    terms = micro_kernel.terms
     for n, c in product(range(terms), range(plan.chunks)):
 
         def pack_key(k: T.Index, n: int = n, c: int = c) -> None:
@@ -207,14 +207,14 @@ def _store_element(
     with T.serial(0, plan.panels) as p:
 
         def pack_value(j: T.Index) -> None:
-            T.buffer_store(panels.values, joined_rows(arithmetic, value, i, p * columns + j), [m, p, element, j])
+            T.buffer_store(panels.values, joined_rows(micro_kernel, value, i, p * columns + j), [m, p, element, j])
 
         for_each_vector(columns, plan.lanes, pack_value)
 
 
 def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
     """Emits the passage of all blocks of queries past a block of keys."""
-    (first, key_count), terms = block, plan.attention.arithmetic.terms
+    (first, key_count), terms = block, plan.attention.micro_kernel.terms
     chunks = parts_of(key_count, plan.part)
     elements = plan.keys // terms if plan.even else key_count if terms == 1 else chunks * (plan.part // terms)
     with T.parallel(0, plan.tasks) as task:
