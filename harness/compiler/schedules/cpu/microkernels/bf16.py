@@ -23,7 +23,7 @@ from dataclasses import replace
 from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.bf16 import BF16, PAIR, pair_bits, terms_of
 from harness.compiler.schedules.cpu.microkernels.fp32 import in_registers
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelFormat
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelFormat, Step
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 
 _NAME = "multiply_add_bf16_pairs"
@@ -59,7 +59,7 @@ def dot_products(lanes: int, intrinsic: str) -> MicroKernel:
         a=PAIRS,
         b=PAIRS,
         emit=in_registers,
-        step=_step,
+        step=calls(_NAME),
         source=_dot_product(lanes, intrinsic),
     )
 
@@ -72,7 +72,7 @@ def shifts(unit: VectorUnit) -> MicroKernel:
         a=replace(PAIRS, dtype="float32", numbers=PAIR, split=terms_of),
         b=PAIRS,
         emit=in_registers,
-        step=_step,
+        step=calls(_NAME),
         source=_shifts(unit.lanes),
         layers_only=True,
         choose_tile=lambda unit, rows, columns: choose_tile(unit, rows, columns, _SHAPES[unit]),
@@ -114,17 +114,27 @@ define linkonce_odr {floats} @{_NAME}({arguments}) alwaysinline {{
 """
 
 
-def _step(
-    tile: Tile,
-    rows: Sequence[T.Buffer],
-    a: Callable[[int], Sequence[T.Expr]],
-    b: Callable[[T.Index], T.Expr],
-) -> None:
-    """Emits a step with whole vectors, because TVM takes calls of functions apart where it vectorizes a loop."""
-    lanes = tile.lanes
-    for i in range(tile.rows):
-        for start in range(0, tile.columns, lanes):
-            index = T.Ramp(start, 1, lanes)
-            numbers = [T.Broadcast(number, lanes) for number in a(i)]
-            result = T.call_extern(f"float32x{lanes}", _NAME, rows[i][index], *numbers, b(index))
-            T.buffer_store(rows[i], result, [index])
+def calls(function: str, *, by_address: bool = False) -> Step:
+    """Returns the step that calls a function with each vector of sums, because TVM takes calls in vector loops apart.
+
+    Args:
+        function: Takes sums, the numbers of an element of A in all lanes, and elements of B.
+        by_address: Whether it takes the address of the elements of B.
+    """
+
+    def step(
+        tile: Tile,
+        rows: Sequence[T.Buffer],
+        a: Callable[[int], Sequence[T.Expr]],
+        b: Callable[[T.Index], T.Expr],
+    ) -> None:
+        lanes = tile.lanes
+        for i in range(tile.rows):
+            for start in range(0, tile.columns, lanes):
+                index = T.Ramp(start, 1, lanes)
+                numbers = [T.Broadcast(number, lanes) for number in a(i)]
+                right = T.address_of(b(start)) if by_address else b(index)
+                result = T.call_extern(f"float32x{lanes}", function, rows[i][index], *numbers, right)
+                T.buffer_store(rows[i], result, [index])
+
+    return step

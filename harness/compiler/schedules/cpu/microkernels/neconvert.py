@@ -7,12 +7,10 @@ and keep denormal numbers (Intel's manual of instruction set extensions, VCVTNEE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.microkernels import bf16
-from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.compiler.schedules.cpu.tile import VectorUnit, choose_tile
 
 _UNIT = VectorUnit(lanes=8, registers=16)
 _FLOATS = f"<{_UNIT.lanes} x float>"
@@ -36,25 +34,10 @@ define linkonce_odr {_FLOATS} @{_NAME}({_FLOATS} %sums, {_FLOATS} %low, {_FLOATS
 """
 
 
-def _step(
-    tile: Tile,
-    rows: Sequence[T.Buffer],
-    a: Callable[[int], Sequence[T.Expr]],
-    b: Callable[[T.Index], T.Expr],
-) -> None:
-    lanes = tile.lanes
-    for i in range(tile.rows):
-        for start in range(0, tile.columns, lanes):
-            index = T.Ramp(start, 1, lanes)
-            numbers = [T.Broadcast(number, lanes) for number in a(i)]
-            result = T.call_extern(f"float32x{lanes}", _NAME, rows[i][index], *numbers, T.address_of(b(start)))
-            T.buffer_store(rows[i], result, [index])
-
-
 CONVERSIONS = replace(
     bf16.shifts(_UNIT),
     name="bf16_vcvtne",
-    step=_step,
+    step=bf16.calls(_NAME, by_address=True),
     source=_SOURCE,
     choose_tile=lambda unit, rows, columns: choose_tile(unit, rows, columns, _SHAPES),
 )
