@@ -21,6 +21,8 @@ class Model:
         subjects: The components and the whole models, by name.
         deployable: The entry points that `sam3-tvm compile` writes into a folder; None if the model cannot be deployed.
         context: Returns the context in which the model is built, run and exported.
+        describe_checkpoint: Returns in a sentence what a file or folder of weights is, from its names; None if the
+            model takes none.
         expectations: File that lists the cases that are not expected to be strict, see `harness.core.expectations`.
         prepare: Imports the libraries whose import takes seconds.
         check: Checks the settings of a verification, before the first case; raises an error that is a sentence.
@@ -32,4 +34,5 @@ class Model:
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare: Callable[[], None] = lambda: None
     check: Callable[[Settings], None] = lambda settings: None
+    describe_checkpoint: Callable[[Path], str] | None = None
     expectations: Path | None = None
