@@ -122,8 +122,9 @@ def test_half_precision_is_loaded_as_it_is_rounded(dtype: torch.dtype, tmp_path:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("transformer.decoder.lora_A.weight", r"1 unexpected \(transformer\.decoder\.lora_A\.weight\)"),
-        ("detector.transformer.decoder.lora_B.weight", "1 unexpected"),
+        ("transformer.decoder.lora_A.weight", r"LoRA of .* cannot be merged: transformer\.decoder has lora_A alone"),
+        ("detector.transformer.decoder.lora_B.weight", "transformer.decoder has lora_B alone"),
+        ("detector.transformer.decoder.lora_C.weight", "lora_C.weight is of a kind that is not known here"),
         ("tracker.model.interactive_mask_decoder.iou_token.weight", r"is of SAM 3\.1, it has tracker\.model\."),
         ("detector.backbone.vision_backbone.propagation_convs.0.conv_1x1.bias", r"is of SAM 3\.1"),
     ],

@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from harness.core.checkpoint_file import (
     read_description,
 )
 from harness.core.errors import HarnessError
+from harness.models.sam3.lora import Lora, merge
 
 if TYPE_CHECKING:
     import torch
@@ -42,29 +43,39 @@ class Content:
     """The named tensors of a checkpoint.
 
     Attributes:
-        tensors: Tensors by their names in the model that was saved.
+        tensors: Tensors by their names in the model that was saved; LoRA is merged.
         wrappers: Names around the weights that were taken, from the outside to the inside.
         remainder: Number of tensors of each other entry, zero for most, by its path.
         unknown: Those that have tensors and are neither state of training nor weights beside their average.
+        merged: Names of the weights that a LoRA changed.
     """
 
     tensors: Mapping[str, torch.Tensor]
     wrappers: tuple[str, ...] = ()
     remainder: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, int] = field(default_factory=dict)
+    merged: tuple[str, ...] = ()
 
 
 def read_content(path: Path) -> Content:
-    """Reads a checkpoint, with its parts.
+    """Reads a checkpoint, with its parts, and merges its LoRA in float32.
 
     Raises:
-        HarnessError: A file is missing, damaged or no checkpoint, has code, or two sets of weights.
+        HarnessError: A file is missing, damaged or no checkpoint, has code, two sets of weights, or a LoRA that does
+            not fit.
     """
     problem = checkpoint_file_problem(path)
     if problem is not None:
         raise HarnessError(problem)
     files = find_checkpoint(path)
-    return _read_files(files, path)
+    content = _read_files(files, path)
+    description = None if files.adapter is None else read_description(files.adapter)
+    base = {} if files.base is None else _read_files(files.base, files.base.weights[0]).tensors
+    lora = Lora(path, content.tensors, base, description)
+    if not lora.exists:
+        return content
+    tensors, merged = merge(lora)
+    return replace(content, tensors=tensors, merged=merged)
 
 
 def _read_files(files: CheckpointFiles, path: Path) -> Content:

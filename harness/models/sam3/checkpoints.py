@@ -1,4 +1,4 @@
-"""Loads checkpoints: published ones, those of trainers, or in parts, in upstream's names or Transformers'."""
+"""Loads checkpoints: published ones, those of trainers, with LoRA or in parts, in upstream's names or Transformers'."""
 
 from __future__ import annotations
 
@@ -82,6 +82,8 @@ class Checkpoint:
         parts = [f"{self.path.name}: SAM 3 under {names}, {len(content.tensors)} tensors in {', '.join(dtypes)}"]
         if content.wrappers:
             parts.append(f"taken out of {'.'.join(content.wrappers)}")
+        if content.merged:
+            parts.append(f"LoRA merged into {len(content.merged)} of them")
         if content.remainder:
             listed = [f"{name} ({count} tensors)" for name, count in content.remainder.items() if count]
             others = [name for name, count in content.remainder.items() if not count]
@@ -225,7 +227,7 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
 
     Args:
         model: The image model, on the CPU.
-        path: A file of tensors, an index of several, or the folder of one of these.
+        path: A file of tensors, an index of several, or the folder of one of these or of an adapter.
         allow_partial: Whether missing, unexpected and misshapen tensors are skipped instead of refused.
 
     Returns:
