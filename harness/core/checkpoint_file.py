@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from harness.core.errors import HarnessError
 from harness.runtime.manifest import File
@@ -20,7 +22,24 @@ _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _INDEX = ".index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 """Name of the file in which PEFT says what an adapter is for."""
+_T = TypeVar("_T")
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+class AdapterConfig(Struct, frozen=True):
+    """The fields of PEFT's description of a LoRA that say how it is merged."""
+
+    base_model_name_or_path: str | None = None
+    peft_type: str = "LORA"
+    r: int | None = None
+    lora_alpha: float | None = None
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+
+class _Index(Struct, frozen=True):
+    weight_map: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -82,12 +101,7 @@ def _find_in_folder(folder: Path) -> CheckpointFiles:
 
 
 def _find_parts(index: Path) -> CheckpointFiles:
-    parts = read_description(index).get("weight_map")
-    if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts.values()) or not parts:
-        raise HarnessError(
-            f"The file {index} is no index of a checkpoint, it has no weight_map; give the file of the weights."
-        )
-    names = sorted(set(parts.values()))
+    names = sorted(set(read_index(index).values()))
     if outside := next((name for name in names if Path(name).name != name), None):
         raise HarnessError(f"The index {index} names the part {outside!r}, which is no name in its folder; repair it.")
     if absent := [name for name in names if not (index.parent / name).is_file()]:
@@ -101,7 +115,7 @@ def _find_parts(index: Path) -> CheckpointFiles:
 def _find_adapter(description: Path) -> CheckpointFiles:
     """Finds an adapter and its base, whose path `base_model_name_or_path` begins at the adapter's folder or here."""
     folder = description.parent
-    base = read_description(description).get("base_model_name_or_path")
+    base = read_adapter_config(description).base_model_name_or_path
     found = next((folder / name for name in _ADAPTERS if (folder / name).is_file()), None)
     if not base:
         candidates = [found] if found else sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
@@ -110,7 +124,7 @@ def _find_adapter(description: Path) -> CheckpointFiles:
         return CheckpointFiles((candidates[0],), adapter=description)
     if found is None:
         raise HarnessError(f"The adapter {folder} has no {_ADAPTERS[0]}; save it again with PEFT's save_pretrained.")
-    paths = [place for place in (folder / str(base), Path(str(base))) if place.exists()]
+    paths = [place for place in (folder / base, Path(base)) if place.exists()]
     if not paths:
         raise HarnessError(
             f"The adapter {folder} belongs to {base}, which is no file or folder here: write the path of the base's "
@@ -121,21 +135,33 @@ def _find_adapter(description: Path) -> CheckpointFiles:
     return CheckpointFiles((found,), adapter=description, base=find_checkpoint(paths[0]))
 
 
-def read_description(path: Path) -> dict[str, Any]:
-    """Returns a JSON object that describes a checkpoint.
+def read_adapter_config(path: Path) -> AdapterConfig:
+    """Returns PEFT's description of a LoRA.
 
     Raises:
         HarnessError: The file cannot be read or is something else.
     """
+    return _read_json(path, AdapterConfig, "description of an adapter")
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Returns the name of the file that has each tensor of a checkpoint in parts.
+
+    Raises:
+        HarnessError: The file cannot be read or is something else.
+    """
+    return _read_json(path, _Index, "index of a checkpoint").weight_map
+
+
+def _read_json(path: Path, kind: type[_T], name: str) -> _T:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise HarnessError(f"The file {path} cannot be read: {error.strerror}; check its permissions.") from error
-    except (ValueError, RecursionError) as error:
-        raise HarnessError(f"The file {path} is damaged, it is not JSON; download it again.") from error
-    if not isinstance(content, dict):
-        raise HarnessError(f"The file {path} describes no checkpoint; give the file of the weights.")
-    return content
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HarnessError(
+            f"The file {path} is no {name} or damaged ({error}); give the file of the weights or download it again."
+        ) from error
 
 
 def checkpoint_file_problem(path: Path) -> str | None:

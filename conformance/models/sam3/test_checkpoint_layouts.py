@@ -190,8 +190,8 @@ def _empty_index(folder: Path) -> None:
         (_rename_tensor, r"does not say that model-00002-of-00003\.safetensors has other; download"),
         (_leave_out_tensor, r"lacks 1 tensors that it lists \(more\); download"),
         (_leave_folder, r"names the part '\.\./a\.safetensors', which is no name in its folder"),
-        (_break_index, "is damaged, it is not JSON"),
-        (_empty_index, "is no index of a checkpoint, it has no weight_map"),
+        (_break_index, "is no index of a checkpoint or damaged"),
+        (_empty_index, "is no index of a checkpoint or damaged .*weight_map"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(

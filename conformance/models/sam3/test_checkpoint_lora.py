@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from conformance.models.sam3.test_checkpoint_layouts import WRAPPINGS, part, plain, real
 from conformance.models.sam3.test_model_checkpoints import published
 from conformance.support.shallow import shallow_model
-from harness.core.checkpoint_file import checkpoint_digest
+from harness.core.checkpoint_file import AdapterConfig, checkpoint_digest
 from harness.core.errors import HarnessError
 from harness.models.sam3.checkpoints import describe_checkpoint, load_checkpoint, open_checkpoint
 from harness.models.sam3.hugging_face import to_hugging_face
@@ -139,7 +139,7 @@ def test_a_convolution_is_merged() -> None:
     """PEFT: A has the kernel's size, B is 1 × 1."""
     weight, down, up = torch.randn(6, 4, 3, 3), torch.randn(RANK, 4, 3, 3), torch.randn(6, RANK, 1, 1)
     state = {"conv.weight": weight, "conv.lora_A.weight": down, "conv.lora_B.weight": up}
-    merged, changed = merge(Lora(Path("c"), state, description=CONFIG))
+    merged, changed = merge(Lora(Path("c"), state, config=AdapterConfig(r=RANK, lora_alpha=ALPHA)))
     assert changed == ("conv.weight",) and merged.keys() == {"conv.weight"}
     image = torch.randn(1, 4, 9, 9)
     layered = torch.conv2d(image, weight) + ALPHA / RANK * torch.conv2d(torch.conv2d(image, down), up)
@@ -172,8 +172,8 @@ NO_TARGET = {"other.layer.lora_A.weight": torch.ones(RANK, 8), "other.layer.lora
         (factors() | NO_TARGET, {}, "it is for other.layer, of which there are no weights beside it"),
         (factors(), {"r": 4}, rf"{MODULES[0]} has rank 2, and adapter_config.json says 4"),
         (factors(), {"lora_alpha": None}, "its scale is unknown, there is no number lora_alpha"),
-        (factors(), {"lora_alpha": "8"}, "its scale is unknown"),
-        (factors(), {"peft_type": "IA3"}, "it is a IA3, which is another method"),
+        (factors(), {"alpha_pattern": {"(": 8}}, "a pattern of its adapter_config.json is no regular expression"),
+        (factors(), {"peft_type": "IA3"}, "its method is IA3, which is another method"),
         (factors() | {f"{MODULES[0]}.lora_magnitude_vector": torch.ones(8)}, {}, "lora_magnitude_vector is of a kind"),
         (factors() | {f"{MODULES[0]}.lora_B.bias": torch.ones(8)}, {}, "has several|is of a kind"),
         (
@@ -182,6 +182,7 @@ NO_TARGET = {"other.layer.lora_A.weight": torch.ones(RANK, 8), "other.layer.lora
             "are 2×9 and 8×2, and its weight is 8×8",
         ),
         (factors() | {f"{MODULES[0]}.lora_A.weight": torch.ones(RANK)}, {}, "is no matrix"),
+        (factors() | {f"{MODULES[0]}.lora_A.weight": torch.ones(RANK, 8).int()}, {}, "is no matrix of floating-point"),
         (factors(MODULES[:1]) | {f"{MODULES[1]}.lora_B.weight": torch.ones(8, 2)}, {}, "layers.1 has lora_B alone"),
         (factors() | factors(leaf=".default.weight"), {}, "has several, the last is"),
         (factors() | {"other.bias": torch.ones(8)}, {}, "it replaces other.bias, which its base does not have"),
@@ -194,6 +195,13 @@ def test_what_cannot_be_merged_is_named(adapter: State, changes: dict[str, Any],
     ) as raised:
         load_checkpoint(part(), folder, allow_partial=True)
     assert "\n" not in str(raised.value)
+
+
+def test_a_description_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        HarnessError, match=r"adapter_config\.json is no description of an adapter or damaged .*lora_alpha"
+    ):
+        load_checkpoint(part(), save_adapter(tmp_path, factors(), lora_alpha="8"))
 
 
 def test_factors_without_a_scale_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from harness.core.checkpoint_file import (
     CheckpointFiles,
     checkpoint_file_problem,
     find_checkpoint,
-    read_description,
+    read_adapter_config,
+    read_index,
 )
 from harness.core.errors import HarnessError
 from harness.models.sam3.lora import Lora, merge
@@ -69,9 +70,9 @@ def read_content(path: Path) -> Content:
         raise HarnessError(problem)
     files = find_checkpoint(path)
     content = _read_files(files, path)
-    description = None if files.adapter is None else read_description(files.adapter)
+    config = None if files.adapter is None else read_adapter_config(files.adapter)
     base = {} if files.base is None else _read_files(files.base, files.base.weights[0]).tensors
-    lora = Lora(path, content.tensors, base, description)
+    lora = Lora(path, content.tensors, base, config)
     if not lora.exists:
         return content
     tensors, merged = merge(lora)
@@ -82,7 +83,7 @@ def _read_files(files: CheckpointFiles, path: Path) -> Content:
     if files.index is None:
         return _unwrap(_read(files.weights[0]), path)
     tensors: dict[str, Any] = {}
-    places = read_description(files.index)["weight_map"]
+    places = read_index(files.index)
     for part in files.weights:
         content = _read(part)
         for name, value in content.items():

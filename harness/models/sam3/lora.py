@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from harness.core.checkpoint_file import ADAPTER_CONFIG
+from harness.core.checkpoint_file import ADAPTER_CONFIG, AdapterConfig
 from harness.core.errors import HarnessError
 from harness.models.sam3.checkpoint_names import bare_name, by_bare_name
 
@@ -25,6 +25,7 @@ _KIND = re.compile(r".*\b_*(lora|dora|loha|lokr|hada)_.*", re.IGNORECASE)
 """Names of every low-rank adaptation, also of kinds that are not merged."""
 _BASE = re.compile(r"\.(base_layer|original_layer)(?=\.)")
 """Names that PEFT and others put between a module and its weight where LoRA is around it."""
+_Number = TypeVar("_Number", int, float)
 _ALPHA = ".alpha"
 _WEIGHTS = ("weight", "in_proj_weight")
 _MERGING = "merge it where it was trained (PEFT's merge_and_unload) and give the merged file"
@@ -38,13 +39,13 @@ class Lora:
         path: Path of the checkpoint, which errors name.
         tensors: Tensors of the file that has the LoRA.
         base: Tensors of the file that it is added to; empty if they are in the same one.
-        description: PEFT's description, if there is one.
+        config: PEFT's description, if there is one.
     """
 
     path: Path
     tensors: Mapping[str, torch.Tensor]
     base: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    description: Mapping[str, Any] | None = None
+    config: AdapterConfig | None = None
 
     @property
     def exists(self) -> bool:
@@ -65,22 +66,27 @@ class Lora:
         Raises:
             HarnessError: It is not known, or the rank is another one.
         """
-        settings = self.description or {}
-        stated = _by_pattern(settings, "rank_pattern", module, settings.get("r", rank))
-        if stated != rank:
+        config = self.config or AdapterConfig()
+        stated = self._by_pattern(config.rank_pattern, module, config.r)
+        if stated not in (rank, None):
             self.refuse(f"{module} has rank {rank}, and {ADAPTER_CONFIG} says {stated}")
-        value = alpha.item() if alpha is not None and alpha.numel() == 1 else None
-        if value is None:
-            value = _by_pattern(settings, "alpha_pattern", module, settings.get("lora_alpha"))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if alpha is not None and alpha.numel() == 1 and not alpha.is_complex():
+            value: float | None = float(alpha.item())
+        else:
+            value = self._by_pattern(config.alpha_pattern, module, config.lora_alpha)
+        if value is None or not math.isfinite(value):
             self.refuse(f"its scale is unknown, there is no number lora_alpha in an {ADAPTER_CONFIG} of its folder")
-        return value / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+        return value / (math.sqrt(rank) if config.use_rslora else rank)
 
-
-def _by_pattern(settings: Mapping[str, Any], field_name: str, module: str, default: Any) -> Any:
-    """Returns what PEFT's description says for a module, whose name ends with a pattern, or else for all."""
-    patterns = settings.get(field_name) or {}
-    return next((value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?{key}", module)), default)
+    def _by_pattern(
+        self, patterns: Mapping[str, _Number] | None, module: str, default: _Number | None
+    ) -> _Number | None:
+        """Returns what PEFT's description says for a module, whose name ends with a pattern, or else for all."""
+        try:
+            found = (value for key, value in (patterns or {}).items() if re.fullmatch(rf"(.*\.)?{key}", module))
+            return next(found, default)
+        except re.error as error:
+            self.refuse(f"a pattern of its {ADAPTER_CONFIG} is no regular expression ({error})")
 
 
 def merge(lora: Lora) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
@@ -91,9 +97,9 @@ def merge(lora: Lora) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     Raises:
         HarnessError: A tensor of the LoRA is of another kind, has no target, or does not fit it.
     """
-    kind = (lora.description or {}).get("peft_type", "LORA")
+    kind = (lora.config or AdapterConfig()).peft_type
     if kind != "LORA":
-        lora.refuse(f"it is a {kind}, which is another method")
+        lora.refuse(f"its method is {kind}, which is another method")
     factors: dict[str, dict[str, torch.Tensor]] = {}
     plain: dict[str, torch.Tensor] = {}
     for name, tensor in lora.tensors.items():
@@ -146,9 +152,10 @@ def _with_replacements(lora: Lora, plain: Mapping[str, torch.Tensor]) -> dict[st
 def _added(
     lora: Lora, module: str, weight: torch.Tensor, sides: Mapping[str, torch.Tensor], alpha: torch.Tensor | None
 ) -> torch.Tensor:
+    parts = (sides["A"], sides["B"], weight)
+    if not all(part.ndim > 1 and part.is_floating_point() for part in parts):
+        lora.refuse(f"{module} is no matrix of floating-point numbers")
     down, up = sides["A"].float(), sides["B"].float()
-    if min(down.ndim, up.ndim, weight.ndim) < 2 or not weight.is_floating_point():
-        lora.refuse(f"{module} is no matrix")
     rows, columns = weight.shape[0], weight[0].numel()
     down, up = down.flatten(1), up.flatten(1)
     if down.shape != (up.shape[1], columns) or len(up) != rows:
