@@ -274,7 +274,7 @@ def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
     Formulas and copies are left out. A tensor that the layout lacks keeps its name, and so does a part of an incomplete
-    projection (queries without keys). Three parts of different shapes or dtypes give an empty tensor, and a table of
+    projection (queries without keys). Three parts of different shapes give an empty tensor, and a table of
     points with a wrong number of rows gives one embedding, whose shapes no model accepts.
     """
     converted: dict[str, torch.Tensor] = {}
@@ -307,8 +307,10 @@ def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
     import torch
 
-    is_joined = len({(part.shape, part.dtype) for part in parts}) == 1 and parts[0].ndim > 0
-    return torch.cat(parts) if is_joined else parts[0].new_empty(0)
+    if len({(part.shape, part.is_floating_point()) for part in parts}) > 1 or not parts[0].ndim:
+        return parts[0].new_empty(0)
+    is_mixed = parts[0].is_floating_point() and len({part.dtype for part in parts}) > 1
+    return torch.cat([part.float() for part in parts] if is_mixed else parts)
 
 
 def _with_placeholder(name: str, *tables: Collection[str]) -> tuple[str, str]:
