@@ -171,7 +171,11 @@ NO_TARGET = {"other.layer.lora_A.weight": torch.ones(RANK, 8), "other.layer.lora
     [
         (factors() | NO_TARGET, {}, "it is for other.layer, of which there are no weights beside it"),
         (factors(), {"r": 4}, rf"{MODULES[0]} has rank 2, and adapter_config.json says 4"),
-        (factors(), {"lora_alpha": None}, "its scale is unknown, there is no number lora_alpha"),
+        (
+            factors(),
+            {"lora_alpha": None},
+            "its scale is unknown, give the folder of its adapter_config.json, with a number lora_alpha",
+        ),
         (factors(), {"alpha_pattern": {"(": 8}}, "a pattern of its adapter_config.json is no regular expression"),
         (factors(), {"peft_type": "IA3"}, "its method is IA3, which is another method"),
         (factors() | {f"{MODULES[0]}.lora_magnitude_vector": torch.ones(8)}, {}, "lora_magnitude_vector is of a kind"),

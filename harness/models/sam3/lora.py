@@ -75,7 +75,9 @@ class Lora:
         else:
             value = self._by_pattern(config.alpha_pattern, module, config.lora_alpha)
         if value is None or not math.isfinite(value):
-            self.refuse(f"its scale is unknown, there is no number lora_alpha in an {ADAPTER_CONFIG} of its folder")
+            self.refuse(
+                f"its scale is unknown, give the folder of its {ADAPTER_CONFIG}, with a number lora_alpha in it"
+            )
         return value / (math.sqrt(rank) if config.use_rslora else rank)
 
     def _by_pattern(
