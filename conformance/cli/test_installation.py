@@ -25,7 +25,16 @@ def run_without(modules: tuple[str, ...], *arguments: str) -> subprocess.Complet
 
 @pytest.mark.parametrize(
     "command",
-    ["verify", "explain", "diagnose", "budget --component x --limit 1", "compile --out out", "tune", "pack --into out"],
+    [
+        "verify",
+        "explain",
+        "diagnose",
+        "budget --component x --limit 1",
+        "compile --out out",
+        "tune",
+        "pack --into out",
+        "inspect x",
+    ],
 )
 def test_what_compiles_says_what_is_missing(command: str) -> None:
     done = run_without(COMPILES, *command.split())

@@ -213,6 +213,25 @@ def _safetensors() -> dict[str, bytes]:
     return {"sam3.safetensors": save({f"detector.{name}": array for name, array in _ARRAYS.items()})}
 
 
+def _descriptions() -> dict[str, bytes]:
+    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "base_model_name_or_path": "base.pt", "rank_pattern": {}}
+    places = {"detector.a.weight": "part-1.safetensors", "tracker.no_mem_embed": "part-2.safetensors"}
+    described = {"adapter_config.json": adapter, "model.safetensors.index.json": {"weight_map": places}}
+    return {name: json.dumps(value).encode() for name, value in described.items()}
+
+
+def _described_tensors(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    weight, factors = torch.ones(4, 8), {"A": torch.ones(2, 8), "B": torch.ones(4, 2)}
+    torch.save({"detector.a.weight": weight}, folder / "base.pt")
+    save_file({"detector.a.weight": weight}, folder / "part-1.safetensors")
+    save_file({"tracker.no_mem_embed": torch.ones(1, 3)}, folder / "part-2.safetensors")
+    named = {f"base_model.model.a.lora_{side}.weight": factor for side, factor in factors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+
+
 @cache
 def _model() -> Any:
     import torch
@@ -228,7 +247,9 @@ def _read_checkpoint(path: Path) -> None:
         raise HarnessError(problem)
     has_tracker(path)
     has_point_prompts(path)
-    load_checkpoint(_model(), path, allow_partial=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* is loaded (in part|without)", UserWarning)
+        load_checkpoint(_model(), path, allow_partial=True)
 
 
 FILES = {"model.so": b"library", "step.safetensors": b"weights" * 9}
@@ -405,6 +426,7 @@ KINDS = {
     "weights": Kind(_weights, _read_weights, header_or_bytes),
     "checkpoints": Kind(_pickles, _read_checkpoint),
     "safetensors": Kind(_safetensors, _read_checkpoint, header_or_bytes),
+    "adapters and indices": Kind(_descriptions, _read_checkpoint, json_or_bytes, _described_tensors),
     "manifests": Kind(_manifests, _read_manifest, json_or_bytes, _described_files),
     "variants": Kind(_variants, _read_variants, json_or_bytes, _described_files),
     "budgets": Kind(_budgets, read_budget, json_or_bytes),

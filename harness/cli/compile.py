@@ -98,6 +98,7 @@ def compile_(
     tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
     deployable = options.chosen_deployable(model)
     (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    options.print_checkpoint((deployable.model,), checkpoint)
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, distribution)
     budgets = read_budgets(budget or ())
     for file, item in budgets.items():

@@ -18,6 +18,7 @@ from harness.cli.console import console, print_error
 from harness.cli.diagnose import diagnose
 from harness.cli.doctor import doctor
 from harness.cli.explain import explain
+from harness.cli.inspect import inspect
 from harness.cli.list import list_
 from harness.cli.pack import pack
 from harness.cli.report import report
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compile": compile_,
     "tune": tune,
     "pack": pack,
+    "inspect": inspect,
     "segment": segment,
     "track": track,
     "ui": ui,

@@ -64,9 +64,8 @@ CheckpointOption = Annotated[
     Path | None,
     typer.Option(
         exists=True,
-        dir_okay=False,
         callback=_check_checkpoint,
-        help="Weights: sam3.pt or safetensors. Default: seeded.",
+        help="Weights: sam3.pt, safetensors, a trainer's file, or a folder, see `inspect`. Default: seeded.",
     ),
 ]
 PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
@@ -128,6 +127,19 @@ def chosen_weights(
             "give one of them"
         )
     return select_names("weights", names or (Weights.SEEDED.value,), available)
+
+
+def print_checkpoint(names: Collection[str], checkpoint: Path | None) -> None:
+    """Prints what a checkpoint is, as a model says that takes it.
+
+    Raises:
+        HarnessError: It is none of the model's.
+    """
+    if checkpoint is None:
+        return
+    for name in names:
+        if (describe := models()[name].describe_checkpoint) is not None:
+            print_sentence(describe(checkpoint))
 
 
 def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:

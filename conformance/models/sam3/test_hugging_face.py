@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conformance.models.sam3.test_checkpoint_layouts import save_parts
 from conformance.support.shallow import interactive_model, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
@@ -74,7 +75,7 @@ def test_the_trackers_names_and_shapes_are_those_of_transformers() -> None:
 def test_a_misshapen_tensor_of_the_tracker_is_refused(name: str, ours: str, tmp_path: Path) -> None:
     state = published(to_hugging_face(interactive_model().state_dict())) | {f"tracker_model.{name}": torch.ones(3, 1)}
     torch.save(state, tmp_path / "model.pt")
-    with pytest.raises(HarnessError, match=rf"1 misshapen \(inst_interactive_predictor.model.{ours}\)"):
+    with pytest.raises(HarnessError, match=rf"1 misshapen \(inst_interactive_predictor.model.{ours}: "):
         load_checkpoint(interactive_model(), tmp_path / "model.pt")
 
 
@@ -116,7 +117,7 @@ def test_the_sam_2_neck_and_the_tracker_are_in_the_video_model_alone(tmp_path: P
         if name == neck or name.startswith("inst_interactive_predictor."):
             assert torch.equal(tensor, interactive_model().state_dict()[name]), name
     save_file({name: tensor.contiguous() for name, tensor in theirs().items()}, tmp_path / "image.safetensors")
-    with pytest.raises(HarnessError, match=r"missing \(backbone.vision_backbone.sam2_convs"):
+    with pytest.raises(HarnessError, match=r"missing \(.*, backbone\.vision_backbone\.sam2_convs: 22, "):
         load_checkpoint(model, tmp_path / "image.safetensors")
 
 
@@ -124,11 +125,17 @@ def test_the_sam_2_neck_and_the_tracker_are_in_the_video_model_alone(tmp_path: P
     ("changes", "expected"),
     [
         ({QUERIES.format(0): None}, r"1 missing \(.*blocks.0.attn.qkv.weight\); 2 unexpected \(.*k_proj.*v_proj"),
-        ({QUERIES.format(0): torch.ones(3, 1024)}, r"1 misshapen \(.*blocks.0.attn.qkv.weight\)"),
+        (
+            {QUERIES.format(0): torch.ones(3, 1024)},
+            r"1 misshapen \(.*blocks.0.attn.qkv.weight: 0 instead of 3072×1024\)",
+        ),
         ({QUERIES.format(BLOCKS): torch.ones(1)}, rf"no missing tensors; 1 unexpected \(.*layers.{BLOCKS}.*q_proj"),
         ({"vision_encoder.surplus": torch.ones(1)}, r"1 unexpected \(detector_model.vision_encoder.surplus\)"),
-        ({"vision_encoder.backbone.embeddings.position_embeddings": torch.ones(2)}, r"1 misshapen \(.*pos_embed\)"),
-        ({"text_encoder.text_projection.weight": torch.ones(2)}, r"1 misshapen \(.*text_projection\)"),
+        (
+            {"vision_encoder.backbone.embeddings.position_embeddings": torch.ones(2)},
+            r"1 misshapen \(.*pos_embed: 2 instead",
+        ),
+        ({"text_encoder.text_projection.weight": torch.ones(2)}, r"1 misshapen \(.*text_projection: 2 instead"),
     ],
     ids=["missing", "misshapen", "deeper", "unexpected", "positions", "projection"],
 )
@@ -143,8 +150,25 @@ def test_what_does_not_fit_is_listed_and_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_list_of_parts(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors.index.json"
-    path.write_text(json.dumps({"weight_map": dict.fromkeys(theirs(), "model-00001-of-00002.safetensors")}))
-    with pytest.raises(HarnessError, match=r"index\.json lists the parts of a checkpoint"):
-        load_checkpoint(torch.nn.Linear(1, 1), path)
+def test_parts(tmp_path: Path) -> None:
+    model = build_architecture("shallow", interactive=True)
+    path = save_parts(published(to_hugging_face(interactive_model().state_dict())), tmp_path)
+    with pytest.warns(UserWarning, match="no weights for point prompts"):
+        load_checkpoint(model, path)
+    name = "backbone.vision_backbone.trunk.blocks.1.attn.qkv.weight"
+    assert torch.equal(model.get_parameter(name), interactive_model().get_parameter(name))
+
+
+@pytest.mark.parametrize("name", ["backbone.language_backbone.resizer.weight", POSITIONS])
+def test_names_of_both_layouts_are_refused(name: str, tmp_path: Path) -> None:
+    torch.save(published(theirs()) | {f"detector.{name}": torch.ones(1)}, tmp_path / "model.pt")
+    with pytest.raises(HarnessError, match=rf"names of two layouts \(detector.{name}\)"):
+        load_checkpoint(shallow_model(), tmp_path / "model.pt")
+
+
+def test_a_copy_of_the_frequencies_that_differs_is_refused(tmp_path: Path) -> None:
+    copy = "tracker_model.shared_image_embedding.positional_embedding"
+    state = published(to_hugging_face(interactive_model().state_dict()))
+    torch.save(state | {copy: state[copy] + 1}, tmp_path / "model.pt")
+    with pytest.raises(HarnessError, match=rf"1 unexpected \({copy}\)"):
+        load_checkpoint(interactive_model(), tmp_path / "model.pt")

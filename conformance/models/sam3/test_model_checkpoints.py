@@ -122,8 +122,9 @@ def test_half_precision_is_loaded_as_it_is_rounded(dtype: torch.dtype, tmp_path:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("transformer.decoder.lora_A.weight", r"1 unexpected \(transformer\.decoder\.lora_A\.weight\)"),
-        ("detector.transformer.decoder.lora_B.weight", "1 unexpected"),
+        ("transformer.decoder.lora_A.weight", r"LoRA of .* cannot be merged: transformer\.decoder has lora_A alone"),
+        ("detector.transformer.decoder.lora_B.weight", "transformer.decoder has lora_B alone"),
+        ("detector.transformer.decoder.lora_C.weight", "lora_C.weight is of a kind that is not known here"),
         ("tracker.model.interactive_mask_decoder.iou_token.weight", r"is of SAM 3\.1, it has tracker\.model\."),
         ("detector.backbone.vision_backbone.propagation_convs.0.conv_1x1.bias", r"is of SAM 3\.1"),
     ],
@@ -150,7 +151,7 @@ def spoilt(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
     [
         (spoilt(weight=None), "1 missing .transformer.decoder.bbox_embed.layers.2.weight.; no unexpected"),
         (spoilt(surplus=torch.ones(3)), "no missing tensors; 1 unexpected .surplus."),
-        (spoilt(weight=torch.ones(4, 9)), "1 misshapen .transformer.decoder.bbox_embed.layers.2.weight."),
+        (spoilt(weight=torch.ones(4, 9)), r"1 misshapen .transformer.decoder.bbox_embed.layers.2.weight: 4×9 instead"),
         (spoilt(weight=torch.ones(4, 8, dtype=torch.complex64)), "1 misshapen"),
         (spoilt(weight=None, surplus=torch.ones(1)), "1 missing .*; 1 unexpected .*; no misshapen"),
         (spoilt(**{f"surplus{i}": torch.ones(1) for i in range(9)}), r"9 unexpected \(.*surplus4, …\)"),
@@ -172,7 +173,8 @@ def test_partial_load_when_asked(tmp_path: Path) -> None:
     state["detector.transformer.decoder.norm.weight"] = torch.ones(3)
     state["detector.surplus"] = torch.ones(3)
     torch.save(state, tmp_path / "sam3.pt")
-    model = build_model("shallow", 5, tmp_path / "sam3.pt", allow_partial=True)
+    with pytest.warns(UserWarning, match="leaves 2 of the model's"):
+        model = build_model("shallow", 5, tmp_path / "sam3.pt", allow_partial=True)
     # What was left out is seeded as if there were no checkpoint, and not what the memory held.
     left_out = {NAME, "transformer.decoder.norm.weight"}
     seeded = build_architecture("shallow")
@@ -295,5 +297,5 @@ def test_file_that_holds_something_else(tmp_path: Path) -> None:
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"nowhere\.pt does not exist"):
         build_model("shallow", 0, tmp_path / "nowhere.pt")
-    with pytest.raises(HarnessError, match="is not a file"):
+    with pytest.raises(HarnessError, match="has no checkpoint; give a"):
         load_checkpoint(Part(), tmp_path)

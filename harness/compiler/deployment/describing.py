@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from harness.compiler.deployment.deployable import ArtifactSpec, ModelOptions
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case, Weights
+from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
 from harness.runtime.manifest import Entry, File, Manifest
@@ -119,7 +120,7 @@ def describe_weights(case: Case, settings: Settings) -> str:
     if settings.checkpoint is None:
         return f"seed {case.seed}" if case.weights == Weights.SEEDED else f"seed {case.seed}, {case.weights}"
     remainder = f", what it lacks from seed {case.seed}" if settings.allow_partial else ""
-    return f"{settings.checkpoint.name}{_DIGEST}{file_digest(settings.checkpoint).sha256}{remainder}"
+    return f"{settings.checkpoint.name}{_DIGEST}{checkpoint_digest(settings.checkpoint).sha256}{remainder}"
 
 
 def read_seed(manifest: Manifest) -> int:

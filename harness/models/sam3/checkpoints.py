@@ -1,60 +1,233 @@
-"""Loads published checkpoints: `sam3.pt`, its tensors in safetensors, and Transformers' `model.safetensors`."""
+"""Loads checkpoints: published ones, those of trainers, with LoRA or in parts, in upstream's names or Transformers'."""
 
 from __future__ import annotations
 
-import pickle
 import re
 import warnings
-import zipfile
+from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
-from harness.models.sam3.hugging_face import POINTS, from_hugging_face, is_hugging_face
+from harness.models.sam3.checkpoint_content import Content, read_content
+from harness.models.sam3.checkpoint_names import COMPUTED, bare_name, by_bare_name, model_name, sam_3_1_name
+from harness.models.sam3.hugging_face import (
+    POINTS,
+    from_hugging_face,
+    has_hugging_face_name,
+    is_hugging_face,
+    is_repeated,
+    is_upstream,
+)
 
 if TYPE_CHECKING:
     import torch
 
-_PREFIXES = {"detector.": "", "tracker.": "inst_interactive_predictor.model."}
-"""Prefix in the checkpoint → prefix in the image model (see `sam3.model_builder._load_checkpoint`)."""
-
-_WRAPPER = "module."
-"""Before every name where `DistributedDataParallel` was saved with the model."""
-
-_SAM_3_1 = re.compile(r"tracker\.model\..*|.*\.(interactive_convs|propagation_convs)\..*")
-"""Names of SAM 3.1, whose necks and tracker are others."""
-
 _INTERACTIVE_ONLY = re.compile(r"inst_interactive_predictor\..*|backbone\.vision_backbone\.sam2_convs\..*")
 """Tensors of the video model, which the image model has only if it is built interactive."""
 
-_TRACKER = ("tracker.sam_", "tracker.model.", "tracker_model.", "inst_interactive_predictor.model.sam_")
-"""Beginnings of names of the tracker, in every layout."""
-
-_COMPUTED = re.compile(r"(.*\.)?(freqs_cis|attn_mask)")
-"""Buffers that are formulas: they are loaded if the checkpoint has them, and may be absent."""
+_TRACKER = ("inst_interactive_predictor.model.sam_", "tracker_model.")
+"""Beginnings of bare names of the tracker, in either layout."""
 
 _MAX_LISTED = 5
 
 
-def video_name(name: str) -> str:
-    """Returns the name that a tensor of the image model has in upstream's checkpoint and video model."""
-    for checkpoint_prefix, model_prefix in _PREFIXES.items():
-        if model_prefix and name.startswith(model_prefix):
-            return checkpoint_prefix + name.removeprefix(model_prefix)
-    return f"detector.{name}"
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of SAM 3, which may fit a model or not.
+
+    Attributes:
+        path: Its file or folder.
+        content: Its tensors by the names that they were saved with.
+    """
+
+    path: Path
+    content: Content
+
+    @property
+    def has_transformers_names(self) -> bool:
+        """Returns whether its layout is that of Transformers, and not upstream's."""
+        return is_hugging_face(self.content.tensors)
+
+    @property
+    def has_point_prompts(self) -> bool:
+        """Returns whether it has weights for point prompts of the detector."""
+        return not self.has_transformers_names
+
+    @property
+    def has_tracker(self) -> bool:
+        """Returns whether it has the weights for clicks and videos."""
+        return any(bare_name(name).startswith(_TRACKER) for name in self.content.tensors)
+
+    @cached_property
+    def repeated(self) -> tuple[str, ...]:
+        """Returns the names of tensors that say nothing new: formulas and copies of Transformers' layout."""
+        tensors = self.content.tensors
+        return tuple(name for name in tensors if self.has_transformers_names and is_repeated(name, tensors))
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors by their names in upstream's image model."""
+        if self.has_transformers_names:
+            return from_hugging_face(self.content.tensors)
+        return {model_name(name): tensor for name, tensor in self.content.tensors.items()}
+
+    def __str__(self) -> str:
+        content = self.content
+        names = "Transformers' names" if self.has_transformers_names else "upstream's names"
+        dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in content.tensors.values())
+        parts = [f"{self.path.name}: SAM 3 under {names}, {len(content.tensors)} tensors in {', '.join(dtypes)}"]
+        if content.wrappers:
+            parts.append(f"taken out of {'.'.join(content.wrappers)}")
+        if content.merged:
+            parts.append(f"LoRA merged into {len(content.merged)} of them")
+        if content.remainder:
+            listed = [f"{name} ({count} tensors)" for name, count in content.remainder.items() if count]
+            others = [name for name, count in content.remainder.items() if not count]
+            parts.append(f"left aside: {', '.join([*listed, *filter(None, [_shortened(others)])])}")
+        if self.repeated:
+            parts.append(f"computed anew: {len(self.repeated)} tables")
+        return "; ".join(parts) + "."
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The comparison of a checkpoint's tensors with those of a model.
+
+    Attributes:
+        loadable: Tensors that fit, by the model's names.
+        missing: Names that the checkpoint should have and has not.
+        absent: Names that its layout never has.
+        unexpected: Names that the model does not have.
+        misshapen: Names of other shapes or dtypes → what they are, and what they should be.
+        unused: Names of the tracker's tensors, which this model is built without.
+        count: Number of the model's tensors.
+    """
+
+    loadable: Mapping[str, torch.Tensor]
+    missing: tuple[str, ...]
+    absent: frozenset[str]
+    unexpected: tuple[str, ...]
+    misshapen: Mapping[str, str]
+    unused: tuple[str, ...]
+    count: int
+
+    @property
+    def unloaded(self) -> frozenset[str]:
+        """Returns the names of the model's tensors that keep their values."""
+        return self.absent.union(self.missing, self.misshapen)
+
+    @property
+    def is_whole(self) -> bool:
+        """Returns whether everything is there, and nothing else."""
+        return not (self.missing or self.unexpected or self.misshapen)
+
+    def __str__(self) -> str:
+        changed = [f"{name}: {difference}" for name, difference in self.misshapen.items()]
+        return "; ".join(
+            [
+                _list_names("missing", self.missing),
+                _list_names("unexpected", self.unexpected),
+                _list_names("misshapen", changed),
+            ]
+        )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint of SAM 3.
+
+    Raises:
+        HarnessError: It cannot be read, is of SAM 3.1, has names twice, or names of both layouts.
+    """
+    checkpoint = Checkpoint(path, read_content(path))
+    names = checkpoint.content.tensors
+    if (name := sam_3_1_name(names)) is not None:
+        raise HarnessError(
+            f"The checkpoint {path} is of SAM 3.1, it has {name}, and this program knows SAM 3 alone: "
+            "use the published sam3.pt or model.safetensors of SAM 3."
+        )
+    _, doubled = by_bare_name(names)
+    if checkpoint.has_transformers_names:
+        doubled += [name for name in names if is_upstream(model_name(name)) and not has_hugging_face_name(name)]
+    if doubled:
+        raise HarnessError(
+            f"The checkpoint {path} has {len(doubled)} tensors under several names or names of two layouts "
+            f"({_shortened(doubled)}); save the model once, under its names alone."
+        )
+    return checkpoint
+
+
+def describe_checkpoint(path: Path) -> str:
+    """Returns in a sentence what a checkpoint is.
+
+    Raises:
+        HarnessError: It cannot be read or is no checkpoint of SAM 3.
+    """
+    checkpoint = open_checkpoint(path)
+    check_sam_3(checkpoint)
+    return str(checkpoint)
+
+
+def check_sam_3(checkpoint: Checkpoint) -> None:
+    """Checks that a checkpoint has a tensor of SAM 3, of any scale.
+
+    Raises:
+        HarnessError: It has none.
+    """
+    if not any(map(is_upstream, checkpoint.tensors)):
+        raise _other_model(checkpoint)
+
+
+def spoilt_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Returns the names of tensors that have NaN or infinity."""
+    import torch
+
+    def is_finite(tensor: torch.Tensor) -> bool:
+        wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+        return bool(torch.isfinite(wide).all())
+
+    return [name for name, tensor in tensors.items() if not is_finite(tensor)]
+
+
+def compare(checkpoint: Checkpoint, model: torch.nn.Module) -> Fit:
+    """Compares a checkpoint with a model: every tensor is loadable, unused, unexpected or misshapen."""
+    weights = dict(model.state_dict())
+    tensors = checkpoint.tensors
+    unused = {
+        name
+        for name in tensors
+        if name not in weights and _INTERACTIVE_ONLY.fullmatch(name) and (is_upstream(name) or COMPUTED.fullmatch(name))
+    }
+    misshapen = {
+        name: difference
+        for name, tensor in tensors.items()
+        if name in weights and (difference := _difference(tensor, weights[name]))
+    }
+    unloaded = {name for name in weights if name not in tensors and not COMPUTED.fullmatch(name)}
+    absent = {name for name in unloaded if checkpoint.has_transformers_names and POINTS.fullmatch(name)}
+    return Fit(
+        loadable={name: tensor for name, tensor in tensors.items() if name in weights and name not in misshapen},
+        missing=tuple(sorted(unloaded - absent)),
+        absent=frozenset(absent),
+        unexpected=tuple(sorted(name for name in tensors if name not in weights and name not in unused)),
+        misshapen=dict(sorted(misshapen.items())),
+        unused=tuple(sorted(unused)),
+        count=len(weights),
+    )
 
 
 def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
     """Loads a checkpoint into the model, in place; a checkpoint that does not fit changes nothing.
 
     The names determine the layout, upstream's or Transformers'. Transformers' layout has no weights for point prompts;
-    it is loaded with a warning.
+    it is loaded with a warning, and so is a part of a checkpoint.
 
     Args:
         model: The image model, on the CPU.
-        path: `.safetensors`, or any other name of a file that `torch.save` wrote.
+        path: A file of tensors, an index of several, or the folder of one of these or of an adapter.
         allow_partial: Whether missing, unexpected and misshapen tensors are skipped instead of refused.
 
     Returns:
@@ -66,151 +239,87 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     """
     import torch
 
-    content = _without_wrapper(
-        {str(name): value for name, value in _read(path).items() if isinstance(value, torch.Tensor)}
-    )
-    if (name := next(filter(_SAM_3_1.fullmatch, content), None)) is not None and not allow_partial:
+    checkpoint = open_checkpoint(path)
+    fit = compare(checkpoint, model)
+    if not fit.loadable and not fit.misshapen:
+        raise _other_model(checkpoint)
+    if unknown := checkpoint.content.unknown:
+        listed = _shortened([f"{name}, {count} tensors" for name, count in unknown.items()])
+        if not allow_partial:
+            raise HarnessError(
+                f"The checkpoint {path} has tensors apart from its weights, and nothing says what they are ({listed}); "
+                "save the weights alone, or allow a partial load (--allow-partial)."
+            )
+        warnings.warn(f"The checkpoint {path} is loaded without {listed}.", stacklevel=2)
+    if not fit.is_whole:
+        seeded = f"{len(fit.unloaded)} of the model's {fit.count} tensors at their seed"
+        if not allow_partial:
+            raise HarnessError(
+                f"The checkpoint {path} does not fit the model: {fit}; use the checkpoint and the scale that belong "
+                f"together, or allow a partial load (--allow-partial), which leaves {seeded}."
+            )
+        warnings.warn(f"The checkpoint {path} is loaded in part: {fit}; this leaves {seeded}.", stacklevel=2)
+    if spoilt := spoilt_names(fit.loadable):
         raise HarnessError(
-            f"The checkpoint {path} is of SAM 3.1, it has {name}, and this program knows SAM 3 alone: "
-            "use the published sam3.pt or model.safetensors of SAM 3."
-        )
-    transformers_layout = is_hugging_face(content)
-    tensors = from_hugging_face(content) if transformers_layout else _with_model_names(content)
-    weights = dict(model.state_dict())
-    unexpected = sorted(name for name in tensors if name not in weights and not _INTERACTIVE_ONLY.fullmatch(name))
-    unloaded = {name for name in weights if name not in tensors and not _COMPUTED.fullmatch(name)}
-    absent = {name for name in unloaded if transformers_layout and POINTS.fullmatch(name)}
-    missing = sorted(unloaded - absent)
-    misshapen = sorted(
-        name
-        for name, tensor in tensors.items()
-        if name in weights
-        and (tensor.shape != weights[name].shape or tensor.is_complex() != weights[name].is_complex())
-    )
-    if not any(name in weights for name in tensors):
-        raise HarnessError(
-            f"The checkpoint {path} belongs to another model: none of its {len(tensors)} tensors has a name of SAM 3's "
-            "image model; use the published sam3.pt or model.safetensors."
-        )
-    if (missing or unexpected or misshapen) and not allow_partial:
-        raise HarnessError(
-            f"The checkpoint {path} does not fit the model: {_list_names('missing', missing)}; "
-            f"{_list_names('unexpected', unexpected)}; {_list_names('misshapen', misshapen)}; "
-            "use the checkpoint and the scale that belong together, or allow a partial load."
+            f"The checkpoint {path} has NaN or infinity in its weights: {_list_names('such', spoilt)}; "
+            "its training diverged or the file is damaged, use an earlier one."
         )
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            if name in weights and name not in misshapen:
-                weights[name].copy_(tensor)
-    if any(POINTS.fullmatch(name) for name in absent):
+        weights = model.state_dict()
+        for name, tensor in fit.loadable.items():
+            weights[name].copy_(tensor)
+    if fit.absent:
         warnings.warn(
             f"The checkpoint {path} is in the layout of Transformers, which has no weights for point prompts, "
             "so points mean nothing with it; use the published sam3.pt for them.",
             stacklevel=2,
         )
-    return frozenset([*unloaded, *misshapen])
+    return fit.unloaded
 
 
 def has_point_prompts(path: Path) -> bool:
-    """Returns whether the names of a checkpoint that `load_checkpoint` takes include weights for point prompts."""
-    return not is_hugging_face(_names(path))
+    """Returns whether a checkpoint that `load_checkpoint` takes includes weights for point prompts."""
+    return open_checkpoint(path).has_point_prompts
 
 
 def has_tracker(path: Path) -> bool:
-    """Returns whether the names of a checkpoint that `load_checkpoint` takes include the tracker's weights."""
-    return any(name.startswith(_TRACKER) for name in _names(path))
+    """Returns whether a checkpoint that `load_checkpoint` takes includes the tracker's weights."""
+    return open_checkpoint(path).has_tracker
 
 
-def _names(path: Path) -> list[str]:
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
+def _other_model(checkpoint: Checkpoint) -> HarnessError:
+    return HarnessError(
+        f"The checkpoint {checkpoint.path} belongs to another model: none of its {len(checkpoint.content.tensors)} "
+        "tensors has a name of SAM 3's image model; use the published sam3.pt or model.safetensors."
+    )
 
-        try:
-            with safe_open(path, framework="numpy") as file:
-                return list(_without_wrapper(dict.fromkeys(file.keys())))
-        except (SafetensorError, OSError):
-            return []  # `load_checkpoint` reports the error
-    return list(_without_wrapper({str(name): value for name, value in _read(path).items()}))
+
+def _difference(tensor: torch.Tensor, weight: torch.Tensor) -> str:
+    """Returns what a tensor is and should be, or nothing if it can be loaded: any floating-point numbers are."""
+    import torch
+
+    if tensor.shape != weight.shape:
+        return f"{_shape(tensor)} instead of {_shape(weight)}"
+    fits = tensor.dtype == weight.dtype or (tensor.is_floating_point() and weight.is_floating_point())
+    if not fits or tensor.layout != torch.strided:
+        return f"{tensor.dtype} instead of {weight.dtype}".replace("torch.", "")
+    return ""
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "×".join(map(str, tensor.shape)) or "a number"
 
 
 def _list_names(kind: str, names: Collection[str]) -> str:
+    """Returns the number of names with the names, or, where they are many, with how many each module has."""
     if not names:
         return f"no {kind} tensors"
-    listed = ", ".join(list(names)[:_MAX_LISTED])
-    return f"{len(names)} {kind} ({listed}{', …' if len(names) > _MAX_LISTED else ''})"
+    if len(names) <= _MAX_LISTED:
+        return f"{len(names)} {kind} ({', '.join(names)})"
+    modules = Counter(".".join(name.split(".")[:-1][:3]) or name for name in names)
+    listed = [f"{module}: {count}" if count > 1 else module for module, count in modules.most_common()]
+    return f"{len(names)} {kind} ({_shortened(listed)})"
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    """Returns the flat name → tensor mapping of a file."""
-    problem = checkpoint_file_problem(path)
-    if problem is not None:
-        raise HarnessError(problem)
-    try:
-        content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    except OSError as error:
-        raise HarnessError(f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions.") from error
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        content = content["model"]
-    if not isinstance(content, dict):
-        raise HarnessError(
-            f"The checkpoint {path} holds a {type(content).__name__} instead of named tensors; "
-            "use the published sam3.pt."
-        )
-    return content
-
-
-def _read_safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, TypeError, ValueError) as error:  # PyTorch's, of an extent beyond 64 bits
-        raise HarnessError(
-            f"The checkpoint {path} is not a safetensors file or truncated ({_first_line(error)}); download it again."
-        ) from error
-
-
-def _read_torch(path: Path) -> Any:
-    import torch
-
-    # torch.save writes a zip archive, whose table of contents is at the end: a truncated file is no zip archive.
-    try:
-        archive = zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # it begins like the end of an archive, and goes on like no archive's
-        archive = False
-    with path.open("rb") as file:
-        if file.read(4) == b"PK\x03\x04" and not archive:
-            raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=archive or None)
-    except pickle.UnpicklingError as error:
-        raise HarnessError(
-            f"The checkpoint {path} holds pickled code besides tensors, which is never run; "
-            "save its tensors alone or convert it to safetensors."
-        ) from error
-    except Exception as error:  # a damaged pickle is a program for another machine: it may raise anything
-        raise HarnessError(
-            f"The checkpoint {path} cannot be read, it is damaged or no checkpoint ({_first_line(error)}); "
-            "download it again."
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _without_wrapper(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns tensors by their names in the model that was saved."""
-    if all(name.startswith(_WRAPPER) for name in content):
-        return {name.removeprefix(_WRAPPER): value for name, value in content.items()}
-    return content
-
-
-def _with_model_names(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns tensors by their names in the image model: published ones have a prefix, a trainer's are the model's."""
-    renamed = {}
-    for name, tensor in content.items():
-        prefix = next(filter(name.startswith, _PREFIXES), "")
-        renamed[_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
-    return renamed
+def _shortened(items: Collection[str]) -> str:
+    return ", ".join(list(items)[:_MAX_LISTED]) + (", …" if len(items) > _MAX_LISTED else "")

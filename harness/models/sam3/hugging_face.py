@@ -247,22 +247,45 @@ def is_hugging_face(names: Collection[str]) -> bool:
     )
 
 
+def is_upstream(name: str) -> bool:
+    """Returns whether upstream's image model or tracker, of any number of layers, has a tensor of this name."""
+    template, _ = _with_placeholder(name, _HF_NAMES, _HF_PARTS)
+    return template in _HF_NAMES or template in _HF_PARTS or _POINT.fullmatch(name) is not None
+
+
+def has_hugging_face_name(key: str) -> bool:
+    """Returns whether Transformers' image or video model, of any number of layers, has a tensor of this name."""
+    name = key.removeprefix(VIDEO_PREFIX)
+    template, _ = _with_placeholder(name, _UPSTREAM_NAMES, _UPSTREAM_FUSED)
+    return template in _UPSTREAM_NAMES or template in _UPSTREAM_FUSED or name == _POINT_TABLE
+
+
+def is_repeated(key: str, content: Mapping[str, torch.Tensor]) -> bool:
+    """Returns whether a tensor of Transformers' layout says nothing new: a formula, or the copy of the frequencies."""
+    import torch
+
+    if key == _SHARED_FREQUENCIES:
+        frequencies = content.get(_PARAMETERS[_FREQUENCIES])
+        return frequencies is not None and torch.equal(frequencies, content[key])
+    return _FORMULAS.fullmatch(key.removeprefix(VIDEO_PREFIX)) is not None
+
+
 def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts the tensors of a file in Transformers' layout to upstream's names and shapes.
 
-    Formulas are left out. A tensor that the layout lacks keeps its name, and so does a part of an incomplete projection
-    (queries without keys). Three parts of different shapes give the first part, and a table of points with a wrong
-    number of rows gives one embedding, whose shapes no model accepts.
+    Formulas and copies are left out. A tensor that the layout lacks keeps its name, and so does a part of an incomplete
+    projection (queries without keys). Three parts of different shapes give an empty tensor, and a table of
+    points with a wrong number of rows gives one embedding, whose shapes no model accepts.
     """
     converted: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, str]] = {}
     for key, tensor in content.items():
         name = key.removeprefix(VIDEO_PREFIX)
-        if _FORMULAS.fullmatch(name) or name == _SHARED_FREQUENCIES:
+        if is_repeated(key, content):
             continue
         template, number = _with_placeholder(name, _UPSTREAM_NAMES, _UPSTREAM_FUSED)
         if name == _POINT_TABLE:
-            rows = tensor.split(1) if len(tensor) == _POINT_KINDS else (tensor,)
+            rows = tensor.split(1) if tensor.shape[:1] == (_POINT_KINDS,) else (tensor,)
             converted |= {f"{_PROMPTS}.point_embeddings.{kind}.weight": row for kind, row in enumerate(rows)}
         elif template in _UPSTREAM_FUSED:
             fused.setdefault(_UPSTREAM_FUSED[template].replace("#", number), {})[name] = key
@@ -284,7 +307,10 @@ def from_hugging_face(content: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
     import torch
 
-    return torch.cat(parts) if len({part.shape for part in parts}) == 1 else parts[0]
+    if len({(part.shape, part.is_floating_point()) for part in parts}) > 1 or not parts[0].ndim:
+        return parts[0].new_empty(0)
+    is_mixed = parts[0].is_floating_point() and len({part.dtype for part in parts}) > 1
+    return torch.cat([part.float() for part in parts] if is_mixed else parts)
 
 
 def _with_placeholder(name: str, *tables: Collection[str]) -> tuple[str, str]:

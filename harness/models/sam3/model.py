@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from harness.core.settings import REPOSITORY, Settings
 from harness.models.model import Model
+from harness.models.sam3.checkpoints import describe_checkpoint
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.inspection import inspect_checkpoint
 from harness.models.sam3.subjects import SUBJECTS
 from harness.runtime.sam3.description import NAME
 
@@ -34,5 +36,7 @@ MODEL = Model(
     context=DEPLOYABLE.context,
     prepare=_import_libraries,
     check=_check,
+    describe_checkpoint=describe_checkpoint,
+    inspect_checkpoint=inspect_checkpoint,
     expectations=REPOSITORY / "fixtures" / "expectations.toml",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,6 +15,7 @@ import torch
 
 from harness.compiler.lowering.symbolic import takes_symbolic_axes
 from harness.core.case import Case, Weights
+from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.files import cache_root
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
@@ -99,8 +99,7 @@ class UpstreamModel:
         case, checkpoint = self._case, self._settings.checkpoint
         if checkpoint is None:
             return f"seed {case.seed}" if case.weights == Weights.SEEDED else f"{case.weights}, seed {case.seed}"
-        with checkpoint.open("rb") as file:
-            return f"{hashlib.file_digest(file, 'sha256').hexdigest()}, the rest from seed {case.seed}"
+        return f"{checkpoint_digest(checkpoint).sha256}, the rest from seed {case.seed}"
 
     def shared_trunk(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         """Caches the results of the module's vision transformer for the duration of the context, across all cases."""

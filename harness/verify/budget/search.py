@@ -182,11 +182,11 @@ def budget_request(request: tuple[Case, Settings, float, Rates, Path], on_stage:
 def conditions_of(case: Case, settings: Settings) -> str:
     """Returns a digest of everything that a case's errors depend on: weights, code, CPU, versions, schedules."""
     from harness.compiler.tuned.database import choose_schedules
+    from harness.core.checkpoint_file import checkpoint_digest
     from harness.core.machine import versions
     from harness.parity.closure import closure_digest
-    from harness.runtime.weights import file_digest
 
-    checkpoint = None if settings.checkpoint is None else file_digest(settings.checkpoint).sha256
+    checkpoint = None if settings.checkpoint is None else checkpoint_digest(settings.checkpoint).sha256
     described = {
         "case": case.to_json(),
         "checkpoint": checkpoint,
