@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import tvm
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tvm
 
 TENSOR_CORES = "tensor_cores"
 """Warps multiply fragments of float16 or bfloat16 with sums in float32, by CUDA's instructions."""
@@ -11,6 +14,6 @@ VECTORS_OF_FOUR = "vectors_of_four"
 """A vector has at most four elements."""
 
 
-def has(target: tvm.target.Target, capability: str) -> bool:
+def has(target: tvm.target.Target | None, capability: str) -> bool:
     """Returns whether TVM's target has a capability; False without a target."""
     return target is not None and capability in map(str, target.keys)
