@@ -17,8 +17,8 @@ from harness.cli.main import app
 from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_model
-from harness.models.sam3.checkpoint_names import video_name
-from harness.models.sam3.hugging_face import to_hugging_face
+from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
+from harness.models.sam3.checkpoints.names import video_name
 
 TEXT_POSITIONS = "detector.backbone.language_backbone.encoder.positional_embedding"
 TRACKER_CONVOLUTION = "tracker.maskmem_backbone.mask_downsampler.encoder.0.weight"

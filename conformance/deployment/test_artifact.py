@@ -27,10 +27,10 @@ from harness.core.errors import HarnessError
 from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.settings import REPOSITORY, Settings
 from harness.models.sam3.build import build_model
+from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding
-from harness.models.sam3.hugging_face import to_hugging_face
 from harness.models.sam3.upstream import upstream
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import to_numpy

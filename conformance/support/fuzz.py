@@ -241,7 +241,7 @@ def _model() -> Any:
 
 def _read_checkpoint(path: Path) -> None:
     from harness.core.checkpoint_file import checkpoint_file_problem
-    from harness.models.sam3.checkpoints import has_point_prompts, has_tracker, load_checkpoint
+    from harness.models.sam3.checkpoints.loading import has_point_prompts, has_tracker, load_checkpoint
 
     if (problem := checkpoint_file_problem(path)) is not None:
         raise HarnessError(problem)

@@ -17,7 +17,13 @@ from safetensors.torch import save_file
 from conformance.models.sam3.test_model_checkpoints import NAME, Part, published
 from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
-from harness.models.sam3.checkpoints import compare, describe_checkpoint, has_tracker, load_checkpoint, open_checkpoint
+from harness.models.sam3.checkpoints.loading import (
+    compare,
+    describe_checkpoint,
+    has_tracker,
+    load_checkpoint,
+    open_checkpoint,
+)
 from harness.runtime.weights import file_digest
 
 State = dict[str, Any]

@@ -16,9 +16,9 @@ from conformance.models.sam3.test_model_checkpoints import published
 from conformance.support.shallow import shallow_model
 from harness.core.checkpoint_file import AdapterConfig, checkpoint_digest
 from harness.core.errors import HarnessError
-from harness.models.sam3.checkpoints import describe_checkpoint, load_checkpoint, open_checkpoint
-from harness.models.sam3.hugging_face import to_hugging_face
-from harness.models.sam3.lora import Lora, merge
+from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
+from harness.models.sam3.checkpoints.loading import describe_checkpoint, load_checkpoint, open_checkpoint
+from harness.models.sam3.checkpoints.lora import Lora, merge
 
 MODULES = tuple(f"transformer.decoder.bbox_embed.layers.{number}" for number in range(3))
 RANK, ALPHA = 2, 8

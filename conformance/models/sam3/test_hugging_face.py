@@ -17,8 +17,14 @@ from conformance.models.sam3.test_checkpoint_layouts import save_parts
 from conformance.support.shallow import interactive_model, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
-from harness.models.sam3.checkpoints import load_checkpoint
-from harness.models.sam3.hugging_face import POINTS, VIDEO_PREFIX, from_hugging_face, is_hugging_face, to_hugging_face
+from harness.models.sam3.checkpoints.hugging_face import (
+    POINTS,
+    VIDEO_PREFIX,
+    from_hugging_face,
+    is_hugging_face,
+    to_hugging_face,
+)
+from harness.models.sam3.checkpoints.loading import load_checkpoint
 from harness.models.sam3.scales import SCALES
 
 LAYOUT = Path(__file__).parents[3] / "fixtures" / "hugging_face.json"

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from conformance.support.shallow import interactive_model, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
-from harness.models.sam3.checkpoints import has_tracker, load_checkpoint
+from harness.models.sam3.checkpoints.loading import has_tracker, load_checkpoint
 from harness.models.sam3.weights import seed_weights
 
 NAME = "transformer.decoder.bbox_embed.layers.2.weight"

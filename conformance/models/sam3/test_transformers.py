@@ -23,8 +23,8 @@ from conformance.models.sam3.test_hugging_face import LAYOUT, POSITIONS, publish
 from conformance.support.shallow import shallow_model
 from harness.models.sam3.build import build_architecture
 from harness.models.sam3.capture import load_prompts
-from harness.models.sam3.checkpoints import load_checkpoint
-from harness.models.sam3.hugging_face import POINTS
+from harness.models.sam3.checkpoints.hugging_face import POINTS
+from harness.models.sam3.checkpoints.loading import load_checkpoint
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.scales import SCALES
 from harness.models.sam3.upstream import upstream

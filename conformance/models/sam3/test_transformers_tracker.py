@@ -25,7 +25,7 @@ from conformance.models.sam3.test_hugging_face import published
 from conformance.support.shallow import captured, interactive_model
 from harness.models.sam3.capture import load_prompts
 from harness.models.sam3.captures import CLICKS
-from harness.models.sam3.hugging_face import to_hugging_face
+from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.interactive.questions import Question, load_questions
 from harness.models.sam3.interactive.upstream import InteractivePrediction

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.models.sam3.checkpoint_names import video_name
-from harness.models.sam3.checkpoints import load_checkpoint
+from harness.models.sam3.checkpoints.loading import load_checkpoint
+from harness.models.sam3.checkpoints.names import video_name
 from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import scaled

@@ -15,7 +15,7 @@ from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.models.sam3.checkpoints import has_point_prompts, has_tracker
+from harness.models.sam3.checkpoints.loading import has_point_prompts, has_tracker
 from harness.runtime.manifest import Manifest
 from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Description, read_sam3_description

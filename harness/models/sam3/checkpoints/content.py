@@ -18,7 +18,7 @@ from harness.core.checkpoint_file import (
     read_index,
 )
 from harness.core.errors import HarnessError
-from harness.models.sam3.lora import Lora, merge
+from harness.models.sam3.checkpoints.lora import Lora, merge
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from harness.core.checkpoint_file import ADAPTER_CONFIG, AdapterConfig
 from harness.core.errors import HarnessError
-from harness.models.sam3.checkpoint_names import bare_name, by_bare_name
+from harness.models.sam3.checkpoints.names import bare_name, by_bare_name
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
-from harness.models.sam3.checkpoint_content import Content, read_content
-from harness.models.sam3.checkpoint_names import COMPUTED, bare_name, by_bare_name, model_name, sam_3_1_name
-from harness.models.sam3.hugging_face import (
+from harness.models.sam3.checkpoints.content import Content, read_content
+from harness.models.sam3.checkpoints.hugging_face import (
     POINTS,
     from_hugging_face,
     has_hugging_face_name,
@@ -22,6 +21,7 @@ from harness.models.sam3.hugging_face import (
     is_repeated,
     is_upstream,
 )
+from harness.models.sam3.checkpoints.names import COMPUTED, bare_name, by_bare_name, model_name, sam_3_1_name
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from harness.models.sam3.hugging_face import VIDEO_PREFIX
+from harness.models.sam3.checkpoints.hugging_face import VIDEO_PREFIX
 
 if TYPE_CHECKING:
     import torch

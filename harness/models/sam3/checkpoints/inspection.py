@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.case import Scale
 from harness.core.checkpoint_file import checkpoint_digest, find_checkpoint
 from harness.models.sam3.build import build_architecture
-from harness.models.sam3.checkpoints import Checkpoint, Fit, check_sam_3, compare, open_checkpoint, spoilt_names
+from harness.models.sam3.checkpoints.loading import Checkpoint, Fit, check_sam_3, compare, open_checkpoint, spoilt_names
 from harness.models.sam3.scales import SCALES
 
 _BLOCK = re.compile(r"backbone\.vision_backbone\.trunk\.blocks\.(\d+)\..*")
