@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from harness.core.errors import HarnessError
 from harness.runtime.manifest import File
-from harness.runtime.weights import file_digest
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 """First bytes of the formats of torch.save: a ZIP archive, or a pickle before torch 1.6."""
@@ -202,6 +201,8 @@ def checkpoint_digest(path: Path) -> File:
         HarnessError: A file is missing.
         OSError: A file cannot be read.
     """
+    from harness.runtime.weights import file_digest
+
     files = find_checkpoint(path).all
     digests = [file_digest(file) for file in files]
     if len(files) == 1:
