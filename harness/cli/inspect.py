@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from harness.cli import options
@@ -41,7 +41,7 @@ def inspect(
 
 def render(facts: Mapping[str, Any]) -> Table:
     """Builds a table for the terminal (rich): lists are shown by their beginnings, and what is empty is left out."""
-    table = Table("what", "found", show_lines=False, highlight=False)
+    table = Table("what", Column("found", overflow="fold"), highlight=False)
     for name, value in facts.items():
         if name != "checkpoint" and value not in (None, "", [], {}):
             table.add_row(Text(name), Text(_cell(value)))
