@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from harness.core.settings import REPOSITORY, Settings
 from harness.models.model import Model
-from harness.models.sam3.checkpoints.inspection import inspect_checkpoint
 from harness.models.sam3.checkpoints.loading import describe_checkpoint
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
+from harness.models.sam3.inspection import inspect_checkpoint
 from harness.models.sam3.subjects import SUBJECTS
 from harness.runtime.sam3.description import NAME
 
