@@ -207,9 +207,10 @@ def prune_files(limit_bytes: int, paths: Iterable[Path], keep: Path | None = Non
             status = path.stat()
             files.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in files)
-    with contextlib.suppress(OSError):
-        free = min((shutil.disk_usage(path.parent).free for _, _, path in files[:1]), default=0)
-        limit_bytes = min(limit_bytes, (total + free) // 2)
+    if files:
+        _, _, path = files[0]
+        with contextlib.suppress(OSError):
+            limit_bytes = min(limit_bytes, (total + shutil.disk_usage(path.parent).free) // 2)
     for _, size, path in sorted(files):
         if total <= limit_bytes:
             return

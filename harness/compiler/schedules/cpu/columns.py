@@ -62,8 +62,7 @@ def _gather_panel(window: Window, tile: Tile, image: T.Buffer, micro_kernel: Mic
     zero = T.const(0, micro_kernel.dtype)
 
     def of_channels(read: Callable[[T.Index], T.Expr], first: T.Index) -> T.Expr:
-        element: T.Expr = micro_kernel.pack(read, first, window.channels // micro_kernel.terms)
-        return element
+        return micro_kernel.pack(read, first, window.channels // micro_kernel.terms)
 
     def pack(b: T.Index, first: T.Index) -> Fill:
         tops = registers((tile.columns,), "int32")

@@ -161,10 +161,8 @@ class BlockedProduct:
 
         A step fetches as much of the next panel of A as it reads, and its share of the next chunk of B.
         """
-        (tile, slots, chunk), micro_kernel = (
-            (self.blocking.tile, self.blocking.slots, self.blocking.chunk),
-            self.micro_kernel,
-        )
+        tile, slots, chunk = self.blocking.tile, self.blocking.slots, self.blocking.chunk
+        micro_kernel = self.micro_kernel
         step, size = tile.rows * micro_kernel.a.numbers, tile.rows * self._numbers
         share = ceil_div(tile.columns, slots)
         lines = ceil_div(micro_kernel.b.stored(chunk, chunk) * ceil_div(tile.columns, LINE), slots)
@@ -375,10 +373,7 @@ def product_function(
         b = T.Bind(task // (blocks * blocking.splits))
         first = T.Bind(task // blocking.splits % blocks * blocking.slots)
         first_other = T.Bind(task % blocking.splits * per_split)
-        slots, parts = (
-            tail_extent(blocking.slots, count, first),
-            tail_extent(per_split, others, first_other),
-        )
+        slots, parts = tail_extent(blocking.slots, count, first), tail_extent(per_split, others, first_other)
         if streaming == "left":
             block, most_panels = Block(b, first, slots, first_other, parts), blocking.slots
         else:
