@@ -15,6 +15,7 @@ from harness.models.sam3.build import FEATURE_SIZES, MEMORY_SIZES, build_archite
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import SCALES, scaled
 from harness.models.sam3.upstream import upstream
+from harness.models.sam3.vocabulary import vocabulary_path
 
 REPEATED = {
     "backbone.vision_backbone.trunk.blocks": (32, 2),
@@ -40,7 +41,12 @@ def upstreams_own(interactive: bool) -> Any:
     ):
         from sam3.model_builder import build_sam3_image_model
 
-        return build_sam3_image_model(device="cpu", load_from_HF=False, enable_inst_interactivity=interactive)
+        return build_sam3_image_model(
+            bpe_path=str(vocabulary_path()),
+            device="cpu",
+            load_from_HF=False,
+            enable_inst_interactivity=interactive,
+        )
 
 
 @cache

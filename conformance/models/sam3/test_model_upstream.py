@@ -158,15 +158,17 @@ def test_without_the_patches_upstream_fails_here() -> None:
 
 MODULES = {
     "psutil": ["psutil"],
-    "all": ["triton", "psutil", "decord", "flash_attn", "flash_attn_interface", "cv2", "torch_generic_nms"],
+    "all": [
+        *("triton", "psutil", "decord", "flash_attn", "flash_attn_interface", "cv2", "torch_generic_nms"),
+        *("huggingface_hub", "pkg_resources"),
+    ],
 }
 
 IMPORT_AND_LOOK = """
 import builtins
 real = builtins.__import__
 from harness.core.errors import HarnessError
-from harness.models.sam3.upstream import needed_patches, upstream
-needed = [patch.name for patch in needed_patches()]
+from harness.models.sam3.upstream import upstream
 with upstream():
     pass
 import torch, sam3.model.edt, sam3.model.sam3_video_predictor as video
@@ -189,7 +191,6 @@ def raised(call):
         return type(error).__name__
 
 print(json.dumps({
-    "needed": needed,
     "modules": [name for name in sys.modules if name.split(".")[0] in hidden],
     "import undone": builtins.__import__ is real,
     "has_triton": has_triton(),
@@ -206,8 +207,6 @@ def test_model_imports_builds_and_runs_without_optional_modules(hidden: list[str
     seen = run_without(hidden, IMPORT_AND_LOOK)
     assert seen["modules"] == []
     assert seen["import undone"]
-    assert ("absent_triton" in seen["needed"]) == ("triton" in hidden)
-    assert ("absent_psutil" in seen["needed"]) == ("psutil" in hidden)
     assert "psutil.pid_exists" in seen["call"]
     assert "install psutil" in seen["call"]
     if "triton" in hidden:
@@ -222,17 +221,16 @@ def test_model_imports_builds_and_runs_without_optional_modules(hidden: list[str
 def test_missing_requirement_is_one_sentence() -> None:
     script = """
 from harness.core.errors import HarnessError
-from harness.models.sam3.upstream import upstream
+from harness.models.sam3.build import build_architecture
 try:
-    with upstream():
-        pass
+    build_architecture("tiny")
 except HarnessError as error:
     print(json.dumps({"error": str(error)}))
 """
-    for module in ("sam3", "iopath"):
+    for module, fix in (("sam3", "[verify]"), ("iopath", "install iopath")):
         error = run_without([module], script)["error"]
-        assert module in error
-        assert "[verify]" in error
+        assert f"{module} is not installed" in error
+        assert fix in error
 
 
 def test_open_clip_is_not_imported_for_its_vocabulary() -> None:
@@ -247,7 +245,6 @@ def test_open_clip_is_not_imported_for_its_vocabulary() -> None:
 def test_needed_patches_are_asked_and_not_applied_blindly() -> None:
     names = {patch.name for patch in needed_patches()}
     assert names >= {"position_encoding_not_precomputed", "pin_memory_does_nothing", "constant_spatial_shapes"}
-    assert "absent_psutil" not in names  # the test environment has psutil
 
 
 class Geometry(torch.nn.Module):
@@ -344,14 +341,16 @@ def test_geometry_encoder_runs_in_float64() -> None:
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-4)
 
 
-def test_stand_in_tells_what_is_missing() -> None:
-    from harness.models.sam3.patches.absent_modules import absent_triton
+def test_stand_ins_are_for_sam3_alone() -> None:
+    from harness.models.sam3.patches.absent_modules import importing_without
 
-    with absent_triton.apply():
-        # The stand-in is for sam3 alone: this module gets the real Triton or none.
-        globals_of_sam3 = {"__name__": "sam3.model.edt"}
-        stand_in = builtins.__import__("triton", globals_of_sam3, None, None, 0)
-    with pytest.raises(HarnessError, match="triton is not installed"):
-        stand_in.cdiv(1, 2)
+    with importing_without({"absent"}):
+        stand_in = builtins.__import__("absent", {"__name__": "sam3.model.edt"})
+        with pytest.raises(ModuleNotFoundError):
+            builtins.__import__("absent", {"__name__": "torch"})
+        kernel = stand_in.jit(print)
+    for use in (stand_in.cdiv, kernel):
+        with pytest.raises(HarnessError, match="absent is not installed here; install absent"):
+            use(1, 2)
     with pytest.raises(AttributeError):
         _ = stand_in.__path__

@@ -16,6 +16,7 @@ from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import scaled
 from harness.models.sam3.upstream import upstream, without_known_warnings
+from harness.models.sam3.vocabulary import vocabulary_path
 from harness.models.sam3.weights import seed_weights
 
 if TYPE_CHECKING:
@@ -118,7 +119,11 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
 
         with _building(scale):
             model = build_sam3_image_model(
-                device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
+                bpe_path=str(vocabulary_path()),
+                device="cpu",
+                eval_mode=True,
+                load_from_HF=False,
+                enable_inst_interactivity=interactive,
             )
         _fill_position_cache(model.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
         if interactive:
@@ -142,7 +147,7 @@ def build_video_model(image_model: Any, scale: str) -> Any:
         from sam3.model_builder import build_sam3_video_model
 
         with _building(scale):
-            model = build_sam3_video_model(load_from_HF=False, device="cpu")
+            model = build_sam3_video_model(bpe_path=str(vocabulary_path()), load_from_HF=False, device="cpu")
         tensors = {video_name(name): tensor for name, tensor in image_model.state_dict().items()}
         model.load_state_dict(tensors, assign=True)
         _fill_position_cache(model.detector.backbone.vision_backbone.position_encoding, FEATURE_SIZES)

@@ -25,6 +25,7 @@ from harness.models.sam3.captures import Activations, Capture
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.groups import note_groups
+from harness.models.sam3.upstream import source_digest
 from harness.parity.cache import ArrayCache, versions
 from harness.parity.closure import closure_digest
 from harness.parity.monte_carlo import draw_errors
@@ -89,7 +90,7 @@ class UpstreamModel:
             "scale": str(self._case.scale),
             "weights": self._weights,
             "code": closure_digest(*code),
-            "versions": versions(),
+            "versions": versions() | {"sam3": source_digest()},
         }
         return key if inputs is None else key | {"inputs": inputs.description(), "digest": inputs.digest()}
 

@@ -19,10 +19,10 @@ def package_folder() -> Path | None:
 
 
 def shipped_vocabulary() -> Path | None:
-    """Returns the vocabulary file beside the sam3 package, which the published wheel lacks; None if there is none."""
+    """Returns the vocabulary file of the sam3 package, which the published wheel lacks; None without one."""
     folder = package_folder()
-    path = folder.parent / "assets" / VOCABULARY_FILE if folder else None
-    return path if path and path.is_file() else None
+    paths = () if folder is None else (place / "assets" / VOCABULARY_FILE for place in (folder, folder.parent))
+    return next(filter(Path.is_file, paths), None)
 
 
 def vocabulary_path() -> Path:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from harness.models.sam3.patches import absent_modules, devices, exporting, tracking
+from harness.models.sam3.patches import devices, exporting, tracking
 from harness.models.sam3.patches.patch import Patch
 
-IMPORT_PATCHES: tuple[Patch, ...] = (
-    absent_modules.absent_triton,
-    absent_modules.absent_psutil,
-    absent_modules.keep_tf32,
-)
+IMPORT_PATCHES: tuple[Patch, ...] = (devices.keep_tf32,)
 """Applied while sam3 is imported, once per process."""
 
 RUN_PATCHES: tuple[Patch, ...] = (
-    absent_modules.installed_vocabulary,
     devices.position_encoding_not_precomputed,
     devices.decoder_coordinates_on_cpu,
     devices.decoder_without_autocast,
     devices.tracker_without_autocast,
     devices.rotary_tables_on_cpu,
     devices.tracker_state_on_cpu,
+    devices.trunk_stays_float32,
     devices.features_stay_float32,
     tracking.holes_are_filled,
     tracking.no_masks_have_no_components,

@@ -1,116 +1,65 @@
-"""Replaces what is not installed: Triton and psutil, which sam3 imports and never runs here, and the BPE vocabulary."""
+"""Stands in for packages that are not installed and that sam3 imports without using them for what runs here."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
+from contextlib import contextmanager
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.models.sam3.patches.patch import Patch, patch, wrapped
-from harness.models.sam3.vocabulary import shipped_vocabulary, vocabulary_path
+from harness.models.sam3.patches.patch import wrapped
 
 
-class _Unusable:
-    """A name from a module that is not installed: it can be passed around and used as an annotation, but not called."""
+class StandIn:
+    """A package that is not installed, or a name from one, as sam3 sees it.
+
+    While sam3 is imported, a call, as of a decorator, makes another one. Any later use raises an error.
+    """
+
+    importing = False
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, attribute: str) -> _Unusable:
+    def __getattr__(self, attribute: str) -> StandIn:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        return _Unusable(f"{self._name}.{attribute}")
+        return StandIn(f"{self._name}.{attribute}")
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        module = self._name.split(".")[0]
+    def _use(self, *_: Any, **__: Any) -> StandIn:
+        if StandIn.importing:
+            return StandIn(f"{self._name}(…)")
+        package = self._name.partition(".")[0]
         raise HarnessError(
-            f"sam3 used {self._name}, but {module} is not installed here; install {module} to run this part."
+            f"sam3 used {self._name}, but {package} is not installed here; install {package} to run this part."
         )
 
-    __call__ = _refuse
-    __getitem__ = _refuse
+    __call__ = _use
+    __getitem__ = _use
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type]:
+        """Returns the base of a class that sam3 derives from it: one that no object can be made of."""
+        return (type(self._name, (), {"__init__": self._use}),)
 
 
-class _StandIn(ModuleType):
-    """A module that is not installed, visible to sam3's import only; any real use raises an error."""
-
-    def __init__(self, name: str, decorators: frozenset[str]) -> None:
-        super().__init__(name)
-        self._decorators = decorators
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        if attribute in self._decorators:
-            # The import defines the decorated kernel; only launching it is an error.
-            return lambda function: _Unusable(f"{self.__name__}.{attribute}({function.__name__})")
-        return _Unusable(f"{self.__name__}.{attribute}")
-
-
-def _absent_module(module: str, importing_file: str, decorators: frozenset[str] = frozenset()) -> Patch:
-    stand_in = _StandIn(module, decorators)
+@contextmanager
+def importing_without(packages: set[str]) -> Iterator[None]:
+    """Gives sam3, and nobody else, stand-ins for packages; more may be added on the way."""
 
     # Through __import__ and not sys.modules, because torch's own optional `import triton` must keep failing.
-    def hook(real: Any, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+    def import_module(
+        real: Any, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
         importer = str((globals or {}).get("__name__", ""))
-        if level == 0 and name.split(".")[0] == module and importer.split(".")[0] == "sam3":
-            return stand_in
+        package = name.partition(".")[0]
+        if level == 0 and package in packages and importer.partition(".")[0] == "sam3":
+            return StandIn(name if fromlist else package)
         return real(name, globals, locals, fromlist, level)
 
-    return Patch(
-        name=f"absent_{module}",
-        assumption=f"{module} is installed",
-        location=f"{importing_file}, import",
-        reason=f"the whole package fails to import without {module}, which the image model never runs",
-        needed=lambda: find_spec(module) is None,
-        apply=lambda: wrapped(builtins, "__import__", hook),
-    )
-
-
-absent_triton = _absent_module("triton", "sam3/model/edt.py", frozenset({"jit"}))
-absent_psutil = _absent_module("psutil", "sam3/model/sam3_video_predictor.py")
-
-
-def _import_sets_tf32() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-@patch(
-    assumption="importing the package may switch TensorFloat-32 on for the whole process",
-    location="sam3/model_builder.py, _setup_tf32",
-    reason="a reference computed on the GPU afterwards would have 10 bits of mantissa",
-    needed=_import_sets_tf32,
-)
-@contextmanager
-def keep_tf32() -> Iterator[None]:
-    """Restores the process's setting."""
-    import torch
-
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    StandIn.importing = True
     try:
-        yield
+        with wrapped(builtins, "__import__", import_module):
+            yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
-
-
-@patch(
-    assumption="the BPE vocabulary lies in an `assets` folder beside the package",
-    location="sam3/model_builder.py, build_sam3_image_model",
-    reason="the published wheel does not contain it; open_clip_torch carries the same file",
-    needed=lambda: shipped_vocabulary() is None,
-)
-def installed_vocabulary() -> AbstractContextManager[None]:
-    """Opens the vocabulary of an installed package."""
-    import sam3.model_builder
-
-    def tokenizer(original: Any, bpe_path: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(bpe_path if Path(bpe_path).is_file() else str(vocabulary_path()), *args, **kwargs)
-
-    return wrapped(sam3.model_builder, "SimpleTokenizer", tokenizer)
+        StandIn.importing = False

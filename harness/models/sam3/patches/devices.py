@@ -1,11 +1,36 @@
-"""Lifts hard-coded CUDA: tensors made on "cuda", `autocast("cuda")`, `pin_memory()` and `Tensor.cuda()`."""
+"""Lifts hard-coded CUDA: its devices, `autocast`, `pin_memory()`, and arithmetic of fewer bits than float32."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from harness.models.sam3.patches.patch import patch, replaced, source, wrapped
+
+
+def _import_sets_tf32() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@patch(
+    assumption="importing the package may switch TensorFloat-32 on for the whole process",
+    location="sam3/model_builder.py, _setup_tf32",
+    reason="a reference computed on the GPU afterwards would have 10 bits of mantissa",
+    needed=_import_sets_tf32,
+)
+@contextmanager
+def keep_tf32() -> Iterator[None]:
+    """Restores the process's setting."""
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
 
 
 @patch(
@@ -131,6 +156,19 @@ def tracker_state_on_cpu() -> AbstractContextManager[None]:
     from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
 
     return _with_arguments(Sam3TrackerPredictor, "init_state", offload_state_to_cpu=True)
+
+
+@patch(
+    assumption="the trunk's feed-forward layers compute in bfloat16, whatever the model's dtype",
+    location="sam3/model/vitdet.py, Mlp.forward",
+    reason="results have 8 bits of mantissa, and later layers of float32 refuse them",
+    needed=lambda: "torch.bfloat16" in source("perflib/fused.py"),
+)
+def trunk_stays_float32() -> AbstractContextManager[None]:
+    """Computes the layer and its activation in the dtype of their input."""
+    import sam3.model.vitdet
+
+    return replaced(sam3.model.vitdet, "addmm_act", lambda activation, linear, tokens: activation()(linear(tokens)))
 
 
 @patch(
