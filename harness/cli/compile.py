@@ -98,7 +98,7 @@ def compile_(
     tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
     deployable = options.chosen_deployable(model)
     (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
-    options.print_checkpoint((deployable.model,), checkpoint)
+    abilities = options.print_checkpoint(deployable.model, checkpoint)
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, distribution)
     budgets = read_budgets(budget or ())
     for file, item in budgets.items():
@@ -106,7 +106,7 @@ def compile_(
     first_cpu, schedules = next(iter(tuned.items()))
     variants = {name: chosen for name, chosen in tuned.items() if name is not None} if len(cpus) > 1 else None
     processors = Processors(first_cpu, cuda_arch)
-    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors)
+    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors, abilities=abilities)
     given: ModelOptions = context.obj
     model_options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
     with stages(f"Compiling for {target}") as on_stage:

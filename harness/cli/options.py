@@ -129,17 +129,18 @@ def chosen_weights(
     return select_names("weights", names or (Weights.SEEDED.value,), available)
 
 
-def print_checkpoint(names: Collection[str], checkpoint: Path | None) -> None:
-    """Prints what a checkpoint is, as a model says that takes it.
+def print_checkpoint(name: str, checkpoint: Path | None) -> tuple[str, ...]:
+    """Prints what a checkpoint is, as a model says that takes it, and returns what the model can do with it.
 
     Raises:
         HarnessError: It is none of the model's.
     """
-    if checkpoint is None:
-        return
-    for name in names:
-        if (describe := models()[name].describe_checkpoint) is not None:
-            print_sentence(describe(checkpoint))
+    describe = models()[name].describe_checkpoint
+    if checkpoint is None or describe is None:
+        return ()
+    description = describe(checkpoint)
+    print_sentence(description.sentence)
+    return description.abilities
 
 
 def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], processors: Processors) -> Path | None:

@@ -29,8 +29,8 @@ def pack(
     configure_threads(threads)
     deployable = options.chosen_deployable(read_any_manifest(into).model)
     (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
-    options.print_checkpoint((deployable.model,), checkpoint)
+    abilities = options.print_checkpoint(deployable.model, checkpoint)
     with stages(f"Packing into {into}") as on_stage:
-        settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial)
+        settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, abilities=abilities)
         manifest = pack_model(deployable, into, settings, seed, on_stage, distribution)
     print_artifact(into, manifest, deployable.options.read(into, manifest).summary())

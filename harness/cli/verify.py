@@ -165,7 +165,7 @@ def verify(
     names = tuple(dict.fromkeys(subjects()[case.component].model for case in cases))
     for name in names:
         models()[name].check(settings)
-    options.print_checkpoint(names, checkpoint)
+        options.print_checkpoint(name, checkpoint)
     limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
     schedules = (
         database.choose_schedules(database_folder, HOST.name, processors).origin

@@ -37,6 +37,19 @@ class AdapterConfig(Struct, frozen=True):
     alpha_pattern: dict[str, float] | None = None
 
 
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """The description of a checkpoint by a model that takes it, plain data that lets a command open it once.
+
+    Attributes:
+        sentence: What it is.
+        abilities: What the model can do with it, in the model's words.
+    """
+
+    sentence: str
+    abilities: tuple[str, ...]
+
+
 class _Index(Struct, frozen=True):
     weight_map: dict[str, str]
 

@@ -31,6 +31,7 @@ class Settings:
             ones, and AMX if it lacks AMX; this takes minutes.
         processors: The processors that code is compiled for.
         model: Folder of a compiled model, which cases of whole models judge instead of compiling a model.
+        abilities: What the checkpoint's description says that it can do; empty if nobody has described it.
     """
 
     checkpoint: Path | None = None
@@ -43,6 +44,7 @@ class Settings:
     emulate: bool = False
     processors: Processors = THIS_MACHINE
     model: Path | None = None
+    abilities: tuple[str, ...] = ()
 
 
 SEEDED = Settings()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.compiler.deployment.deployable import Deployable
+from harness.core.checkpoint_file import CheckpointDescription
 from harness.core.settings import Settings
 from harness.models.subject import Subject
 
@@ -22,8 +23,8 @@ class Model:
         subjects: The components and the whole models, by name.
         deployable: The entry points that `sam3-tvm compile` writes into a folder; None if the model cannot be deployed.
         context: Returns the context in which the model is built, run and exported.
-        describe_checkpoint: Returns in a sentence what a file or folder of weights is, from its names; None if the
-            model takes none.
+        describe_checkpoint: Returns what a file or folder of weights is and can do, from its names; None if the model
+            takes none.
         inspect_checkpoint: Returns everything that is known about one, as JSON has it.
         expectations: File that lists the cases that are not expected to be strict, see `harness.core.expectations`.
         prepare: Imports the libraries whose import takes seconds.
@@ -36,6 +37,6 @@ class Model:
     context: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare: Callable[[], None] = lambda: None
     check: Callable[[Settings], None] = lambda settings: None
-    describe_checkpoint: Callable[[Path], str] | None = None
+    describe_checkpoint: Callable[[Path], CheckpointDescription] | None = None
     inspect_checkpoint: Callable[[Path], Mapping[str, Any]] | None = None
     expectations: Path | None = None

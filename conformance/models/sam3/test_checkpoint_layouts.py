@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from conformance.models.sam3.test_model_checkpoints import NAME, Part, published
+from harness.core.case import Case
 from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
+from harness.core.settings import Settings
 from harness.models.sam3.checkpoints.loading import (
     compare,
     describe_checkpoint,
-    has_tracker,
     load_checkpoint,
     open_checkpoint,
 )
+from harness.models.sam3.deployed.options import Sam3Options
 from harness.runtime.weights import file_digest
 
 State = dict[str, Any]
@@ -91,7 +93,7 @@ def test_what_trainers_save_loads_bit_for_bit(wrapping: str, published_names: bo
     state = wrap(published(source) if published_names else plain(source))
     torch.save(state, tmp_path / "trained.pt")
     assert_loads(tmp_path / "trained.pt", source)
-    sentence = describe_checkpoint(tmp_path / "trained.pt")
+    sentence = describe_checkpoint(tmp_path / "trained.pt").sentence
     assert sentence.startswith("trained.pt: SAM 3 under upstream's names, ") and "\n" not in sentence
     assert (f"taken out of {wrappers}" in sentence) == bool(wrappers), sentence
     for entry in ("optimizer (2 tensors)", "epoch", "loss (1 tensors)") if wrapping.startswith("trainer") else ():
@@ -155,7 +157,19 @@ def test_parts_load_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
             assert torch.equal(target.get_parameter(name), parameter)
     assert checkpoint_digest(index) == checkpoint_digest(tmp_path)
     assert checkpoint_digest(index).bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert has_tracker(index) is False
+    assert open_checkpoint(index).has_tracker is False
+
+
+def test_a_checkpoint_that_was_described_is_not_opened_again(tmp_path: Path) -> None:
+    """For its options and its manifest `compile` asks the description, from which the file may have gone."""
+    torch.save(published(part()), tmp_path / "sam3.pt")
+    abilities = describe_checkpoint(tmp_path / "sam3.pt").abilities
+    assert abilities == ("texts", "boxes", "points")
+    described = Settings(checkpoint=tmp_path / "gone.pt", abilities=abilities)
+    notes: list[str] = []
+    options = Sam3Options().fit(Case("vit", "real", "llvm"), described, notes.append)
+    assert (options.clicks, len(notes)) == (0, 1)
+    assert options.manifest_part(described)["point_prompts"]
 
 
 def test_the_checksum_of_one_file_is_its_own(tmp_path: Path) -> None:

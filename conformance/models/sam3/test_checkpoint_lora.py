@@ -78,7 +78,12 @@ def test_an_adapter_of_peft_is_merged_as_the_merged_file_is(tmp_path: Path) -> N
     assert_loads(adapter / "adapter_config.json", expected)
     torch.save(expected, tmp_path / "merged.pt")
     assert_loads(tmp_path / "merged.pt", expected)
-    assert "; LoRA merged into 3 of them" in describe_checkpoint(adapter)
+    assert "; LoRA merged into 3 of them" in describe_checkpoint(adapter).sentence
+    kinds = [
+        {name: (tensor.dtype, tensor.shape) for name, tensor in open_checkpoint(adapter, values=values).tensors.items()}
+        for values in (True, False)
+    ]
+    assert kinds[0] == kinds[1]
     digest = checkpoint_digest(adapter)
     describe(adapter, base_model_name_or_path="../sam3.pt", lora_alpha=ALPHA + 1)
     assert checkpoint_digest(adapter) != digest

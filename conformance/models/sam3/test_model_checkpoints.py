@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from conformance.support.shallow import interactive_model, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
-from harness.models.sam3.checkpoints.loading import has_tracker, load_checkpoint
+from harness.models.sam3.checkpoints.loading import load_checkpoint, open_checkpoint
 from harness.models.sam3.weights import seed_weights
 
 NAME = "transformer.decoder.bbox_embed.layers.2.weight"
@@ -238,7 +238,7 @@ def test_an_archive_that_says_that_it_goes_on_elsewhere_is_refused(tmp_path: Pat
     content[content.rindex(b"PK\x06\x07") + 16] = 2  # its number of disks
     (tmp_path / "sam3.pt").write_bytes(content)
     with pytest.raises(HarnessError, match=r"sam3\.pt is truncated; download it again"):
-        has_tracker(tmp_path / "sam3.pt")
+        open_checkpoint(tmp_path / "sam3.pt")
 
 
 @pytest.mark.parametrize("save", [save_pt, save_legacy])
@@ -254,7 +254,7 @@ def test_whatever_is_damaged_in_a_pickle_is_one_sentence(
             content[drawn.randrange(min(len(content), 700))] = drawn.randrange(256)
         path.write_bytes(content)
         try:
-            has_tracker(path)
+            open_checkpoint(path)
         except HarnessError as error:
             assert "\n" not in str(error)
             refused += 1

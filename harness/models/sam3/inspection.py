@@ -52,7 +52,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         if fit.is_whole
         else f"{len(fit.unloaded)} of {fit.count} tensors stay at their seed",
         "unused": list(fit.unused),
-        "does": _abilities(checkpoint) if loads else [],
+        "does": list(checkpoint.abilities) if loads else [],
     }
 
 
@@ -66,8 +66,3 @@ def _fit(checkpoint: Checkpoint) -> tuple[str, Fit]:
         for scale in scales or [Scale.FULL.value]
     }
     return min(fits.items(), key=lambda item: len(item[1].missing) + len(item[1].unexpected) + len(item[1].misshapen))
-
-
-def _abilities(checkpoint: Checkpoint) -> list[str]:
-    points = ["points"] if checkpoint.has_point_prompts else []
-    return ["texts", "boxes", *points, *(["clicks", "video"] if checkpoint.has_tracker else [])]

@@ -18,7 +18,7 @@ from harness.core.checkpoint_file import (
     read_index,
 )
 from harness.core.errors import HarnessError
-from harness.models.sam3.checkpoints.lora import Lora, merge
+from harness.models.sam3.checkpoints.lora import ALPHA, Lora, merge
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,12 @@ class Content:
     merged: tuple[str, ...] = ()
 
 
-def read_content(path: Path) -> Content:
+def read_content(path: Path, *, values: bool = True) -> Content:
     """Reads a checkpoint, with its parts, and merges its LoRA in float32.
+
+    Args:
+        path: The file or folder.
+        values: Whether the tensors are read and merged, or on the device `meta` without values, which takes no time.
 
     Raises:
         HarnessError: A file is missing, damaged or no checkpoint, has code, two sets of weights, or a LoRA that does
@@ -72,11 +76,18 @@ def read_content(path: Path) -> Content:
     content = _read_files(files, path)
     config = None if files.adapter is None else read_adapter_config(files.adapter)
     base = {} if files.base is None else _read_files(files.base, files.base.weights[0]).tensors
+    if not values:
+        content, base = replace(content, tensors=_without_values(content.tensors)), _without_values(base)
     lora = Lora(path, content.tensors, base, config)
     if not lora.exists:
         return content
     tensors, merged = merge(lora)
     return replace(content, tensors=tensors, merged=merged)
+
+
+def _without_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns tensors without values, but for a LoRA's scales."""
+    return {name: tensor if name.endswith(ALPHA) else tensor.to("meta") for name, tensor in tensors.items()}
 
 
 def _read_files(files: CheckpointFiles, path: Path) -> Content:

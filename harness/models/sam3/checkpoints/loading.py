@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.checkpoint_file import CheckpointDescription
 from harness.core.errors import HarnessError
 from harness.models.sam3.checkpoints.content import Content, read_content
 from harness.models.sam3.checkpoints.hugging_face import (
@@ -31,6 +32,9 @@ _INTERACTIVE_ONLY = re.compile(r"inst_interactive_predictor\..*|backbone\.vision
 
 _TRACKER = ("inst_interactive_predictor.model.sam_", "tracker_model.")
 """Beginnings of bare names of the tracker, in either layout."""
+
+POINT_PROMPTS, CLICKS = "points", "clicks"
+"""Abilities that some checkpoints lack."""
 
 _MAX_LISTED = 5
 
@@ -53,20 +57,21 @@ class Checkpoint:
         return is_hugging_face(self.content.tensors)
 
     @property
-    def has_point_prompts(self) -> bool:
-        """Returns whether it has weights for point prompts of the detector."""
-        return not self.has_transformers_names
-
-    @property
     def has_tracker(self) -> bool:
         """Returns whether it has the weights for clicks and videos."""
         return any(bare_name(name).startswith(_TRACKER) for name in self.content.tensors)
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """Returns what a model can be asked with it; Transformers' layout has no weights for the detector's points."""
+        points = () if self.has_transformers_names else (POINT_PROMPTS,)
+        return ("texts", "boxes", *points, *((CLICKS, "video") if self.has_tracker else ()))
 
     @cached_property
     def repeated(self) -> tuple[str, ...]:
         """Returns the names of tensors that say nothing new: formulas and copies of Transformers' layout."""
         tensors = self.content.tensors
-        return tuple(name for name in tensors if self.has_transformers_names and is_repeated(name, tensors))
+        return tuple(name for name in tensors if is_repeated(name, tensors)) if self.has_transformers_names else ()
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -136,13 +141,13 @@ class Fit:
         )
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint of SAM 3.
+def open_checkpoint(path: Path, *, values: bool = True) -> Checkpoint:
+    """Reads a checkpoint of SAM 3; `values` says whether its tensors have values, see `read_content`.
 
     Raises:
         HarnessError: It cannot be read, is of SAM 3.1, has names twice, or names of both layouts.
     """
-    checkpoint = Checkpoint(path, read_content(path))
+    checkpoint = Checkpoint(path, read_content(path, values=values))
     names = checkpoint.content.tensors
     if (name := sam_3_1_name(names)) is not None:
         raise HarnessError(
@@ -160,15 +165,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def describe_checkpoint(path: Path) -> str:
-    """Returns in a sentence what a checkpoint is.
+def describe_checkpoint(path: Path) -> CheckpointDescription:
+    """Returns what a checkpoint is and can do.
 
     Raises:
         HarnessError: It cannot be read or is no checkpoint of SAM 3.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, values=False)
     check_sam_3(checkpoint)
-    return str(checkpoint)
+    return CheckpointDescription(str(checkpoint), checkpoint.abilities)
 
 
 def check_sam_3(checkpoint: Checkpoint) -> None:
@@ -275,16 +280,6 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
             stacklevel=2,
         )
     return fit.unloaded
-
-
-def has_point_prompts(path: Path) -> bool:
-    """Returns whether a checkpoint that `load_checkpoint` takes includes weights for point prompts."""
-    return open_checkpoint(path).has_point_prompts
-
-
-def has_tracker(path: Path) -> bool:
-    """Returns whether a checkpoint that `load_checkpoint` takes includes the tracker's weights."""
-    return open_checkpoint(path).has_tracker
 
 
 def _other_model(checkpoint: Checkpoint) -> HarnessError:

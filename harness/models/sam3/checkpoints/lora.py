@@ -26,7 +26,8 @@ _KIND = re.compile(r".*\b_*(lora|dora|loha|lokr|hada)_.*", re.IGNORECASE)
 _BASE = re.compile(r"\.(base_layer|original_layer)(?=\.)")
 """Names that PEFT and others put between a module and its weight where LoRA is around it."""
 _Number = TypeVar("_Number", int, float)
-_ALPHA = ".alpha"
+ALPHA = ".alpha"
+"""End of the name of a LoRA's scale."""
 _WEIGHTS = ("weight", "in_proj_weight")
 _MERGING = "merge it where it was trained (PEFT's merge_and_unload) and give the merged file"
 
@@ -120,7 +121,7 @@ def merge(lora: Lora) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     alphas = {
         module: plain.pop(name)
         for name in list(plain)
-        if name.endswith(_ALPHA) and (module := bare_name(name.removesuffix(_ALPHA))) in factors
+        if name.endswith(ALPHA) and (module := bare_name(name.removesuffix(ALPHA))) in factors
     }
     merged = _with_replacements(lora, plain)
     names, doubled = by_bare_name(merged)

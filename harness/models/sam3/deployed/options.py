@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -15,7 +15,7 @@ from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.models.sam3.checkpoints.loading import has_point_prompts, has_tracker
+from harness.models.sam3.checkpoints.loading import CLICKS, POINT_PROMPTS, open_checkpoint
 from harness.runtime.manifest import Manifest
 from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Description, read_sam3_description
@@ -55,7 +55,7 @@ class Sam3Options(ModelOptions):
             HarnessError: Nothing is left to compile, or what the tracker needs is missing.
         """
         clicks = self.clicks
-        if clicks and settings.checkpoint is not None and not has_tracker(settings.checkpoint):
+        if clicks and CLICKS not in _abilities(settings):
             print_note(f"{settings.checkpoint} has no weights for clicks; they are left out.")
             clicks = 0
         if self.no_grounding and not clicks:
@@ -75,7 +75,7 @@ class Sam3Options(ModelOptions):
 
     def manifest_part(self, settings: Settings) -> Mapping[str, Any]:
         """Returns capacity, vocabulary, and whether the weights know points as prompts."""
-        point_prompts = settings.checkpoint is None or has_point_prompts(settings.checkpoint)
+        point_prompts = POINT_PROMPTS in _abilities(settings)
         description: dict[str, Any] = to_builtins(Sam3Description(self.capacity, VOCABULARY_FILE, point_prompts))
         return description
 
@@ -83,6 +83,13 @@ class Sam3Options(ModelOptions):
         """Returns how many points, boxes and clicks a prompt may have."""
         clicks = f", {self.clicks} clicks on an object" if self.clicks else ""
         return f"up to {self.points} points and {self.boxes} boxes a prompt{clicks}"
+
+
+def _abilities(settings: Settings) -> Collection[str]:
+    """Returns what weights can do; opens a checkpoint that nobody has described."""
+    if settings.checkpoint is None:
+        return (POINT_PROMPTS, CLICKS)
+    return settings.abilities or open_checkpoint(settings.checkpoint, values=False).abilities
 
 
 GROUNDING_ALONE = Sam3Options(clicks=0)
