@@ -17,13 +17,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from conformance.support.examples import examples
+from harness.core.case import TINY
+from harness.models.sam3.build import build_model
+from harness.models.sam3.capture import find_stage
+from harness.models.sam3.images import preprocess
+from harness.models.sam3.patches.patch import wrapped
+from harness.models.sam3.upstream import upstream
 from harness.runtime import EncodedImage, Found, Prompt, Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.image_model import REMEMBERED_TEXTS
+from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.prompts import VISUAL, EncodedPrompt
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
+COFFEE = CAT.with_name("coffee.png")
 OUTPUTS = ("logits", "boxes", "masks", "presence", "semantic", "scores", "boxes_xyxy")
 ASKED = {"text": "cat", "boxes": [(60, 20, 400, 290)], "points": [(200, 150), (5, 5)], "point_labels": [True, False]}
 
@@ -231,6 +240,71 @@ def test_each_part_of_a_prompt_matters(image: EncodedImage, found: Found) -> Non
     others: list[dict[str, Any]] = [{"text": "dog"}, {"point_labels": [True, True]}, {"box_labels": [False]}]
     for changed, other in zip(others, image.segment_batch([Prompt(**{**ASKED, **new}) for new in others]), strict=True):
         assert np.abs(other.outputs.logits - found.outputs.logits).max() > 1e-4, changed
+
+
+@pytest.mark.parametrize("text", [None, "cat"])
+def test_boxes_and_points_on_an_exemplar_are_upstreams_tokens_of_it(model: Sam3, text: str | None) -> None:
+    """Upstream's `_encode_prompt` gets the exemplar's features, and all that follows it the image's."""
+    exemplar, image = model.set_image(CAT), model.set_image(COFFEE)
+    places = {name: value for name, value in ASKED.items() if name != "text"}
+    found = image.segment(text, **places, exemplar=exemplar, threshold=0)
+    raw = ground_with_exemplar(text or VISUAL, model.encode_prompt(Prompt(**places), exemplar.size))
+    for name, theirs in (("logits", "pred_logits"), ("boxes", "pred_boxes"), ("presence", "presence_logit_dec")):
+        np.testing.assert_allclose(getattr(found.outputs, name), raw[theirs].numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.outputs.masks, raw["pred_masks"].numpy(), rtol=1e-3, atol=1e-3)
+    here = image.segment(text, boxes=[(60, 20, 200, 150)], threshold=0)
+    assert np.abs(found.outputs.logits - here.outputs.logits).max() > 1e-2
+    assert found.size == image.size
+    same = exemplar.segment(text, **places, exemplar=exemplar, threshold=0)
+    assert_same(same, exemplar.segment(text, **places, threshold=0))
+
+
+def ground_with_exemplar(text: str, prompt: EncodedPrompt) -> dict[str, torch.Tensor]:
+    """Returns upstream's outputs for the coffee, asked with places on the cat."""
+    upstreams = build_model(TINY)
+    with upstream(), torch.no_grad():
+        from sam3.model import geometry_encoders
+
+        given = {name: torch.from_numpy(array) for name, array in prompt.geometry.items()}
+        places = geometry_encoders.Prompt(
+            box_embeddings=given["boxes"],
+            box_mask=given["boxes_mask"],
+            box_labels=given["box_labels"],
+            point_embeddings=given["points"],
+            point_mask=given["points_mask"],
+            point_labels=given["point_labels"],
+        )
+        shown, searched = (upstreams.backbone.forward_image(preprocess(load_image(path))) for path in (CAT, COFFEE))
+        language = upstreams.backbone.forward_text([text], device="cpu")
+
+        def encode_prompt(original: Any, features: Any, stage: Any, geometry: Any) -> Any:
+            return *original({**shown, **language}, stage, geometry)[:2], features
+
+        with wrapped(upstreams, "_encode_prompt", encode_prompt):
+            outputs: dict[str, torch.Tensor] = upstreams.forward_grounding(
+                {**searched, **language}, find_stage(1), None, places
+            )
+    return outputs
+
+
+def test_an_exemplar_that_cannot_be_used_is_refused(
+    image: EncodedImage, model: Sam3, artifact: Artifact, tiny_artifact: Path
+) -> None:
+    with pytest.raises(ModelError, match="Nothing is shown on the exemplar; give a box or a point on it"):
+        image.segment("cat", exemplar=image)
+    with pytest.raises(ModelError, match="outside the image of 451 x 300"):
+        model.set_image(COFFEE).segment(points=[(460, 10)], exemplar=image)
+    other = Sam3(Artifact.load(tiny_artifact, check=False))
+    with pytest.raises(ModelError, match="was encoded by another model; encode it with this one"):
+        other.set_image(CAT).segment(boxes=[(9, 9, 99, 99)], exemplar=image)
+    ground = other.manifest.entries["ground"]
+    inputs = tuple(spec for spec in ground.inputs if spec.name != "attended")
+    other.manifest = replace(
+        other.manifest, entries={**other.manifest.entries, "ground": replace(ground, inputs=inputs)}
+    )
+    older = other.set_image(CAT)
+    with pytest.raises(ModelError, match="before exemplars were known; compile it again"):
+        older.segment(boxes=[(9, 9, 99, 99)], exemplar=older)
 
 
 def test_an_image_that_is_none(model: Sam3) -> None:

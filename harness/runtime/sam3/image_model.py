@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,8 +146,13 @@ class ImageModel:
         """
         check_prompt(prompt, self.description.capacity, self._tokenizer)
 
-    def encode_prompt(self, prompt: Prompt, size: tuple[int, int]) -> EncodedPrompt:
+    def encode_prompt(
+        self, prompt: Prompt, size: tuple[int, int], exemplar: EncodedImage | None = None
+    ) -> EncodedPrompt:
         """Encodes a prompt for an image of this width and height.
+
+        Of an exemplar the entry point `ground` reads the feature map that its geometry encoder looks at: the tokens of
+        boxes and points are pooled from it and attend to it, and then join the grounding of the image.
 
         Raises:
             ModelError: The prompt is empty, or invalid for this image, these weights or this folder.
@@ -158,7 +164,17 @@ class ImageModel:
                 f"The weights ({self.manifest.weights}) are in the layout of Transformers, which has none for points; "
                 "ask with a text or boxes, or compile with the published sam3.pt."
             )
-        return encode_prompt(prompt, size, self.description.capacity, self._tokenizer)
+        capacity = self.description.capacity
+        if exemplar is None:
+            return encode_prompt(prompt, size, capacity, self._tokenizer)
+        if not exemplar.is_of(self):
+            raise ModelError("The exemplar was encoded by another model; encode it with this one.")
+        if all(spec.name != "attended" for spec in self.manifest.entries["ground"].inputs):  # an older folder
+            raise ModelError("This model was compiled before exemplars were known; compile it again.")
+        encoded = encode_prompt(prompt, exemplar.size, capacity, self._tokenizer)
+        if encoded.geometry["boxes_mask"].all() and encoded.geometry["points_mask"].all():
+            raise ModelError("Nothing is shown on the exemplar; give a box or a point on it, or leave it out.")
+        return replace(encoded, geometry={**encoded.geometry, "fpn_2": exemplar.features["fpn_2"]})
 
     def encode_object_prompt(self, prompt: ObjectPrompt, size: tuple[int, int]) -> EncodedObjectPrompt:
         """Encodes a prompt for one object in an image of this width and height.
@@ -278,6 +294,10 @@ class EncodedImage:
         height, width = self.pixels.shape[:2]
         return width, height
 
+    def is_of(self, model: ImageModel) -> bool:
+        """Returns whether a model has encoded this image."""
+        return self._model is model
+
     def segment(
         self,
         text: str | None = None,
@@ -286,6 +306,7 @@ class EncodedImage:
         points: Coordinates = None,
         point_labels: Labels = None,
         threshold: float = THRESHOLD,
+        exemplar: EncodedImage | None = None,
     ) -> Found:
         """Finds all objects of a prompt.
 
@@ -296,11 +317,13 @@ class EncodedImage:
             points: (x, y) each, in pixels.
             point_labels: Labels of the points, like `box_labels`.
             threshold: Objects score above this.
+            exemplar: See `segment_each`.
 
         Raises:
             ModelError: The prompt is empty, or invalid for this image.
         """
-        (result,) = self.segment_batch([Prompt(text, boxes, box_labels, points, point_labels)], threshold)
+        prompt = Prompt(text, boxes, box_labels, points, point_labels)
+        (result,) = self.segment_each([prompt], threshold, exemplar=exemplar)
         return result
 
     def segment_batch(self, prompts: Sequence[Prompt], threshold: float = THRESHOLD) -> list[Found]:
@@ -308,7 +331,12 @@ class EncodedImage:
         return list(self.segment_each(prompts, threshold))
 
     def segment_each(
-        self, prompts: Sequence[Prompt], threshold: float = THRESHOLD, *, has_masks: bool = True
+        self,
+        prompts: Sequence[Prompt],
+        threshold: float = THRESHOLD,
+        *,
+        has_masks: bool = True,
+        exemplar: EncodedImage | None = None,
     ) -> Iterator[Found]:
         """Yields the objects of each prompt, one prompt after another, so that not all results are in memory at once.
 
@@ -318,13 +346,15 @@ class EncodedImage:
             prompts: Any number of prompts.
             threshold: Objects score above this.
             has_masks: Whether masks are predicted at once; otherwise they are predicted at their first use.
+            exemplar: Another image that the boxes and points are on, encoded by the same model. SAM 3 was trained with
+                boxes on the image itself; how well it finds what another image shows is not known here.
 
         Raises:
             ModelError: A prompt is empty or invalid for this image.
         """
         if not 0 <= threshold <= 1:
             raise ModelError(f"The threshold {threshold} is no score; give a number from 0 to 1.")
-        encoded = [self._model.encode_prompt(prompt, self.size) for prompt in prompts]
+        encoded = [self._model.encode_prompt(prompt, self.size, exemplar) for prompt in prompts]
         return self._segment_encoded(encoded, float(threshold), has_masks)
 
     def _segment_encoded(self, prompts: Sequence[EncodedPrompt], threshold: float, has_masks: bool) -> Iterator[Found]:
