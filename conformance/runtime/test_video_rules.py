@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from conformance.support.planned_video import PlannedVideo
 from conformance.support.scripted_video import SIZE, Script
 from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
 from conformance.support.video_fuzz import configurations
+from harness.models.sam3.patches.patch import source
 from harness.models.sam3.upstream import upstream
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.detector import Detections, select_detections, update_box_frames, video_scores
@@ -391,10 +393,16 @@ def test_what_does_not_belong_together_is_one_sentence() -> None:
 # Clicks
 
 
+def unless_repaired(assertion: str) -> AbstractContextManager[object]:
+    """Expects an assertion of upstream's session to fail; where it is gone, as in upstream's main, nothing fails."""
+    is_there = assertion in source("model/sam3_video_inference.py")
+    return pytest.raises(AssertionError, match=assertion) if is_there else nullcontext()
+
+
 def test_points_before_any_propagation_add_an_object() -> None:
     """Repaired: upstream's assertion fails, after it has changed its state (VI:553)."""
     script = Scene(3, lambda _: [], lambda *_: run(0, 20))
-    with upstream(), pytest.raises(AssertionError, match="No cached outputs found"):
+    with upstream(), unless_repaired("No cached outputs found"):
         upstream_video(script).click(0, 1)
 
     state = state_after_click(VideoState(), 0, 1)
@@ -415,7 +423,7 @@ def test_a_refinement_may_go_further_than_the_propagation_went() -> None:
             video.prompt(3, True)
             video.propagate(3, None, False)
             video.click(0, 4)
-        with pytest.raises(AssertionError, match="No cached outputs found"):
+        with unless_repaired("No cached outputs found"):
             theirs.propagate(3, None, True)
         assert [(frame, ids) for frame, ids, *_ in ours.propagate(3, None, True)] == [(2, [0]), (1, [0]), (0, [0])]
 
