@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,12 @@ def number(value: relax.Expr) -> float | None:
     if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
         return float(value.value.numpy().item())
     return None
+
+
+def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Returns a shape as [outer, count, inner], where count is the extent of an axis, which may be negative."""
+    axis %= len(shape)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def same(shape: Sequence[T.Index], other: Sequence[T.Index]) -> bool:
