@@ -25,6 +25,14 @@ def permutation(call: ir.Call) -> tuple[int, ...]:
     return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
+def transposed(value: relax.Expr) -> relax.Expr | None:
+    """Returns the source of a swap of the last two dimensions; None of anything else."""
+    if not is_call(value, "relax.permute_dims"):
+        return None
+    rank = len(value.ty.shape)
+    return value.args[0] if permutation(value) == (*range(rank - 2), rank - 1, rank - 2) else None
+
+
 def operator_name(value: relax.Expr) -> str:
     """Returns the name of the Relax operator that a value is a call of; empty if it is none."""
     return str(getattr(value.op, "name", "")) if isinstance(value, ir.Call) else ""

@@ -14,7 +14,7 @@ from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import moved, ravel, row_starts
-from harness.compiler.schedules.common.graph import is_call, static_shape
+from harness.compiler.schedules.common.graph import is_call, static_shape, transposed
 from harness.compiler.schedules.common.kernel import view
 from harness.compiler.schedules.cpu.bf16 import BF16, has_pairs
 from harness.compiler.schedules.cpu.blocking import Extents, Side
@@ -221,7 +221,7 @@ def _operand(
     shape = static_shape(value, None) or shape
     stored_batch = shape[:-2]
     aligned = (1,) * (len(batch) - len(stored_batch)) + stored_batch
-    source = context.transposed(value) if may_transpose else None
+    source = transposed(context.definition(value)) if may_transpose else None
     if source is None:
         return Operand(value, shape, aligned, transposed=False)
     return Operand(source, (*shape[:-2], shape[-1], shape[-2]), aligned, transposed=True)
