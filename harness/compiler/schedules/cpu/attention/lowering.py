@@ -120,7 +120,7 @@ def _choose(context: Context, attention: ir.Call, problem: Problem) -> tuple[Sch
     # Tuning knows numbers alone.
     decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
-    output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
+    output = schedule.tile_of(unit, decided, schedule.RESULT_TILE)
     chosen = Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
     return chosen, micro_kernel
 
