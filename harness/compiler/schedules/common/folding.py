@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import extents, is_call, permutation, same, static_shape
+from harness.compiler.schedules.common.graph import argument, extents, is_call, permutation, same, static_shape
 from harness.compiler.schedules.common.kernel import Argument
 from harness.compiler.schedules.common.scope import Scope
 
@@ -94,7 +94,7 @@ class Folded:
     @property
     def arguments(self) -> list[Argument]:
         """Returns the kernel's parameters for the inputs."""
-        return [Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(self.inputs)]
+        return [argument(f"input{n}", value) for n, value in enumerate(self.inputs)]
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:

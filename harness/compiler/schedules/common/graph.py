@@ -11,6 +11,7 @@ from tvm import ir, relax, sym, topi
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import Argument
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -60,6 +61,11 @@ def extents(value: relax.Expr) -> tuple[Any, ...] | None:
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
         return None
     return tuple(int(extent) if isinstance(extent, T.IntImm) else extent for extent in ty.shape)
+
+
+def argument(name: str, value: relax.Expr) -> Argument:
+    """Returns the parameter of a kernel for a tensor."""
+    return Argument(name, extents(value) or (), str(value.ty.dtype))
 
 
 def number(value: relax.Expr) -> float | None:

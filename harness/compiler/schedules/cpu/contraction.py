@@ -17,9 +17,8 @@ from functools import partial
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call
+from harness.compiler.schedules.common.graph import argument, call
 from harness.compiler.schedules.common.kernel import (
-    Argument,
     ThreadWorkspace,
     ceil_div,
     parallel_with_workspace,
@@ -49,7 +48,6 @@ class Streaming:
     Attributes:
         side: The side of the product.
         value: The Relax expression.
-        shape: Its shape.
         pack: Packs a panel.
         rows: Reads terms in place, if packing goes along the rows of a left operand; None if it goes across them.
         in_order: Whether these rows lie one after the other.
@@ -57,7 +55,6 @@ class Streaming:
 
     side: Side
     value: relax.Expr
-    shape: tuple[int, ...]
     pack: Packer
     rows: Reader | None = None
     in_order: bool = False
@@ -69,14 +66,12 @@ class Resident:
 
     Attributes:
         value: The Relax expression.
-        shape: Its shape.
         matrices: Number of its matrices.
         read: Reads terms, of one of its matrices.
         matrix: Matrix of the result → matrix of the operand.
     """
 
     value: relax.Expr
-    shape: tuple[int, ...]
     matrices: int
     read: Reader
     matrix: Callable[[T.Index], T.Index]
@@ -125,7 +120,7 @@ class Contraction:
 
         function = pack_function(
             self.resident_side,
-            Argument("source", self.resident.shape, str(value.ty.dtype)),
+            argument("source", value),
             self.resident.matrices,
             self.extents.width(self.resident_side),
             self.packed_extents.depth,
@@ -147,8 +142,8 @@ class Contraction:
         packed = self.pack(builder, inputs[1])
         name = kernel_name(self.operator.rpartition(".")[2], self.micro_kernel, epilogue)
         arguments = [
-            Argument("streamed", self.streaming.shape, str(inputs[0].ty.dtype)),
-            Argument("packed", tuple(int(extent) for extent in packed.ty.shape), self.micro_kernel.dtype),
+            argument("streamed", inputs[0]),
+            argument("packed", packed),
             *epilogue.arguments,
             epilogue.result(self.layout),
         ]

@@ -76,8 +76,8 @@ def _contraction(
     return Contraction(
         "nn.conv2d_transpose",
         extents,
-        Streaming("right", data, convolution.image, pixels(extents)),
-        Resident(weights, convolution.weight, 1, read, lambda _: 0),
+        Streaming("right", data, pixels(extents)),
+        Resident(weights, 1, read, lambda _: 0),
         _layout(result, kernel),
         micro_kernel,
         blocking,

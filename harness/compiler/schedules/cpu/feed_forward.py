@@ -17,7 +17,7 @@ from dataclasses import replace
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call
+from harness.compiler.schedules.common.graph import argument, call
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
 from harness.compiler.schedules.common.scope import Scope
@@ -60,11 +60,10 @@ def feed_forward(scope: Scope, first: Lowering, activation: Epilogue, second: Lo
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source, *weights = inputs[:3]
         packed = [layer.pack(builder, weight) for layer, weight in zip((one, other), weights, strict=True)]
-        shapes = [tuple(int(extent) for extent in panels.ty.shape) for panels in packed]
         extras = [*activation.arguments, *epilogue.arguments]
         arguments = [
-            Argument("streamed", one.streaming.shape),
-            *(Argument(name, shape) for name, shape in zip(("packed1", "packed2"), shapes, strict=True)),
+            argument("streamed", source),
+            *(argument(name, panels) for name, panels in zip(("packed1", "packed2"), packed, strict=True)),
             *(Argument(f"extra{n}", extra.shape) for n, extra in enumerate(extras)),
             epilogue.result(other.layout),
         ]
