@@ -29,7 +29,7 @@ from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo, K
 from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panel_width, panels
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, read_left, read_right, stream
+from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, read_packed, stream
 from harness.compiler.schedules.cpu.product import Access, Block, BlockedProduct, Interleaved, Operands
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -229,10 +229,7 @@ class Contraction:
 
     def read_panels(self, packed: T.Buffer) -> PanelRead:
         """Returns how the resident operand is read that `pack` has packed."""
-        if self.resident_side == "left":
-            read = read_left(packed, self.micro_kernel)
-        else:
-            read = read_right(packed, self.micro_kernel, self.blocking.chunk)
+        read = read_packed(self.resident_side, packed, self.micro_kernel, self.blocking.chunk)
         return lambda b, p, k, i: read(self.resident.matrix(b), p, k, i)
 
 
