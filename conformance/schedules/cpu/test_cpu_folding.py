@@ -125,26 +125,24 @@ def test_what_another_operator_needs_too_is_still_computed() -> None:
 def test_keys_that_are_rotated_in_part_are_rotated_while_attention_reads(
     tokens: int, memories: int, others: int
 ) -> None:
-    """The same angles for each memory, and keys after them as they are: a table repeated, a run of keys replaced."""
+    """Keys of some memories are rotated, and keys after them are as they are: a run of keys is replaced."""
     rotated = tokens * memories
     shape = (2, 1, rotated, 64)
     arrays = [
         normal((2, tokens, 1, 64), 1),
         normal((2, 1, rotated + others, 64), 2),
-        normal((tokens, 32), 3),
-        normal((tokens, 32), 4),
+        normal((rotated, 32), 3),
+        normal((rotated, 32), 4),
     ]
 
     def operator(q: relax.Expr, k: relax.Expr, cos: relax.Expr, sin: relax.Expr) -> relax.Expr:
-        cos, sin = (op.tile(op.reshape(table, (1, 1, tokens, 32)), (1, 1, memories, 1)) for table in (cos, sin))
         head = relax.BlockBuilder.current().emit(op.strided_slice(k, [2], [0], [rotated]))
         turned = op.broadcast_to(rotate(head, cos, sin, shape), shape)
         keys = op.permute_dims(op.slice_scatter(k, turned, 0, rotated, 1, axis=2), [0, 2, 1, 3])
         return op.nn.attention(q, keys, op.permute_dims(k, [0, 2, 1, 3]))
 
     def expected(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        tables = (table.repeat(memories, 1) for table in (cos, sin))
-        keys = torch.cat([torch_rotate(k[:, :, :rotated], *tables), k[:, :, rotated:]], 2)
+        keys = torch.cat([torch_rotate(k[:, :, :rotated], cos, sin), k[:, :, rotated:]], 2)
         return functional.scaled_dot_product_attention(q.transpose(1, 2), keys, k).transpose(1, 2)
 
     hold(operator, expected, arrays)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import extents, is_call, permutation, same, static_shape
+from harness.compiler.schedules.common.graph import argument, extents, is_call, permutation, same, static_shape
 from harness.compiler.schedules.common.kernel import Argument
 from harness.compiler.schedules.common.scope import Scope
 
@@ -94,7 +94,7 @@ class Folded:
     @property
     def arguments(self) -> list[Argument]:
         """Returns the kernel's parameters for the inputs."""
-        return [Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(self.inputs)]
+        return [argument(f"input{n}", value) for n, value in enumerate(self.inputs)]
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:
@@ -294,22 +294,6 @@ def _take(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     return _through(source, shape, lambda _, position: [*position[:axis], indices[0], *position[axis:]], 1)
 
 
-def _tile(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
-    """Folds the repetition of a tensor along dimensions before the last one."""
-    source_shape, repeats = static_shape(value.args[0], None), [int(count) for count in value.attrs.repeats]
-    if source_shape is None or len(source_shape) != len(repeats) or source_shape[-1:] != shape[-1:]:
-        return None
-    source = fold(scope, value.args[0])
-
-    def index(reader: Reader, position: Index) -> Index:
-        return [
-            i if count == 1 else reader.analyzer.simplify(T.convert(i % extent))
-            for i, count, extent in zip(position, repeats, source_shape, strict=True)
-        ]
-
-    return _through(source, shape, index, source.period)
-
-
 def _broadcast_to(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     """Folds a broadcast that keeps the shape, as PyTorch's `expand` often does."""
     source_shape = _shape(scope, value.args[0])
@@ -500,7 +484,6 @@ _RULES: dict[str, Callable[[Scope, ir.Call, Shape], Folded | None]] = {
     **dict.fromkeys(_RESHAPES, _reshape),
     "relax.strided_slice": _strided_slice,
     "relax.take": _take,
-    "relax.tile": _tile,
     "relax.broadcast_to": _broadcast_to,
     "relax.slice_scatter": _slice_scatter,
     "relax.concat": _concat,

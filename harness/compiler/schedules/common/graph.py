@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from tvm import ir, relax, sym, topi
 from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import Argument
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -22,6 +24,14 @@ def permutation(call: ir.Call) -> tuple[int, ...]:
     rank = len(call.ty.shape)
     axes = call.attrs.axes
     return tuple(range(rank))[::-1] if axes is None else tuple(int(axis) % rank for axis in axes)
+
+
+def transposed(value: relax.Expr) -> relax.Expr | None:
+    """Returns the source of a swap of the last two dimensions; None of anything else."""
+    if not is_call(value, "relax.permute_dims"):
+        return None
+    rank = len(value.ty.shape)
+    return value.args[0] if permutation(value) == (*range(rank - 2), rank - 1, rank - 2) else None
 
 
 def operator_name(value: relax.Expr) -> str:
@@ -53,6 +63,11 @@ def extents(value: relax.Expr) -> tuple[Any, ...] | None:
     return tuple(int(extent) if isinstance(extent, T.IntImm) else extent for extent in ty.shape)
 
 
+def argument(name: str, value: relax.Expr) -> Argument:
+    """Returns the parameter of a kernel for a tensor."""
+    return Argument(name, extents(value) or (), str(value.ty.dtype))
+
+
 def number(value: relax.Expr) -> float | None:
     """Returns the value of an fp32 constant of one element; None for anything else."""
     if isinstance(value, T.FloatImm):
@@ -60,6 +75,12 @@ def number(value: relax.Expr) -> float | None:
     if isinstance(value, ir.GenericConst) and static_shape(value) is not None and value.value.numpy().size == 1:
         return float(value.value.numpy().item())
     return None
+
+
+def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Returns a shape as [outer, count, inner], where count is the extent of an axis, which may be negative."""
+    axis %= len(shape)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def same(shape: Sequence[T.Index], other: Sequence[T.Index]) -> bool:

@@ -104,6 +104,15 @@ def prim_func(
     return s_tir.renew_defs(function) if bytes_moved is None else function
 
 
+def replace_loops(module: tvm.IRModule, replaced: Callable[[str, T.PrimFunc], T.PrimFunc]) -> tvm.IRModule:
+    """Returns a module with other functions in place of those without a schedule, by their names."""
+    result = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, T.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
+            result[variable] = replaced(variable.name_hint, function)
+    return result
+
+
 def registers(shape: tuple[int, ...], dtype: str = "float32") -> T.Buffer:
     """Emits a buffer of less than 1 KiB (`kMaxStackAlloca`), which LLVM keeps in registers if indices are constants.
 

@@ -17,6 +17,7 @@ from tvm import relax, s_tir, te, topi
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize
+from harness.compiler.schedules.common.kernel import replace_loops
 
 FLOATS = ("float", "bfloat")
 """The beginnings of the names of floating-point dtypes."""
@@ -33,15 +34,12 @@ def keep_nan(reductions: bool) -> tvm.transform.Pass:
         stores = isinstance(block.body, T.BufferStore)
         return _replace_extremes(block) if stores and (reductions or block.init is None) else block
 
+    def replaced(_: str, function: T.PrimFunc) -> T.PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlock, replace_in_block)))
+
     @tvm.transform.module_pass(opt_level=0, name="KeepNan")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        result = module.clone()
-        for variable, function in module.functions_items():
-            if isinstance(function, T.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
-                result[variable] = function.with_body(
-                    tvm_ffi.structural_map(function.body, (s_tir.SBlock, replace_in_block))
-                )
-        return result
+        return replace_loops(module, replaced)
 
     return run
 
@@ -49,12 +47,12 @@ def keep_nan(reductions: bool) -> tvm.transform.Pass:
 @tvm.transform.module_pass(opt_level=0, name="KeepInfinities")
 def keep_infinities(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Begins maxima and minima with an infinity, and pads with it; before fusion, which adds constants of the model."""
-    result = module.clone()
-    for variable, function in module.functions_items():
-        if isinstance(function, T.PrimFunc) and not bool((function.attrs or {}).get("tirx.is_scheduled")):
-            starts = _starts(function)
-            result[variable] = _infinite(function, starts) if starts else function
-    return result
+
+    def replaced(_: str, function: T.PrimFunc) -> T.PrimFunc:
+        starts = _starts(function)
+        return _infinite(function, starts) if starts else function
+
+    return replace_loops(module, replaced)
 
 
 def _starts(function: T.PrimFunc) -> set[tuple[str, float]]:

@@ -161,33 +161,22 @@ def keep_origins(module: tvm.IRModule, _context: tvm.transform.PassContext) -> t
 def fuse_calls(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Runs TVM's FuseOps; in a tagged module, an attribute of `main` then has the operators of each call.
 
-    Equal groups are one function, whose calls cannot be distinguished. So calls are marked and fused once more: each
-    group of marked calls is the function that it equals without the marks.
+    Equal groups are one function, whose calls cannot be distinguished. So calls are marked and fused once more: the
+    groups are the same, call by call, and no two of them are equal.
     """
     fuse = relax.transform.FuseOps()
     fused = fuse(module)
     callers = [name for name in (LOAD, "main") if name in {variable.name_hint for variable in module.get_global_vars()}]
     if not any(_spanned(binding.value) for name in callers for binding in bindings_of(module[name])):
         return fused
-    names = {
-        StructuralKey(function): variable.name_hint
-        for variable, function in fused.functions_items()
-        if isinstance(function, relax.Function)
-    }
     marker, marked = _Marker(module), module.clone()
     for name in callers:
         marked[name] = marker.visit_expr(module[name])
     fused_marked = fuse(marked)
-
-    def name_of(call: ir.Call) -> str:
-        group = fused_marked[call.op] if isinstance(call.op, ir.GlobalVar) else None
-        is_group = isinstance(group, relax.Function)
-        return names[StructuralKey(_Unmarker().visit_expr(group))] if is_group else callee(call)
-
     sites = [
-        asdict(Site(name_of(binding.value), name == LOAD, tuple(_parts(fused_marked, binding.value))))
+        asdict(Site(callee(binding.value), name == LOAD, tuple(_parts(fused_marked, counterpart.value))))
         for name in callers
-        for binding in bindings_of(fused_marked[name])
+        for binding, counterpart in zip(bindings_of(fused[name]), bindings_of(fused_marked[name]), strict=True)
         if isinstance(binding.value, ir.Call)
     ]
     fused["main"] = fused["main"].with_attr(_SITES, json.dumps(sites))
@@ -311,17 +300,6 @@ class _Marker(PyExprMutator):  # type: ignore[misc]
             return op
         self.count += 1
         return ir.Call(op.op, op.args, {_MARK: self.count}, op.ty_args, op.span, op.ty)
-
-
-@mutator
-class _Unmarker(PyExprMutator):  # type: ignore[misc]
-    """Removes the marks."""
-
-    def visit_call_(self, op: ir.Call) -> relax.Expr:
-        call = super().visit_call_(op)
-        if not is_call(call, "relax.call_tir") or call.attrs is None or _MARK not in call.attrs:
-            return call
-        return ir.Call(call.op, call.args, None, call.ty_args, call.span, call.ty)
 
 
 def _parts(module: tvm.IRModule, call: ir.Call) -> Iterator[Part]:

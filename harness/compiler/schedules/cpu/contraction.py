@@ -3,27 +3,38 @@
     result[b, i, j] = finish(Σ_k left[b, i, k] · right[b, k, j])
 
 Linear layers, batched products and convolutions only describe their contraction: how the terms of both operands are
-read, and where elements lie in the result. `product.py` has the loops.
+read, and where elements lie in the result. The loops over tasks are here, those of a task in `product.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call
-from harness.compiler.schedules.common.kernel import Argument
-from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
-from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panel_width
+from harness.compiler.schedules.common.graph import argument, call
+from harness.compiler.schedules.common.kernel import (
+    ThreadWorkspace,
+    ceil_div,
+    parallel_with_workspace,
+    prim_func,
+    tail_extent,
+)
+from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo, Kind
+from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panel_width, panels
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, read_left, read_right, stream
-from harness.compiler.schedules.cpu.product import Access, Interleaved, product_function
+from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, read_packed, stream
+from harness.compiler.schedules.cpu.product import Access, Block, BlockedProduct, Interleaved, Operands
 from harness.compiler.schedules.cpu.tile import Tile
 
+_WORTH_STORING = 16 * 1024
+"""Bytes of a packed block that is worth being found again; a smaller one is sooner packed again by each task."""
 Reader = Callable[[T.Buffer], Read]
 """Declares views of an operand, and returns (matrix, row or column, k) → term."""
 Packer = Callable[[T.Buffer, Tile, MicroKernel], Pack]
@@ -37,7 +48,6 @@ class Streaming:
     Attributes:
         side: The side of the product.
         value: The Relax expression.
-        shape: Its shape.
         pack: Packs a panel.
         rows: Reads terms in place, if packing goes along the rows of a left operand; None if it goes across them.
         in_order: Whether these rows lie one after the other.
@@ -45,7 +55,6 @@ class Streaming:
 
     side: Side
     value: relax.Expr
-    shape: tuple[int, ...]
     pack: Packer
     rows: Reader | None = None
     in_order: bool = False
@@ -57,14 +66,12 @@ class Resident:
 
     Attributes:
         value: The Relax expression.
-        shape: Its shape.
         matrices: Number of its matrices.
         read: Reads terms, of one of its matrices.
         matrix: Matrix of the result → matrix of the operand.
     """
 
     value: relax.Expr
-    shape: tuple[int, ...]
     matrices: int
     read: Reader
     matrix: Callable[[T.Index], T.Index]
@@ -82,9 +89,8 @@ class Contraction:
         layout: Layout of the result.
         micro_kernel: Micro-kernel.
         blocking: Blocking of the loops.
-        interleaved: Rows of the product whose columns alternate in the result, and columns of one run of them; None if
-            each row is stored by itself. With it, the layout takes a pair for a column: the first column, and the
-            number of the element counted from there.
+        interleaved: Rows of the product whose columns alternate in the result; None if each row is stored by itself.
+            With it, the layout takes pairs for columns (`Access`).
     """
 
     operator: str
@@ -94,7 +100,7 @@ class Contraction:
     layout: ResultLayout
     micro_kernel: MicroKernel
     blocking: Blocking
-    interleaved: tuple[int, int] | None = None
+    interleaved: Interleaved | None = None
 
     @property
     def resident_side(self) -> Side:
@@ -114,7 +120,7 @@ class Contraction:
 
         function = pack_function(
             self.resident_side,
-            Argument("source", self.resident.shape, str(value.ty.dtype)),
+            argument("source", value),
             self.resident.matrices,
             self.extents.width(self.resident_side),
             self.packed_extents.depth,
@@ -134,47 +140,96 @@ class Contraction:
             epilogue: The steps from an element of the product to the stored value.
         """
         packed = self.pack(builder, inputs[1])
-        packed_shape = tuple(int(extent) for extent in packed.ty.shape)
         name = kernel_name(self.operator.rpartition(".")[2], self.micro_kernel, epilogue)
-        function = product_function(
-            name,
-            self.packed_extents,
-            self.streaming.side,
-            self.blocking,
-            [
-                Argument("streamed", self.streaming.shape, str(inputs[0].ty.dtype)),
-                Argument("packed", packed_shape, self.micro_kernel.dtype),
-                *epilogue.arguments,
-                epilogue.result(self.layout),
-            ],
-            lambda *buffers: self._access(epilogue, *buffers),
-            KernelInfo(Kind.KERNEL, self.operator, writes=epilogue.operators),
-            self.streaming.rows is not None,
-            self.micro_kernel,
-        )
+        arguments = [
+            argument("streamed", inputs[0]),
+            argument("packed", packed),
+            *epilogue.arguments,
+            epilogue.result(self.layout),
+        ]
+        function = prim_func(name, arguments, partial(self._emit, epilogue), self._info(epilogue))
         return call(builder, name, function, [inputs[0], packed, *inputs[2:]])
 
-    def _access(self, epilogue: Epilogue, *buffers: T.Buffer) -> Access:
-        streamed, panels, *extras, result = buffers
-        store, touched = epilogue.write_back(self.layout, extras, result)
+    @property
+    def _panels(self) -> tuple[int, int]:
+        """Returns the number of panels of the streaming operand, and of the resident one."""
+        return panels(self.extents, self.streaming.side, self.blocking.tile)
 
-        def store_line(b: T.Index, i: T.Index, j: T.Index, n: T.Index, value: T.Expr) -> None:
-            store(b, i, (j, n), value)  # type: ignore[arg-type]
+    @property
+    def _reads_in_place(self) -> bool:
+        """Returns whether rows of A are not packed: one panel reads a row once, and packing would be another pass."""
+        return self.streaming.rows is not None and self._panels[1] == 1 and self.micro_kernel.terms == 1
 
-        return Access(
-            self.streaming.pack(streamed, self.blocking.tile, self.micro_kernel),
-            self._panels(panels),
-            store,
-            touched,
-            None if self.streaming.rows is None else self.streaming.rows(streamed),
-            self.interleaved and Interleaved(*self.interleaved, store_line),
+    def _info(self, epilogue: Epilogue) -> KernelInfo:
+        extents, tile, blocking = self.extents, self.blocking.tile, self.blocking
+        depth = self.packed_extents.depth * self.micro_kernel.terms
+        sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
+        return KernelInfo(
+            Kind.KERNEL,
+            self.operator,
+            PRODUCT,
+            sizes,
+            tile={"rows": tile.rows, "columns": tile.columns},
+            decisions={
+                "streaming": self.streaming.side,
+                "read": "in place" if self._reads_in_place else "packed",
+                "slots": blocking.slots,
+                "splits": blocking.splits,
+            },
+            writes=epilogue.operators,
+            flop=2 * math.prod(sizes.values()),
         )
 
-    def _panels(self, panels: T.Buffer) -> PanelRead:
-        if self.resident_side == "left":
-            read = read_left(panels, self.micro_kernel)
-        else:
-            read = read_right(panels, self.micro_kernel, self.blocking.chunk)
+    def _emit(self, epilogue: Epilogue, *buffers: T.Buffer) -> None:
+        """Emits the loops over tasks: blocks of the streaming operand, and parts of the resident one."""
+        streamed, packed, *extras, result = buffers
+        blocking, micro_kernel = self.blocking, self.micro_kernel
+        store, touched = epilogue.write_back(self.layout, extras, result)
+        pack = self.streaming.pack(streamed, blocking.tile, micro_kernel)
+        access = Access(pack, self.read_panels(packed), store, touched, self.interleaved)
+        rows = None if self.streaming.rows is None else self.streaming.rows(streamed)
+        product = BlockedProduct(self.packed_extents, blocking, access, micro_kernel, by_row=rows is not None)
+        count, others = self._panels
+        blocks, per_split = ceil_div(count, blocking.slots), ceil_div(others, blocking.splits)
+
+        def operands_of(block: Block, number: T.Index, workspace: ThreadWorkspace | None) -> Operands:
+            if self.streaming.side == "right":
+                return product.streaming_b(block)
+            if self._reads_in_place and rows is not None:
+                return product.rows_in_place(block, rows)
+            shape, dtype = product.block_shape, micro_kernel.a.dtype
+            memory = T.alloc_buffer(shape, dtype) if workspace is None else workspace.buffers[0]
+            # A task of the same thread may have packed this block for another part of the right operand.
+            with nullcontext() if workspace is None else workspace.fill_once(number):
+                product.pack_block(block, memory)
+            return product.packed_block(block, memory)
+
+        def multiply(task: T.Index, workspace: ThreadWorkspace | None) -> None:
+            b = T.Bind(task // (blocks * blocking.splits))
+            first = T.Bind(task // blocking.splits % blocks * blocking.slots)
+            first_other = T.Bind(task % blocking.splits * per_split)
+            slots, parts = tail_extent(blocking.slots, count, first), tail_extent(per_split, others, first_other)
+            if self.streaming.side == "left":
+                block, most_panels = Block(b, first, slots, first_other, parts), blocking.slots
+            else:
+                block, most_panels = Block(b, first_other, parts, first, slots), per_split
+            operands = operands_of(block, task // blocking.splits, workspace)
+            with micro_kernel.setup():
+                product.multiply(block, most_panels, operands)
+
+        tasks, shape = self.extents.batch * blocks * blocking.splits, product.block_shape
+        packs_blocks = self.streaming.side == "left" and not self._reads_in_place
+        with micro_kernel.imported():
+            if packs_blocks and 4 * math.prod(shape) >= _WORTH_STORING:
+                with parallel_with_workspace(tasks, micro_kernel.a.dtype, shape) as (task, workspace):
+                    multiply(task, workspace)
+            else:
+                with T.parallel(0, tasks) as task:
+                    multiply(task, None)
+
+    def read_panels(self, packed: T.Buffer) -> PanelRead:
+        """Returns how the resident operand is read that `pack` has packed."""
+        read = read_packed(self.resident_side, packed, self.micro_kernel, self.blocking.chunk)
         return lambda b, p, k, i: read(self.resident.matrix(b), p, k, i)
 
 

@@ -63,8 +63,8 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
         return filtered(plan, before, weights, micro_kernel)
     taps = math.prod(window.kernel)
     if window.covers_image:
-        left = Operand(data, image, (), transposed=False)
-        right = Operand(weights, weight, (), transposed=True)
+        left = Operand(data, (), transposed=False)
+        right = Operand(weights, (), transposed=True)
         extents = Extents(1, image[0], weight[0], window.depth)
         micro_kernel = context.micro_kernel(conv, image[0], window.channels, taps)
         return matrix_product(context, left, right, (), extents, result, micro_kernel)
@@ -109,8 +109,8 @@ def _contraction(
     return Contraction(
         "nn.conv2d",
         extents,
-        Streaming("right", data, window.image, pixels(extents) if window.pointwise else gather(window)),
-        Resident(weights, window.weight, groups, read, lambda b: b % groups),
+        Streaming("right", data, pixels(extents) if window.pointwise else gather(window)),
+        Resident(weights, groups, read, lambda b: b % groups),
         window.layout,
         micro_kernel,
         blocking,

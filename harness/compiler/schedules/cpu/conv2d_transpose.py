@@ -23,6 +23,7 @@ from harness.compiler.schedules.cpu.lowering import Context, Lowering, contracte
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.packing import Read
+from harness.compiler.schedules.cpu.product import Interleaved
 from harness.compiler.schedules.cpu.schedule import TransposedConvolution
 from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
 from harness.compiler.schedules.cpu.window import pair, shapes_of
@@ -75,12 +76,12 @@ def _contraction(
     return Contraction(
         "nn.conv2d_transpose",
         extents,
-        Streaming("right", data, convolution.image, pixels(extents)),
-        Resident(weights, convolution.weight, 1, read, lambda _: 0),
+        Streaming("right", data, pixels(extents)),
+        Resident(weights, 1, read, lambda _: 0),
         _layout(result, kernel),
         micro_kernel,
         blocking,
-        (kernel[1], blocking.tile.run(width)) if rows_together else None,
+        Interleaved(kernel[1], blocking.tile.run(width)) if rows_together else None,
     )
 
 

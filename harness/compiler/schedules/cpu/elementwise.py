@@ -23,6 +23,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, default, static_shape
+from harness.compiler.schedules.common.kernel import replace_loops
 from harness.compiler.schedules.common.kernel_info import (
     UNSCHEDULED,
     KernelInfo,
@@ -561,18 +562,9 @@ def schedule_remaining() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        module = module.clone()
-        for variable, function in list(module.functions_items()):
-            if not isinstance(function, T.PrimFunc) or _is_scheduled(function):
-                continue
-            module[variable] = schedule_function(function)
-        return module
+        return replace_loops(module, lambda _, function: schedule_function(function))
 
     return run
-
-
-def _is_scheduled(function: T.PrimFunc) -> bool:
-    return "tirx.is_scheduled" in function.attrs and bool(function.attrs["tirx.is_scheduled"])
 
 
 def _unary(function: Callable[[T.Expr], T.Expr], name: str) -> Legalize:

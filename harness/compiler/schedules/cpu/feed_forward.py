@@ -17,7 +17,7 @@ from dataclasses import replace
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call
+from harness.compiler.schedules.common.graph import argument, call
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, KernelInfo, Kind
 from harness.compiler.schedules.common.scope import Scope
@@ -27,7 +27,6 @@ from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA
-from harness.compiler.schedules.cpu.packing import PanelRead
 from harness.compiler.schedules.cpu.product import Access, Block, BlockedProduct
 
 _HIDDEN_BYTES = 32 * 1024 * 1024
@@ -61,11 +60,10 @@ def feed_forward(scope: Scope, first: Lowering, activation: Epilogue, second: Lo
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         source, *weights = inputs[:3]
         packed = [layer.pack(builder, weight) for layer, weight in zip((one, other), weights, strict=True)]
-        shapes = [tuple(int(extent) for extent in panels.ty.shape) for panels in packed]
         extras = [*activation.arguments, *epilogue.arguments]
         arguments = [
-            Argument("streamed", one.streaming.shape),
-            *(Argument(name, shape) for name, shape in zip(("packed1", "packed2"), shapes, strict=True)),
+            argument("streamed", source),
+            *(argument(name, panels) for name, panels in zip(("packed1", "packed2"), packed, strict=True)),
             *(Argument(f"extra{n}", extra.shape) for n, extra in enumerate(extras)),
             epilogue.result(other.layout),
         ]
@@ -145,16 +143,15 @@ def _emit(
             return left, PanelOfB(lambda start, k, j: panels2[0, r, start + k, j])
 
         pack = first.streaming.pack(streamed, first.blocking.tile, FP32)
-        # Rows are packed as they lie; nothing reads them in place.
-        access = Access(pack, _panel_reader(panels1), keep, rows=lambda b, row, k: streamed[row, k])
+        access = Access(pack, first.read_panels(panels1), keep)
         block, slots = _block(first, task, rows, panels1)
-        product = BlockedProduct(first.extents, replace(first.blocking, slots=slots), access)
+        product = BlockedProduct(first.extents, replace(first.blocking, slots=slots), access, by_row=True)
         workspace = T.alloc_buffer(product.block_shape, FP32.dtype)
         product.pack_block(block, workspace)
         product.multiply(block, slots, product.packed_block(block, workspace))
 
         block, slots = _block(second, task, rows, panels2)
-        access = Access(pack, _panel_reader(panels2), store, touched)
+        access = Access(pack, second.read_panels(panels2), store, touched)
         count = block.count_a
         BlockedProduct(second.extents, second.blocking, access).multiply(block, slots, read_hidden)
 
@@ -165,10 +162,6 @@ def _block(layer: Contraction, task: T.Index, rows: int, panels: T.Buffer) -> tu
     slots = rows // height
     first = T.Bind(task * slots)
     return Block(0, first, tail_extent(slots, ceil_div(layer.extents.rows, height), first), 0, panels.shape[1]), slots
-
-
-def _panel_reader(panels: T.Buffer) -> PanelRead:
-    return lambda b, p, k, i: panels[0, p, k, i]
 
 
 def _info(first: Contraction, second: Contraction, activation: Epilogue, epilogue: Epilogue) -> KernelInfo:

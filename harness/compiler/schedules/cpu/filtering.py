@@ -42,11 +42,6 @@ class Filtering:
         return len(self.before)
 
     @property
-    def taps(self) -> int:
-        """Returns the length of the filter: r."""
-        return len(self.filters[0])
-
-    @property
     def outputs(self) -> int:
         """Returns the number of neighbouring outputs: m."""
         return len(self.after)

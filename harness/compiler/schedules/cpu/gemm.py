@@ -14,7 +14,7 @@ from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import moved, ravel, row_starts
-from harness.compiler.schedules.common.graph import is_call, static_shape
+from harness.compiler.schedules.common.graph import is_call, static_shape, transposed
 from harness.compiler.schedules.common.kernel import view
 from harness.compiler.schedules.cpu.bf16 import BF16, has_pairs
 from harness.compiler.schedules.cpu.blocking import Extents, Side
@@ -34,15 +34,18 @@ class Operand:
 
     Attributes:
         value: The Relax expression.
-        shape: Its shape.
         batch: Its batch dimensions, aligned with those of the result; 1 where it is broadcast.
         transposed: Whether its last two dimensions are stored the other way round.
     """
 
     value: relax.Expr
-    shape: tuple[int, ...]
     batch: tuple[int, ...]
     transposed: bool
+
+    @property
+    def size(self) -> int:
+        """Returns the number of its elements."""
+        return math.prod(static_shape(self.value, None) or ())
 
     @property
     def matrices(self) -> int:
@@ -91,13 +94,12 @@ def lower_matmul(context: Context, matmul: ir.Call) -> Lowering | None:
     columns = 1 if vector_right else right_shape[-1]
     depth = left_shape[-1]
     batch = shape[: len(shape) - (not vector_left) - (not vector_right)]
-    left = _operand(context, factors[0], left_shape, batch, may_transpose=not vector_left)
-    right = _operand(context, factors[1], right_shape, batch, may_transpose=not vector_right)
+    left = _operand(context, factors[0], batch, may_transpose=not vector_left)
+    right = _operand(context, factors[1], batch, may_transpose=not vector_right)
     if right.matrices == 1 and not left.transposed and left.batch == batch:
         rows *= math.prod(batch)
         batch = ()
-        left = Operand(left.value, left.shape, (), left.transposed)
-        right = Operand(right.value, right.shape, (), right.transposed)
+        left, right = replace(left, batch=()), replace(right, batch=())
     extents = Extents(math.prod(batch), rows, columns, depth)
     lies_by_row = not left.transposed or _streaming_side(context, left, right) == "right"
     if rounded is None:
@@ -150,7 +152,6 @@ def matrix_product(
 def _resident(operand: Operand, batch: tuple[int, ...], extents: Extents, side: Side) -> Resident:
     return Resident(
         operand.value,
-        operand.shape,
         operand.matrices,
         lambda buffer: operand.read(buffer, extents, side),
         lambda b: operand.matrix(batch, b),
@@ -166,7 +167,7 @@ def _streaming(context: Context, operand: Operand, batch: tuple[int, ...], exten
         return lambda b, i, k: term(operand.matrix(batch, b), i, k)
 
     neighbours = side == "right" and not operand.transposed
-    return Streaming(side, operand.value, operand.shape, across(side, extents, read, neighbours=neighbours))
+    return Streaming(side, operand.value, across(side, extents, read, neighbours=neighbours))
 
 
 def _streaming_rows(context: Context, operand: Operand, batch: tuple[int, ...], extents: Extents) -> Streaming:
@@ -181,16 +182,16 @@ def _streaming_rows(context: Context, operand: Operand, batch: tuple[int, ...], 
         return (operand.matrix(batch, b) * extents.rows + row) * extents.depth
 
     def read(buffer: T.Buffer) -> Read:
-        line = view(buffer, math.prod(operand.shape))
+        line = view(buffer, operand.size)
         return lambda b, row, k: line[begins(b, row) + k]
 
     def pack(buffer: T.Buffer, tile: Tile, micro_kernel: MicroKernel) -> Pack:
-        line, depth = view(buffer, math.prod(operand.shape)), extents.packed(micro_kernel.terms).depth
+        line, depth = view(buffer, operand.size), extents.packed(micro_kernel.terms).depth
         return stream_rows(
             lambda index: micro_kernel.pack(lambda place: line[place], index, depth), begins, extents, tile
         )
 
-    return Streaming("left", operand.value, operand.shape, pack, read, in_order=starts is None)
+    return Streaming("left", operand.value, pack, read, in_order=starts is None)
 
 
 def _moved_rows(
@@ -206,25 +207,19 @@ def _moved_rows(
     starts = None if source.same_as(operand.value) else row_starts(folded, extents.rows, extents.depth)
     if starts is None:
         return operand, None
-    shape = static_shape(source) or ()
-    operand = Operand(source, shape, operand.batch, transposed=False)
+    operand = replace(operand, value=source)
     row = T.Var("row", "int32")
     in_order = sym.Analyzer().can_prove_equal(starts(row), row * extents.depth)
-    return operand, None if in_order and math.prod(shape) == extents.rows * extents.depth else starts
+    return operand, None if in_order and operand.size == extents.rows * extents.depth else starts
 
 
-def _operand(
-    context: Context, value: relax.Expr, shape: tuple[int, ...], batch: tuple[int, ...], *, may_transpose: bool
-) -> Operand:
+def _operand(context: Context, value: relax.Expr, batch: tuple[int, ...], *, may_transpose: bool) -> Operand:
     # PyTorch writes a linear layer on a strided input as a batched product with an expanded weight.
     value = context.before_broadcast(value)
-    shape = static_shape(value, None) or shape
-    stored_batch = shape[:-2]
+    stored_batch = (static_shape(value, None) or ())[:-2]
     aligned = (1,) * (len(batch) - len(stored_batch)) + stored_batch
-    source = context.transposed(value) if may_transpose else None
-    if source is None:
-        return Operand(value, shape, aligned, transposed=False)
-    return Operand(source, (*shape[:-2], shape[-1], shape[-2]), aligned, transposed=True)
+    source = transposed(context.definition(value)) if may_transpose else None
+    return Operand(value if source is None else source, aligned, transposed=source is not None)
 
 
 def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
@@ -232,7 +227,7 @@ def _streaming_side(context: Context, left: Operand, right: Operand) -> Side:
         return "left"
     if context.is_parameter(left.value):
         return "right"
-    return "left" if math.prod(left.shape) >= math.prod(right.shape) else "right"
+    return "left" if left.size >= right.size else "right"
 
 
 def _row_layout(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tvm import ir, relax
 
 from harness.compiler.schedules import UNTUNED, Schedules
-from harness.compiler.schedules.common.graph import is_call, permutation
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.bf16 import allows_bf16
 from harness.compiler.schedules.cpu.blocking import Blocking
@@ -127,12 +126,3 @@ class Context(Scope):
         if not allows_bf16(operator) or all(map(self.is_parameter, operator.args)):
             return FP32
         return choose(self.kernels, rows, terms, repeats, row_major=row_major)
-
-    def transposed(self, value: relax.Expr) -> relax.Expr | None:
-        """Returns the source of a swap of the last two dimensions, or None."""
-        definition = self.definition(value)
-        if not is_call(definition, "relax.permute_dims"):
-            return None
-        order = permutation(definition)
-        rank = len(order)
-        return definition.args[0] if rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2) else None

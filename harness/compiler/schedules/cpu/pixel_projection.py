@@ -29,6 +29,7 @@ from harness.compiler.schedules.common.graph import (
 from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.common.scope import Scope
 from harness.compiler.schedules.cpu.bf16 import allow_bf16, allows_bf16
+from harness.compiler.schedules.cpu.operand_layer import is_only_reader
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,7 @@ def _projections(scope: Scope, facts: Facts) -> dict[relax.Var, Projection]:
         for variable, value in facts.bindings.items()
         if is_call(value, "relax.matmul") and (projection := _projection(scope, value)) is not None
     }
-    return {v: projection for v, projection in projections.items() if _is_only_reader(facts, v, projection)}
-
-
-def _is_only_reader(facts: Facts, product: relax.Var, projection: Projection) -> bool:
-    variables = (*projection.bindings, product)
-    if any(
-        projection.product.args[0].same_as(part) or not isinstance(part, relax.DataflowVar)
-        for part in projection.bindings
-    ):
-        return False
-    return all(user in variables for part in projection.bindings for user in facts.users.get(part, ()))
+    return {v: projection for v, projection in projections.items() if is_only_reader(facts, projection.bindings, v, 1)}
 
 
 def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:

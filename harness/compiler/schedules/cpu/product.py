@@ -14,32 +14,18 @@ micro-panels, and both operands are packed: the resident one ahead of time, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import (
-    Argument,
-    ThreadWorkspace,
-    ceil_div,
-    parallel_with_workspace,
-    prim_func,
-    registers,
-    tail_extent,
-    view,
-)
-from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo
-from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panels
+from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_extent, view
+from harness.compiler.schedules.cpu.blocking import Blocking, Extents
 from harness.compiler.schedules.cpu.emit import LINE, for_each_vector, prefetch, spread
+from harness.compiler.schedules.cpu.epilogue import Store, Touched
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read
 from harness.compiler.schedules.cpu.panels import multiply_panels
-from harness.compiler.schedules.cpu.tile import Tile
-
-_WORTH_STORING = 16 * 1024
-"""Bytes of a packed block that is worth being found again; a smaller one is sooner packed again by each task."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +35,10 @@ class Interleaved:
     Attributes:
         rows: So many rows, of a tile whose rows are a multiple of them.
         run: Columns that lie in one run of the result: a divisor of those of a tile, and of all.
-        store: (batch, first row, first column, number of the element from there on, value): emits the store of one
-            element; may be vectorized over the number.
     """
 
     rows: int
     run: int
-    store: Callable[[T.Index, T.Index, T.Index, T.Index, T.Expr], None]
 
 
 @dataclass(frozen=True)
@@ -65,18 +48,17 @@ class Access:
     Attributes:
         pack: Packs the streaming operand.
         packed: Reads the packed resident operand.
-        store: (batch, row, column, value): emits the store of one element; may be vectorized over columns.
-        touched: Takes batch, row and column; returns the elements of memory that the store writes (the first) and
-            reads, whose neighbours belong to the neighbouring columns.
-        rows: Reads the streaming operand in place, if it is the left one and packed along its rows.
-        interleaved: Stores rows that alternate in the result; None if each is stored by itself.
+        store: Emits the store of one element; may be vectorized over columns. Where rows are interleaved, a column is a
+            pair: the first column, and the number of the element counted from there.
+        touched: Returns the elements of memory that the store writes (the first) and reads, whose neighbours belong to
+            the neighbouring columns.
+        interleaved: The rows that alternate in the result; None if each is stored by itself.
     """
 
     pack: Pack
     packed: PanelRead
-    store: Callable[[T.Index, T.Index, T.Index, T.Expr], None]
-    touched: Callable[[T.Index, T.Index, T.Index], Sequence[T.Expr]] = lambda b, i, j: ()
-    rows: Read | None = None
+    store: Store
+    touched: Touched = lambda b, i, j: []
     interleaved: Interleaved | None = None
 
 
@@ -104,12 +86,14 @@ class BlockedProduct:
         blocking: The blocking.
         access: The access to operands and result.
         micro_kernel: The micro-kernel.
+        by_row: Whether the streaming operand is A and packed along its rows (`stream_rows`), not across them.
     """
 
     extents: Extents
     blocking: Blocking
     access: Access
     micro_kernel: MicroKernel = FP32
+    by_row: bool = False
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -118,7 +102,7 @@ class BlockedProduct:
         The order is chunk by chunk, the order of reading, so that the processor prefetches past all panels of a chunk.
         """
         rows, numbers = self.blocking.tile.rows, self._numbers
-        panel = (numbers, rows) if self.access.rows is None else (rows, numbers)
+        panel = (rows, numbers) if self.by_row else (numbers, rows)
         return (ceil_div(self.extents.depth, self.blocking.chunk), self.blocking.slots, *panel)
 
     @property
@@ -128,7 +112,7 @@ class BlockedProduct:
 
     def _place(self, c: T.Index, slot: T.Index, number: T.Index, i: T.Index) -> tuple[T.Index, ...]:
         """Returns the place of a number of row i in a packed block of A."""
-        return (c, slot, number, i) if self.access.rows is None else (c, slot, i, number)
+        return (c, slot, i, number) if self.by_row else (c, slot, number, i)
 
     def pack_block(self, block: Block, workspace: T.Buffer) -> None:
         """Emits the packing of a block of A into memory of `block_shape`."""
@@ -198,10 +182,9 @@ class BlockedProduct:
 
         return operands
 
-    def rows_in_place(self, block: Block) -> Operands:
-        """Returns the operands of a task that reads A where it lies."""
-        read, rows = self.access.rows, self.blocking.tile.rows
-        assert read is not None
+    def rows_in_place(self, block: Block, read: Read) -> Operands:
+        """Returns the operands of a task that reads the terms of A where they lie."""
+        rows = self.blocking.tile.rows
 
         def number(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
             row = (block.first_a + p) * rows + i
@@ -278,7 +261,7 @@ class BlockedProduct:
                 if interleaved is None:
                     for_each_vector(width, tile.lanes, element)
                 else:
-                    _interleave(interleaved, tile, sums, p, i, width, (block.batch, row + i, column))
+                    self._interleave(interleaved, sums, p, i, width, (block.batch, row + i, column))
 
             step = 1 if interleaved is None else interleaved.rows
             with T.serial(0, tail_extent(tile.rows, self.extents.rows, row) // step) as n:
@@ -295,114 +278,33 @@ class BlockedProduct:
 
         return Sums(sums, finish=finish, fetch=fetch)
 
+    def _interleave(
+        self,
+        interleaved: Interleaved,
+        sums: T.Buffer,
+        p: T.Index,
+        i: T.Index,
+        width: int,
+        place: tuple[T.Index, T.Index, T.Index],
+    ) -> None:
+        """Emits the store of some rows of a register tile, element by element of the first, the second and so on.
 
-def _interleave(
-    interleaved: Interleaved,
-    tile: Tile,
-    sums: T.Buffer,
-    p: T.Index,
-    i: T.Index,
-    width: int,
-    place: tuple[T.Index, T.Index, T.Index],
-) -> None:
-    """Emits the store of some rows of a register tile, element by element of the first, the second and so on.
-
-    Args:
-        interleaved: Stores them.
-        tile: The tile.
-        sums: [panel, rows · columns].
-        p: The panel.
-        i: The first row, counted in the panel.
-        width: Columns that are stored.
-        place: Batch, row and column of the first element.
-    """
-    rows, run = interleaved.rows, interleaved.run
-    batch, row, column = place
-    with T.serial(0, width // run) as v:
-        lines = [sums[p, T.Ramp((i + n) * tile.columns + v * run, 1, run)] for n in range(rows)]
-        mixed = registers((rows * run,))
-        order = [index % rows * run + index // rows for index in range(rows * run)]
-        T.buffer_store(mixed, T.Shuffle(lines, order), [T.Ramp(0, 1, rows * run)])
-        with T.vectorized(0, rows * run) as index:
-            interleaved.store(batch, row, column + v * run, index, mixed[index])
-
-
-def product_function(
-    name: str,
-    extents: Extents,
-    streaming: Side,
-    blocking: Blocking,
-    arguments: Sequence[Argument],
-    body: Callable[..., Access],
-    info: KernelInfo,
-    by_row: bool = False,
-    micro_kernel: MicroKernel = FP32,
-) -> T.PrimFunc:
-    """Builds the kernel.
-
-    Args:
-        name: Name of the function.
-        extents: The extents; the depth counts elements of panels.
-        streaming: The operand that streams: `left` or `right`.
-        blocking: Its register tile, blocks and chunks.
-        arguments: All tensors, the result last.
-        body: Gets one buffer per argument.
-        info: Facts of the operator and its epilogue.
-        by_row: Whether the returned access has `rows`, because packing goes along the rows of the left operand
-            (`stream_rows`) and not across them.
-        micro_kernel: The micro-kernel.
-    """
-    count, others = panels(extents, streaming, blocking.tile)
-    blocks, per_split = ceil_div(count, blocking.slots), ceil_div(others, blocking.splits)
-    # A row that one panel reads is read once, so that packing it would be a pass of its own.
-    in_place = by_row and others == 1 and micro_kernel.terms == 1
-
-    def operands_of(product: BlockedProduct, block: Block, b: T.Index, workspace: ThreadWorkspace | None) -> Operands:
-        if streaming == "right":
-            return product.streaming_b(block)
-        if in_place:
-            return product.rows_in_place(block)
-        shape, dtype = product.block_shape, micro_kernel.a.dtype
-        packed = T.alloc_buffer(shape, dtype) if workspace is None else workspace.buffers[0]
-        # A task of the same thread may have packed this block for another part of the right operand.
-        with nullcontext() if workspace is None else workspace.fill_once(b):
-            product.pack_block(block, packed)
-        return product.packed_block(block, packed)
-
-    def do(product: BlockedProduct, task: T.Index, workspace: ThreadWorkspace | None) -> None:
-        b = T.Bind(task // (blocks * blocking.splits))
-        first = T.Bind(task // blocking.splits % blocks * blocking.slots)
-        first_other = T.Bind(task % blocking.splits * per_split)
-        slots, parts = tail_extent(blocking.slots, count, first), tail_extent(per_split, others, first_other)
-        if streaming == "left":
-            block, most_panels = Block(b, first, slots, first_other, parts), blocking.slots
-        else:
-            block, most_panels = Block(b, first_other, parts, first, slots), per_split
-        operands = operands_of(product, block, task // blocking.splits, workspace)
-        with micro_kernel.setup():
-            product.multiply(block, most_panels, operands)
-
-    def emit(*buffers: T.Buffer) -> None:
-        product = BlockedProduct(extents, blocking, body(*buffers), micro_kernel)
-        tasks = extents.batch * blocks * blocking.splits
-        with micro_kernel.imported():
-            shape = product.block_shape
-            if streaming == "right" or in_place or 4 * math.prod(shape) < _WORTH_STORING:
-                with T.parallel(0, tasks) as task:
-                    do(product, task, None)
-            else:
-                with parallel_with_workspace(tasks, micro_kernel.a.dtype, shape) as (task, workspace):
-                    do(product, task, workspace)
-
-    tile, depth = blocking.tile, extents.depth * micro_kernel.terms
-    sizes = {"batch": extents.batch, "rows": extents.rows, "depth": depth, "columns": extents.columns}
-    parts = {"slots": blocking.slots, "splits": blocking.splits}
-    info = replace(
-        info,
-        algorithm=PRODUCT,
-        extents=sizes,
-        tile={"rows": tile.rows, "columns": tile.columns},
-        decisions={"streaming": streaming, "read": "in place" if in_place else "packed", **parts},
-        flop=2 * math.prod(sizes.values()),
-    )
-    return prim_func(name, arguments, emit, info)
+        Args:
+            interleaved: The rows.
+            sums: [panel, rows · columns].
+            p: The panel.
+            i: The first row, counted in the panel.
+            width: Columns that are stored.
+            place: Batch, row and column of the first element.
+        """
+        rows, run = interleaved.rows, interleaved.run
+        batch, row, column = place
+        with T.serial(0, width // run) as v:
+            begins = [(i + n) * self.blocking.tile.columns + v * run for n in range(rows)]
+            lines = [sums[p, T.Ramp(begin, 1, run)] for begin in begins]
+            mixed = registers((rows * run,))
+            order = [index % rows * run + index // rows for index in range(rows * run)]
+            T.buffer_store(mixed, T.Shuffle(lines, order), [T.Ramp(0, 1, rows * run)])
+            with T.vectorized(0, rows * run) as index:
+                first = column + v * run
+                self.access.store(batch, row, (first, index), mixed[index])  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tvm import relax, topi
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call, default, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu.emit import for_each_vector
@@ -407,8 +407,7 @@ def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     exclusive = bool(attrs.exclusive)
     if not shape or math.prod(shape) == 0 or axis is None or str(node.ty.dtype) != "float32":
         return bb.call_te(topi.cumsum, data, axis, str(node.ty.dtype), exclusive)
-    axis %= len(shape)
-    view = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    view = around(shape, axis)
     function = cumsum_kernel(*view, exclusive)
     result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
     return reshaped(bb, result, shape)

@@ -65,10 +65,10 @@ _GROUP_BYTES = 256 * 1024
 """Queries and results of the blocks of queries that share a pass over the keys; they stay in the second-level cache."""
 _COPIED_BYTES = 4 << 20
 """Bytes of a head's keys and values up to which each thread copies all of them."""
-TILE = frozenset({"rows", "vectors"})
-"""Decisions that make one choice together."""
-RESULT_TILE = frozenset({"result_rows", "result_vectors"})
-"""Decisions that make one choice of the second product of attention."""
+TILE = ("rows", "vectors")
+"""Decisions that make one choice together: the register tile."""
+RESULT_TILE = ("result_rows", "result_vectors")
+"""Decisions that make one choice of the tile of attention's second product."""
 
 
 def key_blocks(keys: int) -> int:
@@ -199,7 +199,8 @@ def space(workload: Workload, unit: VectorUnit) -> tuple[Mapping[str, int], ...]
 def distance(a: Schedule, b: Schedule) -> int:
     """Returns the number of choices in which two complete schedules differ; a tile is one choice."""
     names = {name for name in {*a, *b} if a.get(name) != b.get(name)}
-    return sum(bool(names & common) for common in (TILE, RESULT_TILE)) + len(names - TILE - RESULT_TILE)
+    of_tiles = sum(not names.isdisjoint(common) for common in (TILE, RESULT_TILE))
+    return of_tiles + len(names.difference(TILE, RESULT_TILE))
 
 
 def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
@@ -209,7 +210,7 @@ def fits(unit: VectorUnit, rows: int, vectors: int) -> bool:
     return rows > 0 and vectors > 0 and needed <= (31 if unit.registers == 32 else unit.registers)
 
 
-def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]]:
+def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[Tile]:
     """Yields the tiles that are worth trying for a result of this many rows and columns."""
     for height in range(1, min(_MOST_ROWS, rows) + 1):
         for vectors in range(1, min(_MOST_VECTORS, ceil_div(columns, unit.lanes)) + 1):
@@ -217,7 +218,7 @@ def _tiles(unit: VectorUnit, rows: int, columns: int) -> Iterator[dict[str, int]
                 _LEAST_ACCUMULATORS[unit.registers], rows * ceil_div(columns, unit.lanes), _MOST_VECTORS * rows
             )
             if fits(unit, height, vectors) and height * vectors >= least_accumulators:
-                yield {"rows": height, "vectors": vectors}
+                yield Tile(height, vectors * unit.lanes, unit.lanes)
 
 
 def _only(schedule: Schedule, names: Iterable[str]) -> None:
@@ -226,12 +227,16 @@ def _only(schedule: Schedule, names: Iterable[str]) -> None:
             raise ValueError(f"there is no decision {name!r} about it, only {', '.join(names)}")
 
 
-def _tile(unit: VectorUnit, schedule: Schedule, default: Tile, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
-    rows = schedule.get(names[0], default.rows)
-    vectors = schedule.get(names[1], default.columns // default.lanes)
-    if (rows, vectors) != (default.rows, default.columns // default.lanes) and not fits(unit, rows, vectors):
+def _tile(unit: VectorUnit, schedule: Schedule, default: Tile, names: tuple[str, str] = TILE) -> Tile:
+    rows, vectors = schedule.get(names[0], default.rows), schedule.get(names[1], default.vectors)
+    if (rows, vectors) != (default.rows, default.vectors) and not fits(unit, rows, vectors):
         raise ValueError(f"a tile of {rows} rows and {vectors} vectors does not fit {unit.registers} registers")
     return Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
+def _decisions(tile: Tile, names: tuple[str, str] = TILE) -> dict[str, int]:
+    """Returns the decisions that stand for a tile."""
+    return dict(zip(names, (tile.rows, tile.vectors), strict=True))
 
 
 def _in_range(schedule: Schedule, name: str, default: int, limit: int) -> int:
@@ -252,7 +257,7 @@ def _parts(count: int) -> Iterator[int]:
 
 
 def _blocked(extents: Extents, streaming: Side, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    _only(schedule, ("rows", "vectors", "blocks", "splits", "chunk"))
+    _only(schedule, (*TILE, "blocks", "splits", "chunk"))
     tile = _tile(unit, schedule, choose_tile(unit, extents.rows, extents.columns))
     slots, splits = blocking.choose_partition(extents, streaming, tile, FP32.block_bytes)
     panels, others = blocking.panels(extents, streaming, tile)
@@ -271,8 +276,7 @@ def _blocked(extents: Extents, streaming: Side, unit: VectorUnit, schedule: Sche
     if 4 * workspace_numbers > _WORKSPACE_BYTES:
         raise ValueError(f"a task would need {4 * workspace_numbers >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
     return {
-        "rows": tile.rows,
-        "vectors": tile.columns // tile.lanes,
+        **_decisions(tile),
         "blocks": ceil_div(panels, slots),
         "splits": ceil_div(others, per_split),
         "chunk": ceil_div(extents.depth, ceil_div(extents.depth, chunk)),
@@ -282,19 +286,17 @@ def _blocked(extents: Extents, streaming: Side, unit: VectorUnit, schedule: Sche
 def _blocked_candidates(extents: Extents, streaming: Side, unit: VectorUnit) -> Iterator[Schedule]:
     usual = chunk_length(extents.depth)
     chunks = {usual} | {c for c in (usual // 2, usual * 3 // 4) if c >= 32}
-    default = _blocked(extents, streaming, unit, {})
-    tiles = [{"rows": default["rows"], "vectors": default["vectors"]}, *_tiles(unit, extents.rows, extents.columns)]
-    for shape in tiles:
-        tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
+    default = choose_tile(unit, extents.rows, extents.columns)
+    for tile in (default, *_tiles(unit, extents.rows, extents.columns)):
         panels, others = blocking.panels(extents, streaming, tile)
         usual_blocks = ceil_div(panels, blocking.choose_partition(extents, streaming, tile, FP32.block_bytes)[0])
         for blocks in {usual_blocks, *_parts(panels)}:
             for splits in _parts(min(others, max(1, _MOST_TASKS // (extents.batch * blocks)))):
                 for chunk in sorted(chunks):
-                    yield {**shape, "blocks": blocks, "splits": splits, "chunk": chunk}
+                    yield {**_decisions(tile), "blocks": blocks, "splits": splits, "chunk": chunk}
 
 
-def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = ("rows", "vectors")) -> Tile:
+def tile_of(unit: VectorUnit, schedule: Schedule, names: tuple[str, str] = TILE) -> Tile:
     """Returns a register tile of a complete schedule."""
     return Tile(schedule[names[0]], schedule[names[1]] * unit.lanes, unit.lanes)
 
@@ -406,7 +408,7 @@ class Convolution(ProductWorkload):
 
 
 def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str, int]:
-    _only(schedule, ("filtering", "rows", "vectors", "lines", "splits", "groups"))
+    _only(schedule, ("filtering", *TILE, "lines", "splits", "groups"))
     default = winograd_plan.choose_blocking(unit, window)
     lines, _ = winograd_plan.grid(window)
     tile = _tile(unit, schedule, default.tile)
@@ -418,25 +420,18 @@ def _filtered(window: Window, unit: VectorUnit, schedule: Schedule) -> dict[str,
     workspace_bytes = winograd_plan.Plan(window, winograd_plan.Blocking(tile, height, splits, groups)).workspace
     if workspace_bytes > _WORKSPACE_BYTES:
         raise ValueError(f"a task would need {workspace_bytes >> 20} MiB, over {_WORKSPACE_BYTES >> 20}")
-    return {
-        "rows": tile.rows,
-        "vectors": tile.columns // tile.lanes,
-        "lines": height,
-        "splits": splits,
-        "groups": groups,
-    }
+    return {**_decisions(tile), "lines": height, "splits": splits, "groups": groups}
 
 
 def _filtered_candidates(window: Window, unit: VectorUnit) -> Iterator[Schedule]:
     default = winograd_plan.choose_blocking(unit, window)
     lines, across = winograd_plan.grid(window)
-    for shape in _tiles(unit, window.filters, lines * across):
-        tile = Tile(shape["rows"], shape["vectors"] * unit.lanes, unit.lanes)
+    for tile in _tiles(unit, window.filters, lines * across):
         for height in sorted({default.lines, *_parts(lines)}):
             for splits in (1, 2, 4, 8):
                 usual = winograd_plan.choose_groups(window, tile, height, splits)
                 for groups in sorted({max(1, usual // 2), usual, usual * 2}):
-                    yield {**shape, "lines": height, "splits": splits, "groups": groups}
+                    yield {**_decisions(tile), "lines": height, "splits": splits, "groups": groups}
 
 
 @dataclass(frozen=True)
@@ -523,17 +518,12 @@ class Attention(Workload):
                 )
             }
         parts_of_queries = () if self.streams else ("parts",)
-        _only(schedule, ("rows", "vectors", "result_rows", "result_vectors", *parts_of_queries))
+        _only(schedule, (*TILE, *RESULT_TILE, *parts_of_queries))
         scores = _tile(unit, schedule, self._scores(unit, schedule.get("vectors")))
-        output = _tile(unit, schedule, self._output(unit, scores.columns), ("result_rows", "result_vectors"))
+        output = _tile(unit, schedule, self._output(unit, scores.columns), RESULT_TILE)
         if scores.columns % output.rows:
             raise ValueError(f"{scores.columns} queries are no whole number of tiles of {output.rows}")
-        tiles = {
-            "rows": scores.rows,
-            "vectors": scores.columns // scores.lanes,
-            "result_rows": output.rows,
-            "result_vectors": output.columns // output.lanes,
-        }
+        tiles = _decisions(scores) | _decisions(output, RESULT_TILE)
         if self.streams:
             return tiles
         blocks = ceil_div(self.queries, scores.columns)
@@ -545,16 +535,12 @@ class Attention(Workload):
         if self.few(unit):
             yield from ({"parts": parts} for parts in _parts(ceil_div(self.keys, _KEYS_OF_A_PART)))
             return
-        default = self.completed(unit, {})
-        shapes = [{name: default[name] for name in TILE}, *_tiles(unit, self.keys, self.queries)]
-        for shape in shapes:
-            columns = shape["vectors"] * unit.lanes
-            output = self._output(unit, columns)
-            usual = {"rows": output.rows, "vectors": output.columns // output.lanes}
-            for result in (usual, *_tiles(unit, columns, self.width)):
-                if columns % result["rows"]:
+        for scores in (self._scores(unit, None), *_tiles(unit, self.keys, self.queries)):
+            columns = scores.columns
+            for output in (self._output(unit, columns), *_tiles(unit, columns, self.width)):
+                if columns % output.rows:
                     continue
-                tiles = {**shape, "result_rows": result["rows"], "result_vectors": result["vectors"]}
+                tiles = _decisions(scores) | _decisions(output, RESULT_TILE)
                 if self.streams:
                     yield tiles
                     continue

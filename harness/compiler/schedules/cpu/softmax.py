@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from tvm import relax
+from tvm import relax, topi
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
-from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
-from harness.compiler.schedules.common.kernel_info import KernelInfo, kernel
+from harness.compiler.schedules.common.kernel import Argument, prim_func
+from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.emit import for_each_vector
 from harness.compiler.schedules.cpu.reduction import (
     LANES,
     Fold,
-    each_block,
+    add,
     fold_line,
-    fp64,
     scalar,
     tasks,
     to_f32,
@@ -28,10 +26,6 @@ from harness.compiler.schedules.cpu.reduction import (
 
 def _greater(a: T.Expr, b: T.Expr) -> T.Expr:
     return T.Select(a > b, a, b)
-
-
-def _info(log: bool, lines: int, count: int) -> KernelInfo:
-    return kernel("nn.log_softmax" if log else "nn.softmax", lines=lines, count=count)
 
 
 def row_kernel(rows: int, count: int, log: bool) -> T.PrimFunc:
@@ -46,7 +40,7 @@ def row_kernel(rows: int, count: int, log: bool) -> T.PrimFunc:
             top = scalar(largest, "float32")
             # The exponentials go through memory: the next pass and the sum both read them.
             for_each_vector(count, LANES, lambda k: T.buffer_store(out, elementary.exp(data[i, k] - top), [i, k]))
-            (total,) = fold_line(count, [Fold("float64", 0.0, lambda s, k: s + to_f64(out[i, k]), lambda a, b: a + b)])
+            (total,) = fold_line(count, [add(lambda k: to_f64(out[i, k]))])
             if log:
                 normalizer = scalar(to_f32(T.log(total)), "float32")
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, (data[i, k] - top) - normalizer, [i, k]))
@@ -55,45 +49,7 @@ def row_kernel(rows: int, count: int, log: bool) -> T.PrimFunc:
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, out[i, k] / normalizer, [i, k]))
 
     shape = (rows, count)
-    return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body, _info(log, rows, count))
-
-
-def column_kernel(outer: int, count: int, inner: int, log: bool) -> T.PrimFunc:
-    """Builds softmax over the middle of [outer, count, inner], a block of neighbouring columns at a time."""
-
-    def body(data: T.Buffer, out: T.Buffer) -> None:
-        def block(i: T.Index, first: T.Index, width: int) -> None:
-            def for_each(step: Callable[[T.Index], None]) -> None:
-                for_each_vector(width, LANES, step)
-
-            top = registers((width,))
-            total = registers((width,), "float64")
-            scale = registers((width,))
-            for_each(lambda j: T.buffer_store(top, fp32(-math.inf), [j]))
-            with T.serial(0, count) as k:
-                for_each(lambda j: T.buffer_store(top, _greater(data[i, k, first + j], top[j]), [j]))
-            for_each(lambda j: T.buffer_store(total, fp64(0.0), [j]))
-            with T.serial(0, count) as k:
-
-                def store(j: T.Index) -> None:
-                    T.buffer_store(out, elementary.exp(data[i, k, first + j] - top[j]), [i, k, first + j])
-
-                for_each(store)
-                for_each(lambda j: T.buffer_store(total, total[j] + to_f64(out[i, k, first + j]), [j]))
-            for_each(lambda j: T.buffer_store(scale, to_f32(T.log(total[j]) if log else total[j]), [j]))
-            with T.serial(0, count) as k:
-
-                def finish(j: T.Index) -> None:
-                    index = [i, k, first + j]
-                    value = (data[tuple(index)] - top[j]) - scale[j] if log else out[tuple(index)] / scale[j]
-                    T.buffer_store(out, value, index)
-
-                for_each(finish)
-
-        each_block(outer, count, inner, block)
-
-    shape = (outer, count, inner)
-    info = _info(log, outer * inner, count)
+    info = kernel("nn.log_softmax" if log else "nn.softmax", lines=rows, count=count)
     return prim_func("softmax", [Argument("data", shape), Argument("out", shape)], body, info)
 
 
@@ -103,12 +59,15 @@ def _legalize(log: bool) -> Legalize:
         shape = static_shape(data)
         if not shape or math.prod(shape) == 0:
             return default(bb, node)
-        axis = int(node.attrs.axis) % len(shape)
-        outer, count, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        view = (outer, count) if inner == 1 else (outer, count, inner)
-        function = row_kernel(outer, count, log) if inner == 1 else column_kernel(outer, count, inner, log)
-        name = f"{'log_' if log else ''}softmax_{'x'.join(map(str, view))}"
-        return reshaped(bb, bb.emit(call(bb, name, function, [reshaped(bb, data, view)])), shape)
+        # Lines are runs of memory: another axis is moved to the end and back.
+        axis, last = int(node.attrs.axis) % len(shape), len(shape) - 1
+        swapped = [{axis: last, last: axis}.get(d, d) for d in range(len(shape))]
+        rows = data if axis == last else bb.emit(bb.call_te(topi.transpose, data, swapped))
+        outer, count = math.prod(shape) // shape[axis], shape[axis]
+        name = f"{'log_' if log else ''}softmax_{outer}x{count}"
+        result = bb.emit(call(bb, name, row_kernel(outer, count, log), [reshaped(bb, rows, (outer, count))]))
+        result = reshaped(bb, result, [shape[d] for d in swapped])
+        return result if axis == last else bb.call_te(topi.transpose, result, swapped)
 
     return legalize
 

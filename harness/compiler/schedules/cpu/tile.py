@@ -32,6 +32,11 @@ class Tile:
         """Returns the number of elements in the tile."""
         return self.rows * self.columns
 
+    @property
+    def vectors(self) -> int:
+        """Returns the vectors of a row."""
+        return self.columns // self.lanes
+
     def run(self, line: int) -> int:
         """Returns the columns of the longest vectors that each lie in one line, where lines have so many elements."""
         return math.gcd(line, self.lanes)

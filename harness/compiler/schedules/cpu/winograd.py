@@ -27,7 +27,7 @@ from fractions import Fraction
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call
+from harness.compiler.schedules.common.graph import argument, call
 from harness.compiler.schedules.common.kernel import (
     HELPER,
     Argument,
@@ -68,9 +68,9 @@ def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, micro_kernel: Mi
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
         packed = builder.emit(call(builder, "pack", _pack(plan, weight, micro_kernel), [inputs[1]]))
-        shape = tuple(int(extent) for extent in packed.ty.shape)
-        operands = [Argument("packed", shape, micro_kernel.dtype), Argument("weight", weight)]
-        arguments = [Argument("image", window.image), *operands, *epilogue.arguments, epilogue.result(window.layout)]
+        names = {"image": inputs[0], "packed": packed, "weight": inputs[1]}
+        operands = [argument(name, value) for name, value in names.items()]
+        arguments = [*operands, *epilogue.arguments, epilogue.result(window.layout)]
         name = kernel_name(operator, micro_kernel, epilogue)
 
         def emit(*buffers: T.Buffer) -> None:

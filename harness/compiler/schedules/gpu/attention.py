@@ -30,7 +30,7 @@ from typing import Any
 from harness.compiler import tir as T
 from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention
-from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.graph import argument
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, chunk_length, prim_func, tail_extent
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.gpu.folding import Operands
@@ -224,7 +224,7 @@ def arguments_of(attention: Attention, operands: Operands) -> list[Argument]:
     """Returns the tensors of a kernel, the result last; a call passes their `free_variables` before it."""
     result = (attention.batch, attention.queries, attention.heads, attention.width)
     return [
-        *(Argument(f"input{n}", extents(value) or (), str(value.ty.dtype)) for n, value in enumerate(operands.inputs)),
+        *(argument(f"input{n}", value) for n, value in enumerate(operands.inputs)),
         *([] if attention.bias is None else [Argument("bias", attention.bias, attention.bias_dtype)]),
         Argument("result", result, attention.dtype),
     ]

@@ -13,12 +13,17 @@ from harness.compiler.schedules.common.ordering import order_nan
 from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
 from harness.compiler.schedules.common.vm import lower_to_vm
-from harness.compiler.schedules.gpu import legalization, normalization, reduction
+from harness.compiler.schedules.gpu import legalization, normalization, reduction, scan
 from harness.compiler.schedules.gpu.rewrite import call_attention, group_transposed_products
 from harness.compiler.schedules.gpu.rules import schedule_kernels
-from harness.compiler.schedules.gpu.scan import call_scans
 
-_LEGALIZE = {**normalization.LEGALIZE, **reduction.LEGALIZE, **legalization.LEGALIZE, **resizing.LEGALIZE}
+_LEGALIZE = {
+    **normalization.LEGALIZE,
+    **reduction.LEGALIZE,
+    **scan.LEGALIZE,
+    **legalization.LEGALIZE,
+    **resizing.LEGALIZE,
+}
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
 
 
@@ -32,14 +37,13 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
     passes = tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
-            call_scans,
             order_nan(extremes=True),
-            relax.backend.DispatchSortScan(),
             call_attention(target),
             group_transposed_products,
             relax.transform.FuseTransposeMatmul(),  # weights are read as they lie, and not transposed in every run
             relax.transform.DeadCodeElimination(),
             relax.transform.LegalizeOps(_LEGALIZE),
+            relax.backend.DispatchSortScan(),  # only what has no legalization, and scans that keep their operator
             keep_origins,
             relax.transform.CanonicalizeBindings(),  # no operation is fused with another name of a result
             relax.transform.AnnotateTIROpPattern(),

@@ -7,7 +7,7 @@ import math
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call, default, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
@@ -81,8 +81,7 @@ def _softmax(log: bool) -> Legalize:
         shape, dtype = static_shape(data, None), str(data.ty.dtype)
         if not shape or math.prod(shape) == 0 or dtype not in FLOATS:
             return default(bb, node)
-        axis = int(node.attrs.axis) % len(shape)
-        view = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+        view = around(shape, int(node.attrs.axis))
         name = f"{'log_' if log else ''}softmax_{'x'.join(map(str, view))}"
         function = softmax_kernel(*view, log, dtype)
         return reshaped(bb, bb.emit(call(bb, name, function, [reshaped(bb, data, view)])), shape)

@@ -10,7 +10,7 @@ from tvm.relax.dpl import is_op, wildcard
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler.schedules.common.attention import recognized
-from harness.compiler.schedules.common.graph import between, call, is_call, permutation, static_shape
+from harness.compiler.schedules.common.graph import between, call, is_call, permutation, static_shape, transposed
 from harness.compiler.schedules.common.kernel import ceil_div, free_variables
 from harness.compiler.schedules.common.origins import join_tags, name_groups
 from harness.compiler.schedules.gpu.attention import arguments_of, attention_kernel, choose_attention_tile
@@ -57,15 +57,13 @@ def group_transposed_products(module: tvm.IRModule, _context: tvm.transform.Pass
 
     Here the groups are named after their operators, which that pass would forget; it leaves existing groups alone.
     """
-    operand, transposed = wildcard(), is_op("relax.permute_dims")(wildcard())
-    product = is_op("relax.matmul")(operand, transposed)
+    permuted = is_op("relax.permute_dims")(wildcard())
+    product = is_op("relax.matmul")(wildcard(), permuted)
 
     def swaps(found: relax.transform.PatternCheckContext) -> bool:
-        call = found.annotated_expr["transposed"]
-        rank = int(call.args[0].ty.ndim)
-        return rank >= 2 and permutation(call) == (*range(rank - 2), rank - 1, rank - 2)
+        return transposed(found.annotated_expr["permuted"]) is not None
 
-    pattern = (_GROUP, product, {"transposed": transposed}, swaps)
+    pattern = (_GROUP, product, {"permuted": permuted}, swaps)
     return name_groups(module, relax.transform.FuseOpsByPattern([pattern], bind_constants=False)(module))
 
 

@@ -14,6 +14,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.schedule import ScheduleError
 
 from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import replace_loops
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind, LostSchedule, first_line, info_of, with_info
 from harness.compiler.schedules.gpu.product import Product
 
@@ -103,15 +104,13 @@ def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        scheduled = module.clone()
-        for variable, function in module.functions_items():
-            if not isinstance(function, T.PrimFunc) or _is_scheduled(function):
-                continue
+
+        def scheduled(name: str, function: T.PrimFunc) -> T.PrimFunc:
             if _launches_threads(function.body):
-                scheduled[variable] = with_info(function, KernelInfo(Kind.LOOPS, schedules=(_THREADS,)))
-            else:
-                scheduled[variable] = schedule_kernel(variable.name_hint, function, target, rules)
-        return scheduled
+                return with_info(function, KernelInfo(Kind.LOOPS, schedules=(_THREADS,)))
+            return schedule_kernel(name, function, target, rules)
+
+        return replace_loops(module, scheduled)
 
     return run
 
@@ -141,11 +140,6 @@ def schedule_kernel(name: str, function: T.PrimFunc, target: tvm.target.Target, 
                 info = KernelInfo(Kind.LOOPS, schedules=(rule_name,))
             return with_info(scheduled, replace(info, lost=tuple(lost)))
     raise RuntimeError(f"no schedule rule fits the kernel {name}" + "".join(f"; {one}" for one in lost))
-
-
-def _is_scheduled(function: T.PrimFunc) -> bool:
-    attributes = function.attrs
-    return attributes is not None and bool(attributes.get("tirx.is_scheduled", False))
 
 
 def _launches_threads(statement: object) -> bool:

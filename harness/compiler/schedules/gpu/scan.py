@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 
-import tvm
-from tvm import ir, relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import call, is_call, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call, reshaped, static_shape
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.gpu.threads import barrier, fp32, launch, local, power_of_two, shared
@@ -23,34 +21,6 @@ _EACH = 8
 """Least number of elements of a line for a thread."""
 _THREADS = 256
 """Largest number of threads that share a line."""
-
-
-@tvm.transform.module_pass(opt_level=0, name="CallScans")
-def call_scans(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Replaces `relax.cumsum` of fp32 tensors of static shape by calls of the kernel; leaves others to TVM."""
-    rewriter = _Rewriter(module)
-    for variable, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-    return rewriter.builder_.get()
-
-
-@mutator
-class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, op: ir.Call) -> relax.Expr:
-        node = super().visit_call_(op)
-        if not is_call(node, "relax.cumsum"):
-            return node
-        data, attrs = node.args[0], node.attrs
-        shape = static_shape(data)
-        if not shape or math.prod(shape) == 0 or attrs.axis is None or static_shape(op) is None:
-            return node
-        axis = int(attrs.axis) % len(shape)
-        view = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        function = cumsum_kernel(*view, bool(attrs.exclusive))
-        name = f"cumsum_{'x'.join(map(str, view))}"
-        result = self.builder_.emit(call(self.builder_, name, function, [reshaped(self.builder_, data, view)]))
-        return reshaped(self.builder_, result, shape)
 
 
 def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> T.PrimFunc:
@@ -85,3 +55,18 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> T.Prim
     shape = (outer, count, inner)
     info = kernel("cumsum", lines=outer * inner, count=count)
     return prim_func("cumsum", [Argument("data", shape), Argument("out", shape)], body, info)
+
+
+def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
+    data, attrs = node.args[0], node.attrs
+    shape = static_shape(data)
+    if not shape or math.prod(shape) == 0 or attrs.axis is None or static_shape(node) is None:
+        return node  # for DispatchSortScan
+    view = around(shape, int(attrs.axis))
+    function = cumsum_kernel(*view, bool(attrs.exclusive))
+    result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
+    return reshaped(bb, result, shape)
+
+
+LEGALIZE: dict[str, Legalize] = {"relax.cumsum": _cumsum}
+"""Legalizations of fp32 scans of static shape, by operator."""

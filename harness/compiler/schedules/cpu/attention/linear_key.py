@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, stored
-from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.graph import argument
 from harness.compiler.schedules.common.kernel import Argument, ceil_div
 from harness.compiler.schedules.cpu.attention.packing import Rows, copy_rows
 from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head
@@ -72,7 +72,7 @@ class LinearKey:
         def read(buffer: T.Buffer) -> Read:
             return lambda _, column, k: buffer[column, k] if self.transposed else buffer[k, column]
 
-        weight = Argument(WEIGHT, extents(self.layer.weight) or ())
+        weight = argument(WEIGHT, self.layer.weight)
         return pack_function("right", weight, 1, self.wide, self.layer.narrow, self.tile, read)
 
     def rows(self, buffers: Buffers, head: Head, first: T.Index, count: T.Index, most: int) -> Rows:

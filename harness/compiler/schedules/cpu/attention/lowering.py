@@ -11,7 +11,7 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
-from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape
+from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape, transposed
 from harness.compiler.schedules.cpu import schedule
 from harness.compiler.schedules.cpu.attention.axial_bias import axial_bias
 from harness.compiler.schedules.cpu.attention.few_queries import FewQueries
@@ -120,7 +120,7 @@ def _choose(context: Context, attention: ir.Call, problem: Problem) -> tuple[Sch
     # Tuning knows numbers alone.
     decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
-    output = schedule.tile_of(unit, decided, ("result_rows", "result_vectors"))
+    output = schedule.tile_of(unit, decided, schedule.RESULT_TILE)
     chosen = Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
     return chosen, micro_kernel
 
@@ -160,7 +160,7 @@ def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, chosen: 
     if not isinstance(chosen, Streaming) or not any(value.same_as(layer.result) for value in folded.inputs):
         raise AssertionError("a key that streams is read of its layer")
     rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, key)
-    source = context.transposed(layer.weight)
+    source = transposed(context.definition(layer.weight))
     stored_layer = layer if source is None else replace(layer, weight=source)
     return LinearKey(folded, stored_layer, rows, source is not None, chosen.scores)
 

@@ -75,6 +75,7 @@ def shifts(unit: VectorUnit) -> MicroKernel:
         step=calls(_NAME),
         source=_shifts(unit.lanes),
         layers_only=True,
+        widens=True,
         choose_tile=lambda unit, rows, columns: choose_tile(unit, rows, columns, _SHAPES[unit]),
     )
 

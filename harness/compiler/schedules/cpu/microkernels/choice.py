@@ -54,7 +54,7 @@ def micro_kernels(target: tvm.target.Target) -> tuple[MicroKernel, ...]:
 
 def rounding_kernels(target: tvm.target.Target) -> tuple[MicroKernel, ...]:
     """Returns the micro-kernels of a CPU that multiply rounded operands faster than fp32."""
-    return tuple(kernel for kernel in micro_kernels(target) if kernel.a.dtype != FP32.a.dtype)
+    return tuple(kernel for kernel in micro_kernels(target) if kernel is not FP32 and not kernel.widens)
 
 
 def choose(

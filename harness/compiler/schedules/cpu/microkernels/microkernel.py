@@ -170,6 +170,7 @@ class MicroKernel:
         step: Emits one element of the depth with sums in registers; None if panels are multiplied as a whole.
         source: LLVM IR of the functions that are called.
         layers_only: Whether only linear layers with bfloat16 weights gain by it.
+        widens: Whether it widens terms to fp32 and multiplies them no faster than that.
         choose_tile: (vector registers, rows, columns) → tile; None if tuning chooses it, with its chunk.
         least_rows: Fewest rows of a product.
         multiple: Elements of which the depth is a multiple.
@@ -187,6 +188,7 @@ class MicroKernel:
     step: Step | None = None
     source: str = ""
     layers_only: bool = False
+    widens: bool = False
     choose_tile: Callable[[VectorUnit, int, int], Tile] | None = None
     least_rows: int = 0
     multiple: int = 1
