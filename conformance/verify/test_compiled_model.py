@@ -37,6 +37,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "a component": (("--component", "vit"), "vit is a component: leave one of them out"),
     "schedules": (("--untuned",), "--untuned is for what is to be: leave one of them out"),
     "other outputs": (("--judge-saved",), "--judge-saved runs none: leave one of them out"),
+    "a question to two models": (("--question", "text"), "--question chooses among those to one whole model"),
+    "no question": (("--component", "end_to_end", "--question", "txt"), "Unknown question 'txt': did you mean 'text'"),
     "a diagnosis": (("--diagnose",), "--diagnose is for what is to be: leave one of them out"),
 }
 

@@ -31,6 +31,7 @@ class Settings:
             ones, and AMX if it lacks AMX; this takes minutes.
         processors: The processors that code is compiled for.
         model: Folder of a compiled model, which cases of whole models judge instead of compiling a model.
+        questions: Names of the questions that a whole model is asked; empty for all.
     """
 
     checkpoint: Path | None = None
@@ -43,6 +44,7 @@ class Settings:
     emulate: bool = False
     processors: Processors = THIS_MACHINE
     model: Path | None = None
+    questions: tuple[str, ...] = ()
 
 
 SEEDED = Settings()
