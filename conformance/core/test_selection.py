@@ -57,9 +57,11 @@ def test_the_whole_model_has_to_be_named() -> None:
 
 def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
     suite = "conformance/models/sam3/test_end_to_end.py::test_end_to_end"
-    assert collected(suite=suite) == {f"end_to_end-real-{target}-shallow" for target in TARGETS}
+    asked = ("some", "all")
+    assert collected(suite=suite) == {f"end_to_end-real-{name}-shallow-{which}" for name in TARGETS for which in asked}
     named = ("--strategy", "tensorir", "--scale", "full", "--target", "cuda")
-    assert collected(*named, suite=suite) == {"end_to_end-tensorir-cuda-full"}
+    assert collected(*named, suite=suite) == {f"end_to_end-tensorir-cuda-full-{which}" for which in asked}
+    assert collected("--target", "llvm", "-m", "not wide", suite=suite) == {"end_to_end-real-llvm-shallow-some"}
     assert collected("--component", "vit", suite=suite) == set()
 
 

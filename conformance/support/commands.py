@@ -71,7 +71,6 @@ def _become(request: dict[str, Any]) -> NoReturn:
     code: Any = 1
     try:
         signal.alarm(SECONDS)
-        os.setsid()
         for descriptor, file in enumerate([os.devnull, *request["files"]]):
             opened = os.open(file, os.O_RDONLY if not descriptor else os.O_WRONLY | os.O_CREAT)
             os.dup2(opened, descriptor)

@@ -27,10 +27,12 @@ from harness.parity.references import Reference
 from harness.runtime.sam3.images import load_image
 
 SUBJECT = "end_to_end"
-DAILY = ("boxes", "batch", "tall")
-"""Boxes of both labels without a text, held to float64; several texts; and a photograph of another form.
+DAILY = ("tall",)
+"""A text about a photograph of another form than the component's; every night all questions are asked.
 
-Every night all questions are asked. Texts with boxes and points reach the same code in `test_artifact.py`.
+By day boxes and points are upstream's when they reach the model (`test_runtime_prompts.py`), its answer to text, point
+and box is upstream's (`test_artifact.py`), a batch is its texts one by one (`test_runtime_model.py`), and
+components are held to float64.
 """
 QUESTIONS_OF = pytest.mark.parametrize(
     "names", [pytest.param(DAILY, id="some"), pytest.param((), id="all", marks=pytest.mark.wide)]

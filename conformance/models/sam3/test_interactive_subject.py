@@ -23,8 +23,12 @@ from harness.parity.references import Reference
 from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 SUBJECT = "interactive"
-DAILY = ("box_and_clicks", "refined")
-"""One mask of a box with clicks, and three masks in three rounds; every night all questions are asked."""
+DAILY = ("tall",)
+"""A click on a photograph of another form than the components'; every night all questions are asked.
+
+By day the modules are upstream's predictor for boxes, refined masks and single ones (`test_interactive.py`), and
+float64 judges what they are compiled to, component by component.
+"""
 QUESTIONS_OF = pytest.mark.parametrize(
     "names", [pytest.param(DAILY, id="some"), pytest.param((), id="all", marks=pytest.mark.wide)]
 )
