@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conformance.support import small_network
+from conformance.support.commands import run_command
 from conformance.support.small_network import GROUPS
 from harness.cli.main import app
 from harness.cli.options import chosen_groups
@@ -38,9 +39,7 @@ def environment(**changed: str) -> dict[str, str]:
 
 
 def sam3_tvm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=environment(), timeout=600, check=False
-    )
+    return run_command(*arguments, environment=environment())
 
 
 def interrupted(*arguments: str, log: Path) -> int:

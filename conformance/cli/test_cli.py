@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from conformance.support.commands import run_command
 from harness.compiler.targets.system_cpu import FILE
 from harness.core.case import Case
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
@@ -32,8 +33,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def sam3_tvm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "200", **environment}
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=env, timeout=600, check=False)
+    return run_command(*arguments, environment={**os.environ, "COLUMNS": "200", **environment})
 
 
 def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -48,7 +48,10 @@ def test_one_missing_module_is_named_alone() -> None:
     assert "error: torch is not installed" in run_without(("torch",), "verify").stderr
 
 
-@pytest.mark.parametrize("command", ["list", "--version", "verify --help", "doctor"])
+# The doctor every night: by day `test_doctor.py` and `test_poisoned_folder.py` run it.
+@pytest.mark.parametrize(
+    "command", ["list", "--version", "verify --help", pytest.param("doctor", marks=pytest.mark.wide)]
+)
 def test_the_rest_works(command: str) -> None:
     done = run_without(COMPILES, *command.split())
     assert done.returncode == 0, done.stderr

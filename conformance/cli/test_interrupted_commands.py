@@ -45,8 +45,6 @@ COMMANDS = {
 }
 REPLACED = ("compile", "pack")
 """Those whose folder is there as a whole, the one that was or the new one."""
-STARTED = ("pack",)
-"""Those that run as a user runs them, which takes long, in every run of the suite."""
 OTHERS = ("notes.txt", ".out.txt", "temporary/mine.txt")
 """Files of the user."""
 CHANGING = ("made", "created", "machine", "seconds", "peak_rss_bytes", "verification_report.html")
@@ -113,10 +111,10 @@ def begun(folder: Path, existing: Path | None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compiled model with other weights."""
     folder = begun(tmp_path_factory.mktemp("compiled"), None)
-    completed(folder, *COMPILE, "--seed", "7", "--out", "out")
+    commands.run((*COMPILE, "--seed", "7", "--out", "out"), folder)
     return folder / "out"
 
 
@@ -153,9 +151,9 @@ def test_a_command_that_a_signal_ended_leaves_what_was_there_and_completes_when_
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=() if name in STARTED else pytest.mark.wide) for name in COMMANDS]
-)
+# By day `test_cli.py` sends signals to commands that load libraries and work, as a user runs them.
+@pytest.mark.wide
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_a_signal_ended_completes_whatever_it_was_loading(
     command: str, compiled: Path, tmp_path: Path
 ) -> None:

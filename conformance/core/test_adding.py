@@ -123,6 +123,8 @@ def test_a_component_is_a_module_and_an_entry_of_the_table(project: Path) -> Non
     assert "component='negation'" in python(project, "shown")
 
 
+# Every night: it writes the page of all defects again, whose tables `test_frontend_defects.py` reads every day.
+@pytest.mark.wide
 def test_a_defect_is_a_converter_and_an_entry_of_the_table(project: Path) -> None:
     path = project / "harness/compiler/lowering/frontends/torch_export/defects/arithmetic.py"
     functions, begin, table = path.read_text(encoding="utf-8").partition("DEFECTS = (\n")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
+from conformance.support.inner_pytest import run_pytest
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
@@ -25,19 +24,6 @@ class Collection:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.ids = tuple(item.nodeid for item in session.items)
-
-
-def run_pytest(*arguments: str, plugin: object = None) -> int:
-    """Runs pytest in this process, which has imported what takes it seconds; returns its exit status.
-
-    What this process has imported stays frozen, and so no collection goes through it.
-    """
-    options = ["-q", *(f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "unraisableexception"))]
-    with pytest.MonkeyPatch.context() as patch:
-        # Its output is read, so the options that this run was given by variable are not for it.
-        patch.delenv("PYTEST_ADDOPTS", raising=False)
-        patch.setattr(gc, "unfreeze", lambda: None)
-        return pytest.main([*options, *arguments], [plugin or object()])
 
 
 def collected(*arguments: str, suite: str = SUITE) -> set[str]:
@@ -71,9 +57,11 @@ def test_the_whole_model_has_to_be_named() -> None:
 
 def test_the_suite_runs_the_whole_model_with_the_default_strategy() -> None:
     suite = "conformance/models/sam3/test_end_to_end.py::test_end_to_end"
-    assert collected(suite=suite) == {f"end_to_end-real-{target}-shallow" for target in TARGETS}
+    asked = ("some", "all")
+    assert collected(suite=suite) == {f"end_to_end-real-{name}-shallow-{which}" for name in TARGETS for which in asked}
     named = ("--strategy", "tensorir", "--scale", "full", "--target", "cuda")
-    assert collected(*named, suite=suite) == {"end_to_end-tensorir-cuda-full"}
+    assert collected(*named, suite=suite) == {f"end_to_end-tensorir-cuda-full-{which}" for which in asked}
+    assert collected("--target", "llvm", "-m", "not wide", suite=suite) == {"end_to_end-real-llvm-shallow-some"}
     assert collected("--component", "vit", suite=suite) == set()
 
 
@@ -152,11 +140,13 @@ def test_unknown_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> No
     assert run_pytest(SUITE, "--require-target", "cudaa") == pytest.ExitCode.USAGE_ERROR
 
 
-def test_required_target_that_cannot_run_fails(capsys: pytest.CaptureFixture[str]) -> None:
+# That it is skipped otherwise, every night: each takes a process of its own.
+@pytest.mark.parametrize("required", [True, pytest.param(False, marks=pytest.mark.wide)])
+def test_required_target_that_cannot_run_fails(required: bool, capsys: pytest.CaptureFixture[str]) -> None:
     missing = next((name for name, target in TARGETS.items() if target.compile_problem() or target.run_problem()), None)
     if missing is None:
         pytest.skip("every target runs on this machine")
     selection = (SUITE, "--component", "box_head", "--target", missing)
-    assert run_pytest(*selection) == pytest.ExitCode.OK
-    assert run_pytest(*selection, "--require-target", missing) == pytest.ExitCode.TESTS_FAILED
-    assert f"--require-target {missing}" in capsys.readouterr().out
+    options = ("--require-target", missing) if required else ()
+    assert run_pytest(*selection, *options) == (pytest.ExitCode.TESTS_FAILED if required else pytest.ExitCode.OK)
+    assert (f"--require-target {missing}" in capsys.readouterr().out) == required

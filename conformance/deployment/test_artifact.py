@@ -19,6 +19,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from conformance.support.commands import run_command
 from conformance.support.folders import change_manifest, rewrite
 from conformance.support.shallow import interactive_model, photograph, shallow_model
 from harness.compiler.deployment.packing import pack_model
@@ -120,9 +121,7 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
 def test_wrong_usage_is_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     (tmp_path / "notes.txt").write_text("notes")
     (tmp_path / "zip").write_bytes(b"PK\x03\x04")
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "harness", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    done = run_command(*arguments, folder=tmp_path)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1

@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import asdict
 
 from conformance.support import recurrent_segmenter
+from conformance.support.commands import run_command
 from conformance.support.recurrent_segmenter import CHANNELS, TOKENS
 from conformance.support.recurrent_step import Step
 from harness.core.settings import REPOSITORY
@@ -47,8 +48,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY), MODELS_VARIABLE: recu
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT)
+    return run_command(*arguments, folder=folder, environment=ENVIRONMENT)
 
 
 def compiled(folder: Path, name: str, *options: str) -> Path:

@@ -16,9 +16,9 @@ from torch import nn
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 from tvm.script.ir_builder import tirx as T
-from typer.testing import CliRunner
 
 from conformance.calibration.mutation import mutated
+from conformance.support.commands import run_command
 from conformance.support.diagnosed import (
     CASE,
     SQUARE,
@@ -29,7 +29,6 @@ from conformance.support.diagnosed import (
     by_chance,
     cause_of,
 )
-from harness.cli.main import app
 from harness.compiler.lowering.route import Lowered
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
 from harness.compiler.schedules.cpu import elementwise, epilogue, normalization, rewrite
@@ -509,9 +508,9 @@ def test_what_is_named_in_half_precision_is_not_cut_out() -> None:
 
 def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "diagnosis.json"
-    done = CliRunner().invoke(app, ["diagnose", "--component", "box_head", "--output", "boxes", "--json", str(file)])
-    assert done.exit_code == 0, done.output
-    assert "No kernel diverges" in done.output
+    done = run_command("diagnose", "--component", "box_head", "--output", "boxes", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "No kernel diverges" in done.stdout
     (case,) = json.loads(file.read_text())["cases"]
     assert list(case["outputs"]) == ["boxes"]
     assert [boundary["node"] for boundary in case["boundaries"]][-1] == "sigmoid"

@@ -18,11 +18,10 @@ from safetensors.numpy import load_file
 from torch import nn
 from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
-from typer.testing import CliRunner
 
 from conformance.calibration.mutation import mutated
+from conformance.support.commands import run_command
 from conformance.support.diagnosed import CASE, WIDTH, after_softmax, block, by_chance, cause_of
-from harness.cli.main import app
 from harness.compiler.lowering.frontends.torch_export import defects
 from harness.compiler.schedules.cpu import epilogue
 from harness.compiler.schedules.cpu.pipeline import LEGALIZE
@@ -207,17 +206,16 @@ def test_a_folder_that_exists_and_several_cases_are_refused(tmp_path: Path) -> N
 
 def test_where_nothing_diverges_nothing_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    done = CliRunner().invoke(app, ["diagnose", "--component", "box_head", "--reproduce", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert "Nothing to reproduce" in done.output
+    done = run_command("diagnose", "--component", "box_head", "--reproduce", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to reproduce" in done.stdout
     assert not folder.exists()
 
 
 def sam3_tvm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command with a model whose kernels lose an activation."""
     environment = {**os.environ, "SAM3_TVM_MODELS": FAULTY, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    return run_command(*arguments, environment=environment)
 
 
 def test_the_command_writes_the_folder(tmp_path: Path) -> None:

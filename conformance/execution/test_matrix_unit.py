@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.support.bf16 import Processor, flushed, multiply_add
+from conformance.support.commands import run_command
 from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
@@ -28,6 +29,7 @@ from harness.core.case import Case
 from harness.core.processors import Processors
 from harness.core.settings import REPOSITORY
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features, matrix_unit_problem
+from perf import beside_matrix_unit
 
 pytestmark = pytest.mark.skipif(emulation_problem() is not None, reason=str(emulation_problem()))
 CPU = "x86-64-v3+amx"
@@ -277,9 +279,8 @@ def test_what_a_unit_refuses_ends_the_process(name: str, program: Path) -> None:
 def test_a_case_is_judged_by_its_emulated_outputs(tmp_path: Path) -> None:
     if set(MATRIX_UNIT) <= (cpu_features() or set()):
         pytest.skip("this processor has the unit, and nothing needs to be emulated")
-    command = [sys.executable, "-m", "harness", "verify", "--component", "box_head", "--strategy", "real"]
-    command += ["--target", "llvm", "--cpu", CPU, "--precision", "bf16", "--emulate", "--report", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    chosen = ("--component", "box_head", "--strategy", "real", "--target", "llvm", "--cpu", CPU, "--precision", "bf16")
+    done = run_command("verify", *chosen, "--emulate", "--report", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("passed at judge, emulated") == 1
     assert "AMX one by one, and no matrix unit did" in (tmp_path / "VERIFICATION_REPORT.md").read_text()
@@ -346,15 +347,16 @@ def test_what_bf16_takes_beside_the_unit_is_measured() -> None:
     assert "0.10 GFLOP are left to units" in done.stdout
     assert re.search(r"with these vectors no unit makes bf16 more than \d+\.\d times as fast as fp32", done.stdout)
     assert "1 × matmul_bf16_amx_add_relu 400x256 · 256x256" in done.stdout
+    done = measured("--component", "interactive")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == ("error: interactive is no trace of calls: measure a component that is one")
     for options, sentence in {
         ("--component", "boxes"): "there is no component 'boxes': choose one of",
-        ("--component", "interactive"): "interactive is no trace of calls: measure a component that is one",
         ("--component", "box_head", "--cpu", "x86-64-v3"): "--cpu x86-64-v3 must name a CPU",
         ("--component", "box_head", "--rounds", "0"): "cannot measure 0 rounds: give --rounds 1 or more",
     }.items():
-        done = measured(*options)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith(f"error: {sentence}")
+        with pytest.raises(SystemExit, match=f"^error: {sentence}"):
+            beside_matrix_unit.main(options)
 
 
 @pytest.mark.wide

@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,6 +18,7 @@ import pytest
 import tvm
 from tvm import rpc
 
+from conformance.support.inner_pytest import run_pytest
 from conformance.support.product import product_module
 from conformance.support.remotes import Served, Tunnel, device, end, free_port, tvm_server, until
 from harness.app.segment.job import FailedImage, Job, SegmentedImage, run
@@ -299,19 +298,12 @@ def test_segmenting_on_a_device_finds_the_same(served: Served, shallow_artifact:
         assert session.sent_bytes == 0
 
 
-def test_pytest_has_the_option(served: Served) -> None:
-    suite = ("-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "conformance/verify/test_components.py")
-
-    def collected(remote: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *suite, "--component", "box_head", "--remote", remote, "-m", "llvm"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ})
-
-    done = collected(f"127.0.0.1:{free_port()}")
-    assert done.returncode == 4
-    assert "ERROR: no device answers" in done.stderr
-    done = collected(served.remote.address)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"cases run on {served.remote}" in done.stdout
+def test_pytest_has_the_option(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = ("--collect-only", "conformance/verify/test_components.py", "--component", "box_head", "-m", "llvm")
+    assert run_pytest(*suite, "--remote", f"127.0.0.1:{free_port()}") == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: no device answers" in capsys.readouterr().err
+    assert run_pytest("-v", *suite, "--remote", served.remote.address) == pytest.ExitCode.OK
+    assert f"cases run on {served.remote}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from conformance.support import projection, recurrent_segmenter
+from conformance.support.commands import run_command
 from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS
 from conformance.support.recurrent_step import Step
 from harness.core.case import Case
@@ -30,8 +30,7 @@ def plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
+    return run_command(*arguments, folder=folder)
 
 
 def test_it_is_verified_with_strategies_and_its_own_expectation(plugged_in: None, tmp_path: Path) -> None:

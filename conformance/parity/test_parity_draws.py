@@ -531,8 +531,9 @@ def test_only_half_precision_asks_for_draws_of_outputs_of_few_numbers(
 
 
 @pytest.mark.part
-def test_draws_of_a_component_in_fp32_are_as_large_as_its_errors() -> None:
-    case = Case("object_pointers", "real", "llvm", weights="outliers")
+@pytest.mark.parametrize("weights", ["seeded", pytest.param("outliers", marks=pytest.mark.wide)])
+def test_draws_of_a_component_in_fp32_are_as_large_as_its_errors(weights: str) -> None:
+    case = Case("object_pointers", "real", "llvm", weights=weights)
     with models()[subjects()[case.component].model].context():
         workload = subjects()[case.component].open(case, SEEDED)
         assert isinstance(workload, TracedWorkload)

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from conformance.support.assembly import assembly
+from conformance.support.commands import run_command
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module, lower_module, required_cpu
 from harness.core.processors import CPU_VARIABLE, Processors
@@ -219,11 +220,10 @@ def test_without_the_check_the_process_would_die(tmp_path: Path) -> None:
 def test_verify_for_another_cpu_compiles_and_says_why_it_does_not_run(
     named_by: str, foreign_cpu: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "harness", "verify", "--component", "box_head", "--report", str(tmp_path)]
-    command += ["--cpu", foreign_cpu] if named_by == "option" else []
+    chosen = ("--cpu", foreign_cpu) if named_by == "option" else ()
     variable = "generic" if named_by == "option" else foreign_cpu  # the option wins
     environment = os.environ | {CPU_VARIABLE: variable}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = run_command("verify", "--component", "box_head", "--report", str(tmp_path), *chosen, environment=environment)
     assert done.returncode == 0  # what can be compiled was
     assert "1 of 1 cases were compiled and not run" in done.stdout
     (case,) = read_report(tmp_path / "verification_report.json")["cases"]

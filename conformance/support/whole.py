@@ -23,12 +23,16 @@ from harness.verify.report import Result, repro_command
 from harness.verify.runner import verify_case
 
 
-def verified(case: Case, settings: Settings, process: Template, request: pytest.FixtureRequest) -> Result:
-    """Verifies a case; the test is skipped where nothing can run it, and fails where it is not as expected.
+def verified(
+    case: Case, settings: Settings, questions: tuple[str, ...], process: Template, request: pytest.FixtureRequest
+) -> Result:
+    """Verifies a case by these questions, all if there are none.
 
-    The case that the tests' compiled model is of judges that folder.
+    The test is skipped where nothing can run it, and fails where it is not as expected. The case that the tests'
+    compiled model is of judges that folder.
     """
-    if case == Case(case.component, DEFAULT_STRATEGY, HOST.name) and settings == SEEDED:
+    settings = replace(settings, questions=questions)
+    if case == Case(case.component, DEFAULT_STRATEGY, HOST.name) and settings == replace(SEEDED, questions=questions):
         settings = replace(settings, model=request.getfixturevalue("shallow_artifact"))
     result = verify_case(case, settings, template=process)
     if result.outcome.status is Status.UNAVAILABLE:
@@ -59,12 +63,14 @@ class Answer:
 
 
 def upstream_answers(
-    script: Script[Any], case: Case, judge_part: Callable[..., tuple[Verdict, ...]]
+    script: Script[Any], case: Case, judge_part: Callable[..., tuple[Verdict, ...]], names: tuple[str, ...] = ()
 ) -> Iterator[Answer]:
-    """Yields upstream's answers to the questions of a script, one question after the other."""
+    """Yields upstream's answers to the questions of these names, all if there are none, one after the other."""
     with upstream():
         model = UpstreamModel(case, SEEDED)
         for question in script.load(case, SEEDED):
+            if names and question.name not in names:
+                continue
             reference, size = model.answer(script.upstream, question), load_image(question.image).size
             for name in question.answers:
                 yield Answer(name, size, reference.part(name), judge_part)

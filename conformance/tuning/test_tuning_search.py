@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conformance.support import faulty_builds
+from conformance.support.commands import run_command
 from conformance.support.cpus import target_for
 from conformance.support.place import executes
 from conformance.support.tuning import database_of, record
@@ -145,9 +145,7 @@ def test_a_killed_search_loses_nothing_and_verify_uses_what_it_found(tmp_path: P
     # Whether or not something was found: another schedule is right inside the component, too.
     database_of(folder, *after.values(), record(BOX_HEAD.key, candidates(BOX_HEAD, UNIT, {})[0]))
     arguments = ["--component", "box_head", "--db", str(folder), "--report", str(tmp_path / "report")]
-    verified = subprocess.run(
-        [sys.executable, "-m", "harness", "verify", *arguments], capture_output=True, text=True, check=False
-    )
+    verified = run_command("verify", *arguments)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     report = read_report(tmp_path / "report" / "verification_report.json")
     assert report["machine"]["schedules"].startswith("tuned: ") and f"--db {folder}" in report["cases"][0]["repro"]
@@ -156,10 +154,8 @@ def test_a_killed_search_loses_nothing_and_verify_uses_what_it_found(tmp_path: P
 
 @HALF
 def test_half_precision_has_kernels_of_its_own_where_an_instruction_multiplies_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(tmp_path, "--precision", "bf16", "--trials", "2", "--cpu", "cooperlake"),
-        capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+    chosen = ("--precision", "bf16", "--trials", "2", "--cpu", "cooperlake")
+    done = run_command("tune", "--component", "box_head", "--db", str(tmp_path), *chosen)
     assert done.returncode == 0, done.stderr
     (one,) = open_database(tmp_path).records
     assert one.task == f"{BOX_HEAD.key} bfloat16" and one.conditions.cpu == "cooperlake"

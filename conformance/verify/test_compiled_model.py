@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conformance.support.commands import run_command
 from conformance.support.folders import change_manifest, rewrite
-from harness.cli.main import app, exit_code
 from harness.compiler.deployment.packing import pack_model
 from harness.core.case import Case
 from harness.core.processes.call import Template
@@ -22,18 +21,14 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture
-def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs the command in this process; returns its exit code, and what it printed to stderr on one line."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+def verify(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Runs the command; returns its exit code, and what it printed to stderr on one line."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        given = ["verify", "--report", str(tmp_path / "report"), *arguments]
-        code = exit_code(lambda: app(given, standalone_mode=False))
-        return code, " ".join(capsys.readouterr().err.split())
+        done = run_command("verify", "--report", str(tmp_path / "report"), *arguments)
+        return done.returncode, " ".join(done.stderr.split())
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return run
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -42,6 +37,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "a component": (("--component", "vit"), "vit is a component: leave one of them out"),
     "schedules": (("--untuned",), "--untuned is for what is to be: leave one of them out"),
     "other outputs": (("--judge-saved",), "--judge-saved runs none: leave one of them out"),
+    "a question to two models": (("--question", "text"), "--question chooses among those to one whole model"),
+    "no question": (("--component", "end_to_end", "--question", "txt"), "Unknown question 'txt': did you mean 'text'"),
     "a diagnosis": (("--diagnose",), "--diagnose is for what is to be: leave one of them out"),
 }
 

@@ -57,6 +57,9 @@ def verify(
             help="Folder of a compiled model to judge as it is, with the weights and options it was made with.",
         ),
     ] = None,
+    question: Annotated[
+        list[str] | None, typer.Option(help="Question to ask one whole model, see fixtures/; repeatable. Default: all.")
+    ] = None,
     report: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("reports/latest"),
     timeout: Annotated[
         float | None,
@@ -132,6 +135,9 @@ def verify(
         raise HarnessError(
             f"--model judges whole models, and {component_case.component} is a component: leave one of them out"
         )
+    whole_models = {case.component for case in cases if subjects()[case.component].whole}
+    if question and (len(whole_models) != 1 or len({case.component for case in cases}) != 1):
+        raise HarnessError("--question chooses among those to one whole model: give --component end_to_end, or another")
     float32 = options.chosen_groups(budget or (), cases)
     required = _required_targets(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
@@ -161,6 +167,7 @@ def verify(
         emulate=emulate,
         processors=processors,
         model=model,
+        questions=tuple(question or ()),
     )
     names = tuple(dict.fromkeys(subjects()[case.component].model for case in cases))
     for name in names:

@@ -32,6 +32,7 @@ class Settings:
         processors: The processors that code is compiled for.
         model: Folder of a compiled model, which cases of whole models judge instead of compiling a model.
         abilities: What the checkpoint's description says that it can do; empty if nobody has described it.
+        questions: Names of the questions that a whole model is asked; empty for all.
     """
 
     checkpoint: Path | None = None
@@ -45,6 +46,7 @@ class Settings:
     processors: Processors = THIS_MACHINE
     model: Path | None = None
     abilities: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
 
 
 SEEDED = Settings()

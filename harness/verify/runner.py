@@ -282,6 +282,7 @@ def repro_flags(settings: Settings, threads: int | None = None, budgets: Sequenc
         *option("--checkpoint", settings.checkpoint),
         *(("--allow-partial",) if settings.allow_partial else ()),
         *option("--image", settings.image),
+        *(word for name in settings.questions for word in ("--question", name)),
         *(word for budget in budgets for word in option("--budget", budget)),
         *(("--emulate",) if settings.emulate else ()),
         *settings.processors.flags,

@@ -214,6 +214,10 @@ PARTS: dict[str, tuple[str, Callable[[str], tuple[Tensor, ...]]]] = {
 """Part → pattern of the names of its parameters, and how to run it for one of them."""
 
 
+DEAR = ("trunk", "mask_decoder")
+"""Parts whose parameters are corrupted every night: weights are drawn by name and kind, alike in every part."""
+
+
 def matching(patterns: Iterable[str]) -> list[str]:
     """Names of the interactive model's parameters that match any of the patterns."""
     together = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
@@ -273,7 +277,7 @@ def test_every_parameter_belongs_to_one_part_or_is_listed() -> None:
         assert len(parts) == 1 or (name in listed and not parts), name
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.wide] * (part in DEAR)) for part in PARTS])
 def test_every_parameter_matters(part: str) -> None:
     exempt = set(matching([*UNREAD_PARAMETERS, *INVARIANT_PARAMETERS]))
     names = [name for name in matching([PARTS[part][0]]) if name not in exempt]
@@ -281,6 +285,8 @@ def test_every_parameter_matters(part: str) -> None:
     assert without_effect(part, names) == []
 
 
+# Every night: it runs the whole model, which is upstream's and pinned.
+@pytest.mark.wide
 def test_unread_parameters_are_not_read() -> None:
     names = matching(UNREAD_PARAMETERS)
     assert "backbone.language_backbone.encoder.text_projection" in names

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.expectations import Expectation
+from harness.core.names import select_names
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program
@@ -83,12 +84,17 @@ class ScriptedWorkload:
             settings: Its settings.
 
         Raises:
-            HarnessError: Questions or cache cannot be used.
+            HarnessError: Questions or cache cannot be used, or there is no question of a name that is chosen.
         """
         self._options = options
         self._case = case
         self._settings = settings
-        self._questions = [(script, script.load(case, settings)) for script in scripts]
+        loaded = [(script, script.load(case, settings)) for script in scripts]
+        known = [question.name for _, questions in loaded for question in questions]
+        names = select_names("question", settings.questions, known)
+        self._questions = [
+            (script, [question for question in questions if question.name in names]) for script, questions in loaded
+        ]
         self._upstream = UpstreamModel(case, settings)
         self._saved = saved_folder(case)
 
