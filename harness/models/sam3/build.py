@@ -116,14 +116,14 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
     with upstream():
         from sam3.model_builder import build_sam3_image_model
 
-        with _building(scale):
+        with building(scale):
             model = build_sam3_image_model(
                 device="cpu", eval_mode=True, load_from_HF=False, enable_inst_interactivity=interactive
             )
-        _fill_position_cache(model.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
+        fill_position_cache(model.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
         if interactive:
             memory_encoder = model.inst_interactive_predictor.model.maskmem_backbone
-            _fill_position_cache(memory_encoder.position_encoding, MEMORY_SIZES)
+            fill_position_cache(memory_encoder.position_encoding, MEMORY_SIZES)
     return model.requires_grad_(False)
 
 
@@ -141,17 +141,17 @@ def build_video_model(image_model: Any, scale: str) -> Any:
     with upstream():
         from sam3.model_builder import build_sam3_video_model
 
-        with _building(scale):
+        with building(scale):
             model = build_sam3_video_model(load_from_HF=False, device="cpu")
         tensors = {video_name(name): tensor for name, tensor in image_model.state_dict().items()}
         model.load_state_dict(tensors, assign=True)
-        _fill_position_cache(model.detector.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
-        _fill_position_cache(model.tracker.maskmem_backbone.position_encoding, MEMORY_SIZES)
+        fill_position_cache(model.detector.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
+        fill_position_cache(model.tracker.maskmem_backbone.position_encoding, MEMORY_SIZES)
     return model.eval().requires_grad_(False)
 
 
 @contextmanager
-def _building(scale: str) -> Iterator[None]:
+def building(scale: str) -> Iterator[None]:
     """Builds at a scale, and skips upstream's random initialisation, a minute of work whose result is overwritten."""
     import sam3.model.vitdet
     import torch
@@ -170,7 +170,7 @@ def _building(scale: str) -> Iterator[None]:
         yield
 
 
-def _fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
+def fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
     """Computes once the position encodings that the model will use.
 
     Upstream fills its cache in the first run; a first run under torch.export would cache a tensor without values.
