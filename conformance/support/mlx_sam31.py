@@ -3,14 +3,15 @@
     python -m conformance.support.mlx_sam31 WEIGHTS INPUTS OUTPUTS
 
 WEIGHTS (safetensors) have the names of the published checkpoint, INPUTS and OUTPUTS (npz) are described by
-`conformance.support.sam31_truth`. mlx-vlm's own positions of the image replace none but those that differ from Meta's
-by half a pixel: the dense positions of the mask decoders, which are an input here.
+`conformance.support.sam31_truth`. The dense positions of the mask decoders are an input: mlx-vlm's differ from Meta's
+by half a cell of the grid.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 
 import mlx.core as mx
@@ -21,9 +22,6 @@ from mlx_vlm.models.sam3_1.multiplex import MultiplexController, MultiplexTracke
 from mlx_vlm.models.sam3_1.tracker import MultiplexTrackerModel
 from mlx_vlm.models.sam3_1.vision import TriViTDetNeck
 from safetensors.numpy import load_file
-
-sys.modules.setdefault("torch", ModuleType("torch"))  # the converter imports it, and calls nothing of it here
-from mlx_vlm.models.sam3_1.convert_weights import convert_key
 
 HEADS = (
     (r"(.*sam_mask_decoder\.transformer\..*)\.norm(\d)\.", r"\1.layer_norm\2."),
@@ -53,6 +51,10 @@ TRANSPOSED = re.compile(r".*\.(dconv_2x2\w*|output_upscaling\.\d)\.weight")
 
 def converted(weights: dict[str, np.ndarray]) -> dict[str, dict[str, mx.array]]:
     """Returns the parameters of mlx-vlm's tracker and neck."""
+    if find_spec("torch") is None:
+        sys.modules["torch"] = ModuleType("torch")  # the converter imports it, and calls nothing of it here
+    from mlx_vlm.models.sam3_1.convert_weights import convert_key
+
     parts: dict[str, dict[str, mx.array]] = {"tracker_model": {}, "detector_model.vision_encoder.neck": {}}
     points = {}
     for published, value in weights.items():

@@ -54,16 +54,15 @@ def seeded_model() -> Any:
         tracker.transformer.encoder = DecoupledMemoryAttention(ATTENTION_LAYERS, (GRID, GRID)).eval()
         tracker.requires_grad_(False)
     seed_weights(model, SEED, set(compared_names(model)))
+    tracker.sam_mask_decoder.pred_obj_score_head.layers[2].bias -= 3.0  # so that some of the objects are absent
     return model
 
 
 def compared_names(model: Any) -> list[str]:
     """Returns the names of the tensors of three necks and of the tracker."""
-    prefixes = ("tracker.", *(f"detector.backbone.vision_backbone.{kind}convs" for kind in KINDS))
+    kinds = ("convs", "interactive_convs", "propagation_convs")
+    prefixes = ("tracker.", *(f"detector.backbone.vision_backbone.{kind}." for kind in kinds))
     return [name for name in model.state_dict() if name.startswith(prefixes)]
-
-
-KINDS = ("", "interactive_", "propagation_")
 
 
 def drawn(name: str, *shape: int) -> np.ndarray:
@@ -73,7 +72,7 @@ def drawn(name: str, *shape: int) -> np.ndarray:
 def blobs(name: str, objects: int, size: int) -> np.ndarray:
     """Returns logits [objects, 1, size, size] of an ellipse of each object, between -8 and 8."""
     numbers = generator(SEED, name).uniform(0.2, 0.8, (objects, 4, 1, 1))
-    y, x = np.mgrid[0:1 : size * 1j, 0:1 : size * 1j]
+    y, x = np.mgrid[0 : 1 : size * 1j, 0 : 1 : size * 1j]
     distance = ((x - numbers[:, 0]) / numbers[:, 2]) ** 2 + ((y - numbers[:, 1]) / numbers[:, 3]) ** 2
     return (8 * np.cos(np.minimum(4 * distance, np.pi)))[:, None].astype(np.float32)
 
@@ -82,7 +81,10 @@ def blobs(name: str, objects: int, size: int) -> np.ndarray:
 def questions() -> Arrays:
     """Returns the inputs `module/name` of mlx-vlm's modules."""
     channels, finer, finest = 256, 2 * GRID, 4 * GRID
-    maps = {"high_res_0": drawn("high_res_0", 1, 32, finest, finest), "high_res_1": drawn("high_res_1", 1, 64, finer, finer)}
+    maps = {
+        "high_res_0": drawn("high_res_0", 1, 32, finest, finest),
+        "high_res_1": drawn("high_res_1", 1, 64, finer, finer),
+    }
     image = {"image_embed": drawn("image_embed", 1, channels, GRID, GRID)} | maps
     frames = len(TRACKED) + 1
     points = generator(SEED, "points").uniform(0, 1008, (3, 2, 2)).astype(np.float32)
@@ -247,7 +249,9 @@ def ask_mlx() -> dict[str, np.ndarray]:
     from safetensors.torch import save_file
 
     model = seeded_model()
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name in compared_names(model)}
+    weights = {
+        name: tensor.contiguous() for name, tensor in model.state_dict().items() if name in compared_names(model)
+    }
     with TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("weights.safetensors", "inputs.npz", "outputs.npz")]
         save_file({name: tensor.clone() for name, tensor in weights.items()}, files[0])

@@ -236,7 +236,12 @@ def no_mask(objects: int) -> tuple[Tensor, Tensor]:
 
 def encoded(coordinates: Tensor, labels: Tensor) -> Tensor:
     """The prompt tokens of points [B, P, 2] with labels [B, P]."""
-    sparse, _ = run(PromptEncoder(tracker_of(interactive_model()).sam_prompt_encoder), coordinates, labels, *no_mask(len(coordinates)))
+    sparse, _ = run(
+        PromptEncoder(tracker_of(interactive_model()).sam_prompt_encoder),
+        coordinates,
+        labels,
+        *no_mask(len(coordinates)),
+    )
     return sparse
 
 

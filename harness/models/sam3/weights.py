@@ -80,7 +80,10 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     # Residual branches stay small against the stream that 32 (24) of them add up to.
     (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.2)),
     (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.25)),
-    (r"(detector\.)?(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.4)),
+    (
+        r"(detector\.)?(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight",
+        _gain(0.4),
+    ),
     # The part that all 200 queries get from attention must not drown the part that distinguishes them: with 0.2, the
     # six layers of `full` leave no query above the threshold 0.5 for one prompt, and nearly all queries for another.
     (r"(detector\.)?transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.14)),

@@ -12,7 +12,14 @@ from sam3.sam.prompt_encoder import PositionEmbeddingRandom, PromptEncoder
 from torch import Tensor, nn
 
 from harness.models.sam31.memory_attention import DecoupledMemoryAttention
-from harness.models.sam31.multiplex import CHANNELS, MASKS, SLOTS, MultiplexMaskDecoder, memory_encoder, two_way_transformer
+from harness.models.sam31.multiplex import (
+    CHANNELS,
+    MASKS,
+    SLOTS,
+    MultiplexMaskDecoder,
+    memory_encoder,
+    two_way_transformer,
+)
 
 GRID = (72, 72)
 LEVELS = 3
@@ -86,3 +93,8 @@ class Sam31(nn.Module):
         detector.backbone.scalp = 0  # every level is read
         self.detector = detector
         self.tracker = nn.ModuleDict({"model": MultiplexTracker(attention_layers)})
+
+    @property
+    def memory_encoder(self) -> Any:
+        """Returns the encoder of memories."""
+        return self.tracker["model"].maskmem_backbone

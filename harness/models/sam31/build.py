@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.models.sam3 import build as sam3
@@ -25,6 +24,5 @@ def build_architecture(scale: str, *, interactive: bool = True) -> Sam31:
 
             overridden = SCALES[scale].get("TransformerEncoderCrossAttention", {})
             model = Sam31(detector, overridden.get("num_layers", ATTENTION_LAYERS))
-        memory_positions = model.tracker["model"].maskmem_backbone.position_encoding
-        sam3.fill_position_cache(memory_positions, sam3.MEMORY_SIZES)
+        sam3.fill_position_cache(model.memory_encoder.position_encoding, sam3.MEMORY_SIZES)
     return model.eval().requires_grad_(False)

@@ -41,10 +41,14 @@ class DecoupledMemoryAttentionLayer(nn.Module):
 
     def __init__(self, channels: int, feed_forward: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        for name in ("self_attn_q", "self_attn_k", "self_attn_v", "self_attn_out"):
-            self.add_module(f"{name}_proj", nn.Linear(channels, channels))
-        for name in ("cross_attn_q", "cross_attn_k", "cross_attn_v", "cross_attn_out"):
-            self.add_module(f"{name}_proj", nn.Linear(channels, channels))
+        self.self_attn_q_proj = nn.Linear(channels, channels)
+        self.self_attn_k_proj = nn.Linear(channels, channels)
+        self.self_attn_v_proj = nn.Linear(channels, channels)
+        self.self_attn_out_proj = nn.Linear(channels, channels)
+        self.cross_attn_q_proj = nn.Linear(channels, channels)
+        self.cross_attn_k_proj = nn.Linear(channels, channels)
+        self.cross_attn_v_proj = nn.Linear(channels, channels)
+        self.cross_attn_out_proj = nn.Linear(channels, channels)
         self.image_cross_attn_q_proj = nn.Linear(channels, channels)
         self.image_cross_attn_k_proj = nn.Linear(channels, channels)
         self.self_attention_rope = SimpleRoPEAttention(channels, grid)

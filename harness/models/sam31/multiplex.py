@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from sam3.model.memory import CXBlock, SimpleFuser, SimpleMaskDownSampler, SimpleMaskEncoder
 from sam3.model.position_encoding import PositionEmbeddingSine
@@ -85,7 +87,7 @@ def mask_downsampler() -> SimpleMaskDownSampler:
     """Builds the convolutions of the 32 channels of a bucket: SAM 3's module with other channels."""
     downsampler = SimpleMaskDownSampler(kernel_size=3, stride=2, padding=1, interpol_size=[MASK_SIZE, MASK_SIZE])
     channels = (2 * SLOTS, 16, 64, 256, 1024)
-    for number, (before, after) in enumerate(zip(channels, channels[1:], strict=False)):
+    for number, (before, after) in enumerate(pairwise(channels)):
         downsampler.encoder[3 * number] = nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1)
         downsampler.encoder[3 * number + 1] = LayerNorm2d(after)
     downsampler.encoder[-1] = nn.Conv2d(channels[-1], CHANNELS, kernel_size=1)
