@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ FEATURE_SIZES = (288, 144, 72, 36)
 """Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
 MEMORY_SIZES = (72,)
 """Height and width of the tracker's memories of a frame."""
+Load = Callable[..., frozenset[str]]
+"""Takes a model, the path of a checkpoint and `allow_partial`, as `load_checkpoint` does."""
 _DRAWING = {Weights.SEEDED: seed_weights, Weights.OUTLIERS: outlier_weights}
 
 
@@ -80,6 +82,7 @@ def give_weights(
     weights: str = Weights.SEEDED,
     allow_partial: bool = False,
     part: torch.nn.Module | None = None,
+    load: Load = load_checkpoint,
 ) -> None:
     """Draws or loads the weights of a model of `build_architecture`; arguments and errors are those of `build_model`.
 
@@ -91,6 +94,7 @@ def give_weights(
         allow_partial: See `build_model`.
         part: If given, only the tensors of this module need weights: drawing all of them takes many seconds at full
             scale.
+        load: Loads a checkpoint, and returns the names of the tensors that it left out.
     """
     draw = _DRAWING[Weights(weights)]
     if checkpoint is not None:
@@ -98,7 +102,7 @@ def give_weights(
             raise HarnessError(
                 f"A checkpoint has weights of its own, so that they cannot be {weights}: give one of them."
             )
-        draw(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
+        draw(model, seed, load(model, Path(checkpoint), allow_partial=allow_partial))
     elif part is None:
         draw(model, seed)
     else:

@@ -1,0 +1,63 @@
+"""Reads checkpoints of SAM 3.1, whose tensors have the model's names: those of `sam3.1_multiplex.pt`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.errors import HarnessError
+from harness.models.sam3.checkpoints.content import read_content
+from harness.models.sam3.checkpoints.loading import Checkpoint, load_opened
+from harness.models.sam3.checkpoints.names import sam_3_1_name
+from harness.models.sam3.inspection import describe_opened
+
+if TYPE_CHECKING:
+    import torch
+
+ABILITIES = ["texts", "boxes", "points", "clicks", "video"]
+
+
+class Sam31Checkpoint(Checkpoint):
+    """A checkpoint of SAM 3.1, which may fit a model or not."""
+
+    model = "SAM 3.1"
+    has_transformers_names = False
+    has_tracker = True
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors by their names in the model."""
+        return dict(self.content.tensors)
+
+
+def open_checkpoint(path: Path) -> Sam31Checkpoint:
+    """Reads a checkpoint of SAM 3.1.
+
+    Raises:
+        HarnessError: It cannot be read, or is of another model.
+    """
+    checkpoint = Sam31Checkpoint(path, read_content(path))
+    if sam_3_1_name(checkpoint.content.tensors) is None:
+        raise HarnessError(
+            f"The checkpoint {path} is not of SAM 3.1, none of its {len(checkpoint.content.tensors)} tensors has a "
+            "name of its tracker or necks: use sam3.1_multiplex.pt, or the model sam3 for weights of SAM 3."
+        )
+    return checkpoint
+
+
+def describe_checkpoint(path: Path) -> str:
+    """Returns in a sentence what a checkpoint is; errors are those of `open_checkpoint`."""
+    return str(open_checkpoint(path))
+
+
+def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
+    """Loads a checkpoint into the model, as `harness.models.sam3.checkpoints.loading.load_checkpoint` does."""
+    return load_opened(model, open_checkpoint(path), allow_partial=allow_partial)
+
+
+def inspect_checkpoint(path: Path) -> dict[str, Any]:
+    """Returns everything that is known about a checkpoint, as JSON has it; errors are those of `open_checkpoint`."""
+    from harness.models.sam31.build import build_architecture
+
+    return describe_opened(open_checkpoint(path), build_architecture, ABILITIES)
