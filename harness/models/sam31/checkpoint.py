@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
 from harness.models.sam3.checkpoints.content import read_content
 from harness.models.sam3.checkpoints.loading import Checkpoint, load_opened
 from harness.models.sam3.checkpoints.names import sam_3_1_name
-from harness.models.sam3.inspection import describe_opened
 
 if TYPE_CHECKING:
     import torch
-
-ABILITIES = ["texts", "boxes", "points", "clicks", "video"]
 
 
 class Sam31Checkpoint(Checkpoint):
@@ -54,10 +51,3 @@ def describe_checkpoint(path: Path) -> str:
 def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
     """Loads a checkpoint into the model, as `harness.models.sam3.checkpoints.loading.load_checkpoint` does."""
     return load_opened(model, open_checkpoint(path), allow_partial=allow_partial)
-
-
-def inspect_checkpoint(path: Path) -> dict[str, Any]:
-    """Returns everything that is known about a checkpoint, as JSON has it; errors are those of `open_checkpoint`."""
-    from harness.models.sam31.build import build_architecture
-
-    return describe_opened(open_checkpoint(path), build_architecture, ABILITIES)

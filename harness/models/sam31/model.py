@@ -11,8 +11,9 @@ from harness.core.settings import REPOSITORY
 from harness.models.model import Model
 from harness.models.sam3.model import MODEL as SAM_3
 from harness.models.sam3.subjects import component_subject, open_component
-from harness.models.sam31.checkpoint import describe_checkpoint, inspect_checkpoint
+from harness.models.sam31.checkpoint import describe_checkpoint
 from harness.models.sam31.components import COMPONENTS
+from harness.models.sam31.inspection import inspect_checkpoint
 
 NAME = "sam3.1"
 BUILDER = "harness.models.sam31.build"
