@@ -272,7 +272,7 @@ def record() -> None:
         for name, array in ask_mlx().items()
     }
     recorded = {"mlx-vlm": version("mlx-vlm"), "mlx": version("mlx"), "seed": SEED, "outputs": outputs}
-    FIXTURE.write_text(json.dumps(recorded, indent=1) + "\n")
+    FIXTURE.write_text(json.dumps(recorded).replace("}, ", "},\n") + "\n")
 
 
 if __name__ == "__main__":
