@@ -11,6 +11,8 @@ from sam3.sam.mask_decoder import MLP, MaskDecoder
 from sam3.sam.prompt_encoder import PositionEmbeddingRandom, PromptEncoder
 from torch import Tensor, nn
 
+from harness.models.sam3.components.modules import GRID
+from harness.models.sam3.images import RESOLUTION
 from harness.models.sam31.memory_attention import DecoupledMemoryAttention
 from harness.models.sam31.multiplex import (
     CHANNELS,
@@ -21,10 +23,8 @@ from harness.models.sam31.multiplex import (
     two_way_transformer,
 )
 
-GRID = (72, 72)
 LEVELS = 3
 """Feature maps of a neck: SAM 3's but the coarsest."""
-IMAGE_SIZE = 1008
 MEMORY_RANKS = 7
 """Rows of the table of temporal positions: six ages, and one of every other frame."""
 
@@ -60,7 +60,7 @@ class MultiplexTracker(nn.Module):
         self.interactive_sam_prompt_encoder = PromptEncoder(
             embed_dim=CHANNELS,
             image_embedding_size=GRID,
-            input_image_size=(IMAGE_SIZE, IMAGE_SIZE),
+            input_image_size=(RESOLUTION, RESOLUTION),
             mask_in_chans=16,
         )
         self.interactive_sam_mask_decoder = MaskDecoder(
