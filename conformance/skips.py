@@ -27,6 +27,7 @@ SKIPS = {
     r"nvcc was not found.*|this build of TVM .*|the LLVM in this build of TVM .*": "cuda.yml, metal.yml",
     r"Chromium is not installed.*": "nightly.yml",
     r"could not import '(onnxruntime|openvino)'.*": "nightly.yml",
+    r"mlx-vlm is not installed.*": "a machine with the extra [mlx]",
     r"ziglang is not installed|torch.compile needs a C\+\+ compiler|.*(links|link) .*": "llvm.yml",
     # A device that is there, or is not.
     r".*\b(CUDA|Metal|GPU|driver|device)\b.*": "cuda.yml, metal.yml",

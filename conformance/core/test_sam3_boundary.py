@@ -15,7 +15,7 @@ from harness.core.settings import REPOSITORY
 from harness.models.registry import DEFAULT_MODEL
 
 HARNESS = REPOSITORY / "harness"
-INSIDE = ("models/sam3/", "runtime/sam3/", "app/")
+INSIDE = ("models/sam3/", "models/sam31/", "runtime/sam3/", "app/")
 APPLICATION = tuple(f"cli/{name}.py" for name in ("segment", "segment_display", "track", "ui", "loading"))
 PUBLIC = "runtime/__init__.py"
 """Has the names that users of the runtime import."""

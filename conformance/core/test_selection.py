@@ -10,10 +10,12 @@ from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.models.sam3.components import COMPONENTS
+from harness.models.sam31.components import COMPONENTS as SAM_3_1
 from harness.models.selection import select, strategies_of
 
 pytestmark = pytest.mark.part
 
+MULTIPLEX = [component.name for component in SAM_3_1]
 SUITE = "conformance/verify/test_components.py"
 
 
@@ -34,16 +36,16 @@ def collected(*arguments: str, suite: str = SUITE) -> set[str]:
 
 def test_everything_is_selected_by_default() -> None:
     cases = select()
-    assert {case.component for case in cases} == set(COMPONENTS)
+    assert {case.component for case in cases} == {*COMPONENTS, *MULTIPLEX}
     assert {case.target for case in cases} == set(TARGETS)
     assert {(case.component, case.strategy) for case in cases} == {
-        (component, strategy) for component in COMPONENTS for strategy in strategies_of(component)
+        (component, strategy) for component in (*COMPONENTS, *MULTIPLEX) for strategy in strategies_of(component)
     }
     assert len(set(cases)) == len(cases)
 
 
 def test_control_strategy_is_for_rotary_encoding_only() -> None:
-    rotary = {"vit", "vision_backbone", "image_encoder", "memory_attention"}
+    rotary = {"vit", "vision_backbone", "image_encoder", "memory_attention", "multiplex_memory_attention"}
     assert {case.component for case in select(strategies=["none"])} == rotary
     assert all("real" in strategies_of(component) for component in COMPONENTS)
     assert set(strategies_of("vit")) == set(STRATEGIES)
@@ -126,7 +128,7 @@ def test_only_cases_are_left_where_an_option_names_them(capsys: pytest.CaptureFi
 
 def test_what_is_left_to_the_night_runs_where_it_is_named() -> None:
     daily = collected("-m", "llvm and not wide")
-    assert {name.split("-")[0] for name in daily if "-real-" in name} == {*COMPONENTS} - {"vision_backbone"}
+    assert {name.split("-")[0] for name in daily if "-real-" in name} == {*COMPONENTS, *MULTIPLEX} - {"vision_backbone"}
     assert {name.split("-")[0] for name in daily if "-real-" not in name} == {"memory_attention"}
     assert collected("-m", "llvm") == {case.id for case in select(targets=["llvm"])} > daily
     named = ("--component", "vit", "--strategy", "lowering", "--target", "llvm")

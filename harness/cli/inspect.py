@@ -14,6 +14,7 @@ from harness.cli import options
 from harness.cli.console import console, print_sentence, running_stage
 from harness.core.errors import HarnessError
 from harness.core.files import check_writable, write_json
+from harness.core.names import select_names
 from harness.models.registry import DEFAULT_MODEL, models
 
 
@@ -26,7 +27,8 @@ def inspect(
 ) -> None:
     """Tell what a checkpoint is: its layout, what it fits, dtypes, size, SHA-256, and what it can do."""
     options.require_compiler()
-    inspect_checkpoint = models()[options.chosen_deployable(model).model].inspect_checkpoint
+    select_names("model", (model,), tuple(models()))
+    inspect_checkpoint = models()[model].inspect_checkpoint
     if inspect_checkpoint is None:
         raise HarnessError(f"the model {model} takes no checkpoints: choose another --model")
     if json_file is not None:

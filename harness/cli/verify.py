@@ -21,7 +21,7 @@ from harness.core.files import make_folder
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors, Remote
-from harness.models.registry import models, subjects
+from harness.models.registry import DEFAULT_MODEL, models, subjects
 from harness.models.selection import select
 from harness.runtime.manifest import Manifest, read_any_manifest
 
@@ -120,7 +120,7 @@ def verify(
         share_cpus()
     manifest = None if model is None else read_any_manifest(model)
     cases = select(
-        component or _default_subjects(model, manifest),
+        component or _default_subjects(model, manifest, checkpoint),
         strategy or (() if manifest is None else (manifest.strategy,)),
         target or (HOST.name if manifest is None else manifest.target,),
         scale or (Scale.SHALLOW if manifest is None else manifest.scale,),
@@ -208,13 +208,16 @@ def verify(
         raise typer.Exit(code)
 
 
-def _default_subjects(folder: Path | None, manifest: Manifest | None) -> tuple[str, ...]:
+def _default_subjects(folder: Path | None, manifest: Manifest | None, checkpoint: Path | None) -> tuple[str, ...]:
     """Returns the default subjects: all that are not slow, or those that a compiled model can answer.
+
+    A checkpoint is taken for one of the default model.
 
     Raises:
         HarnessError: The model answers none of them.
     """
-    quick = {name: subject for name, subject in subjects().items() if not subject.long}
+    chosen = models()[DEFAULT_MODEL].subjects if checkpoint is not None else subjects()
+    quick = {name: subject for name, subject in chosen.items() if not subject.long}
     if folder is None or manifest is None:
         return tuple(quick)
     model, found = models().get(manifest.model), ""

@@ -19,7 +19,7 @@ MODELS_VARIABLE = "SAM3_TVM_MODELS"
 ENTRY_POINT_GROUP = "sam3_tvm.models"
 DEFAULT_MODEL = "sam3"
 
-_BUILTIN_MODELS = {DEFAULT_MODEL: "harness.models.sam3.model"}
+_BUILTIN_MODELS = {DEFAULT_MODEL: "harness.models.sam3.model", "sam3.1": "harness.models.sam31.model"}
 """Name of each model of this project → its module."""
 
 

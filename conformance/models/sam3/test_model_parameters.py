@@ -150,7 +150,7 @@ def smaller_grid() -> Iterator[None]:
 
 def run_prompt_encoder(name: str) -> tuple[Tensor, ...]:
     samples = COMPONENTS["prompt_encoder"].samples(captured(CLICKS))
-    module = PromptEncoder(interactive_model())
+    module = PromptEncoder(tracker_of(interactive_model()).sam_prompt_encoder)
     return tuple(output for sample in ("refined", "mixed") for output in module(*samples[sample].values()))
 
 

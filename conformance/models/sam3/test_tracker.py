@@ -19,7 +19,13 @@ from conformance.support.shallow import captured, interactive_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.captures import CLICKS, PROPAGATION
 from harness.models.sam3.components import COMPONENTS
-from harness.models.sam3.components.tracker_modules import MaskDecoder, MemoryAttention, MemoryEncoder, PromptEncoder
+from harness.models.sam3.components.tracker_modules import (
+    MaskDecoder,
+    MemoryAttention,
+    MemoryEncoder,
+    PromptEncoder,
+    tracker_of,
+)
 from harness.models.sam3.patches.patch import recorded_methods
 from harness.models.sam3.source import same_shape_samples
 from harness.models.sam3.tracker import propagation
@@ -230,7 +236,12 @@ def no_mask(objects: int) -> tuple[Tensor, Tensor]:
 
 def encoded(coordinates: Tensor, labels: Tensor) -> Tensor:
     """The prompt tokens of points [B, P, 2] with labels [B, P]."""
-    sparse, _ = run(PromptEncoder(interactive_model()), coordinates, labels, *no_mask(len(coordinates)))
+    sparse, _ = run(
+        PromptEncoder(tracker_of(interactive_model()).sam_prompt_encoder),
+        coordinates,
+        labels,
+        *no_mask(len(coordinates)),
+    )
     return sparse
 
 

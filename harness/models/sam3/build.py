@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ FEATURE_SIZES = (288, 144, 72, 36)
 """Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
 MEMORY_SIZES = (72,)
 """Height and width of the tracker's memories of a frame."""
+Load = Callable[..., frozenset[str]]
+"""Takes a model, the path of a checkpoint and `allow_partial`, as `load_checkpoint` does."""
 _DRAWING = {Weights.SEEDED: seed_weights, Weights.OUTLIERS: outlier_weights}
 
 
@@ -81,6 +83,7 @@ def give_weights(
     weights: str = Weights.SEEDED,
     allow_partial: bool = False,
     part: torch.nn.Module | None = None,
+    load: Load = load_checkpoint,
 ) -> None:
     """Draws or loads the weights of a model of `build_architecture`; arguments and errors are those of `build_model`.
 
@@ -92,6 +95,7 @@ def give_weights(
         allow_partial: See `build_model`.
         part: If given, only the tensors of this module need weights: drawing all of them takes many seconds at full
             scale.
+        load: Loads a checkpoint, and returns the names of the tensors that it left out.
     """
     draw = _DRAWING[Weights(weights)]
     if checkpoint is not None:
@@ -99,7 +103,7 @@ def give_weights(
             raise HarnessError(
                 f"A checkpoint has weights of its own, so that they cannot be {weights}: give one of them."
             )
-        draw(model, seed, load_checkpoint(model, Path(checkpoint), allow_partial=allow_partial))
+        draw(model, seed, load(model, Path(checkpoint), allow_partial=allow_partial))
     elif part is None:
         draw(model, seed)
     else:
@@ -117,7 +121,7 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
     with upstream():
         from sam3.model_builder import build_sam3_image_model
 
-        with _building(scale):
+        with building(scale):
             model = build_sam3_image_model(
                 bpe_path=str(vocabulary_path()),
                 device="cpu",
@@ -125,10 +129,10 @@ def build_architecture(scale: str, *, interactive: bool = False) -> Any:
                 load_from_HF=False,
                 enable_inst_interactivity=interactive,
             )
-        _fill_position_cache(model.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
+        fill_position_cache(model.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
         if interactive:
             memory_encoder = model.inst_interactive_predictor.model.maskmem_backbone
-            _fill_position_cache(memory_encoder.position_encoding, MEMORY_SIZES)
+            fill_position_cache(memory_encoder.position_encoding, MEMORY_SIZES)
     return model.requires_grad_(False)
 
 
@@ -146,17 +150,17 @@ def build_video_model(image_model: Any, scale: str) -> Any:
     with upstream():
         from sam3.model_builder import build_sam3_video_model
 
-        with _building(scale):
+        with building(scale):
             model = build_sam3_video_model(bpe_path=str(vocabulary_path()), load_from_HF=False, device="cpu")
         tensors = {video_name(name): tensor for name, tensor in image_model.state_dict().items()}
         model.load_state_dict(tensors, assign=True)
-        _fill_position_cache(model.detector.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
-        _fill_position_cache(model.tracker.maskmem_backbone.position_encoding, MEMORY_SIZES)
+        fill_position_cache(model.detector.backbone.vision_backbone.position_encoding, FEATURE_SIZES)
+        fill_position_cache(model.tracker.maskmem_backbone.position_encoding, MEMORY_SIZES)
     return model.eval().requires_grad_(False)
 
 
 @contextmanager
-def _building(scale: str) -> Iterator[None]:
+def building(scale: str) -> Iterator[None]:
     """Builds at a scale, and skips upstream's random initialisation, a minute of work whose result is overwritten."""
     import sam3.model.vitdet
     import torch
@@ -175,7 +179,7 @@ def _building(scale: str) -> Iterator[None]:
         yield
 
 
-def _fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
+def fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
     """Computes once the position encodings that the model will use.
 
     Upstream fills its cache in the first run; a first run under torch.export would cache a tensor without values.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from harness.models.sam3.build import build_architecture
 from harness.models.sam3.checkpoints.loading import Checkpoint, Fit, check_sam_3, compare, open_checkpoint, spoilt_names
 from harness.models.sam3.scales import SCALES
 
-_BLOCK = re.compile(r"backbone\.vision_backbone\.trunk\.blocks\.(\d+)\..*")
+_BLOCK = re.compile(r"(?:detector\.)?backbone\.vision_backbone\.trunk\.blocks\.(\d+)\..*")
 
 
 def inspect_checkpoint(path: Path) -> dict[str, Any]:
@@ -26,9 +28,20 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     """
     checkpoint = open_checkpoint(path)
     check_sam_3(checkpoint)
-    tensors = checkpoint.content.tensors
+    build = partial(build_architecture, interactive=checkpoint.has_tracker)
+    return describe_opened(checkpoint, build)
+
+
+def describe_opened(checkpoint: Checkpoint, build: Callable[[str], Any]) -> dict[str, Any]:
+    """Returns what `inspect_checkpoint` does about an opened checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        build: Builds its model at a scale.
+    """
+    path, tensors = checkpoint.path, checkpoint.content.tensors
     digest = checkpoint_digest(path)
-    scale, fit = _fit(checkpoint)
+    scale, fit = _fit(checkpoint, build)
     spoilt = spoilt_names(tensors)
     loads = fit.is_whole and not spoilt and not checkpoint.content.unknown
     return {
@@ -56,13 +69,10 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     }
 
 
-def _fit(checkpoint: Checkpoint) -> tuple[str, Fit]:
+def _fit(checkpoint: Checkpoint, build: Callable[[str], Any]) -> tuple[str, Fit]:
     """Returns the scale that a checkpoint fits or differs least from, of those with its number of blocks, and how."""
     blocks = {match[1] for name in checkpoint.tensors if (match := _BLOCK.fullmatch(name))}
     depths = {scale: settings.get("ViT", {}).get("depth") for scale, settings in SCALES.items()}
     scales = [scale for scale, depth in depths.items() if depth == len(blocks)]
-    fits = {
-        scale: compare(checkpoint, build_architecture(scale, interactive=checkpoint.has_tracker))
-        for scale in scales or [Scale.FULL.value]
-    }
+    fits = {scale: compare(checkpoint, build(scale)) for scale in scales or [Scale.FULL.value]}
     return min(fits.items(), key=lambda item: len(item[1].missing) + len(item[1].unexpected) + len(item[1].misshapen))

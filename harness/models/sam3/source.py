@@ -20,7 +20,7 @@ from harness.core.files import cache_root
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
-from harness.models.sam3.build import build_architecture, build_case, build_video_model, give_weights
+from harness.models.sam3.build import build_case, build_video_model
 from harness.models.sam3.captures import Activations, Capture
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.fixtures import AnyQuestion, Fixture
@@ -35,6 +35,7 @@ from harness.parity.references import Reference, RunModule, independent_calls, r
 from harness.runtime.sam3.images import load_image
 
 BUILDER = "harness.models.sam3.build"
+"""The module whose `build_architecture` and `give_weights` build SAM 3; another model has its own."""
 ORACLE = "harness.parity.oracle"
 SHARED = "harness.parity.part_cache"
 DRAWS = "harness.parity.monte_carlo"
@@ -54,8 +55,8 @@ class UpstreamModel:
         cache: The cache.
     """
 
-    def __init__(self, case: Case, settings: Settings) -> None:
-        """Opens the cache.
+    def __init__(self, case: Case, settings: Settings, builder: str = BUILDER) -> None:
+        """Opens the cache of a model that the module `builder` builds.
 
         Raises:
             HarnessError: The cache cannot be used.
@@ -66,6 +67,7 @@ class UpstreamModel:
         self.cache = ArrayCache(cache_root())
         self._case = case
         self._settings = settings
+        self._builder = builder
         self._encoded: tuple[Path, list[list[torch.Tensor]]] | None = None
 
     @cached_property
@@ -109,11 +111,11 @@ class UpstreamModel:
         trunk = next((part for part in module.modules() if isinstance(part, ViT)), None)
         if trunk is None:
             return nullcontext()
-        return cache_part(trunk, self.cache, self.key("trunk", (BUILDER, ORACLE, SHARED)))
+        return cache_part(trunk, self.cache, self.key("trunk", (self._builder, ORACLE, SHARED)))
 
     def capture_key(self, capture: Capture) -> dict[str, Any]:
         """Returns the key of the activations that a run captures."""
-        return self.key(capture.kind, (capture.module, BUILDER), capture.load_inputs(self._settings.image))
+        return self.key(capture.kind, (capture.module, self._builder), capture.load_inputs(self._settings.image))
 
     def captured(self, capture: Capture, model: Any = None) -> Activations:
         """Returns the activations that a run captures, with a model that is built already if one is given."""
@@ -146,7 +148,7 @@ class UpstreamModel:
 
         The arguments `key` are what the answer depends on besides.
         """
-        code = (BUILDER, module, SHARED, ORACLE, self.runner.code)
+        code = (self._builder, module, SHARED, ORACLE, self.runner.code)
         key |= self.key(f"{module} {self.runner.kind}", code, question)
         return Reference.from_arrays(self.cache.get_or_make(key, lambda: make().to_arrays()))
 
@@ -202,22 +204,24 @@ class Source:
         trace: One call for each sample.
     """
 
-    def __init__(self, component: Component, case: Case, settings: Settings) -> None:
-        """Builds the model and takes the component out of it.
+    def __init__(self, component: Component, case: Case, settings: Settings, builder: str = BUILDER) -> None:
+        """Builds the model with the module `builder`, and takes the component out of it.
 
         Raises:
             HarnessError: The checkpoint, photograph or cache cannot be used.
         """
         self.component = component
         self._case = case
-        self._upstream = UpstreamModel(case, settings)
+        self._builder = builder
+        self._upstream = UpstreamModel(case, settings, builder)
+        build = import_module(builder)
         capture = component.captured_by
         self._inputs = capture.load_inputs(settings.image)
-        model = build_architecture(case.scale, interactive=component.interactive)
+        model = build.build_architecture(case.scale, interactive=component.interactive)
         note_groups(model)
         self.module: torch.nn.Module = component.build(model).eval()
         is_cached = self._upstream.cache.path(self._upstream.capture_key(capture)).exists()
-        give_weights(
+        build.give_weights(
             model,
             case.seed,
             settings.checkpoint,
@@ -271,7 +275,7 @@ class Source:
         """Returns outputs of the component, which depend on the modules `code` besides the component's own."""
         component = self.component
         makers = (component.captured_by.module, component.build.__module__)
-        own_code = (*makers, BUILDER, "harness.parity.references", SHARED)
+        own_code = (*makers, self._builder, "harness.parity.references", SHARED)
         key = self._upstream.key(f"{kind} {component.name}", (*own_code, *code), self._inputs)
         return self._upstream.cache.get_or_make(key, make)
 

@@ -51,7 +51,7 @@ INVARIANT_PARAMETERS: Mapping[str, str] = MappingProxyType(
 )
 """Pattern of the whole name → why the parameter is read and still has no effect on any output."""
 
-RANDOM_BUFFERS = (r".*\.pe_layer\.positional_encoding_gaussian_matrix",)
+RANDOM_BUFFERS = (r".*[._]pe_layer\.positional_encoding_gaussian_matrix",)
 """Buffers that upstream draws at random when the model is built; all others are formulas and stay."""
 
 
@@ -80,10 +80,13 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     # Residual branches stay small against the stream that 32 (24) of them add up to.
     (r".*\.trunk\.blocks\.\d+\.(attn\.proj|mlp\.fc2)\.weight", _gain(0.2)),
     (r".*\.resblocks\.\d+\.(attn\.out_proj|mlp\.c_proj)\.weight", _gain(0.25)),
-    (r"(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.4)),
+    (
+        r"(detector\.)?(transformer\.encoder\.layers|geometry_encoder\.encode)\.\d+\.(.*\.out_proj|linear2)\.weight",
+        _gain(0.4),
+    ),
     # The part that all 200 queries get from attention must not drown the part that distinguishes them: with 0.2, the
     # six layers of `full` leave no query above the threshold 0.5 for one prompt, and nearly all queries for another.
-    (r"transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.14)),
+    (r"(detector\.)?transformer\.decoder\.layers\.\d+\.(.*\.out_proj|linear2)\.weight", _gain(0.14)),
     # Something is present, so that a score, which is its product with the class, is above 0.5 for some queries.
     (r".*\.presence_token_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
     (r".*\.token_embedding\.weight", Distribution(std=0.5)),
@@ -103,8 +106,9 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     (r".*\.(gamma|ls_\d\.gamma)", Distribution(std=0.05, mean=0.3)),
     # The tracker: attention to memories as in the trunk; objects are present, so that object scores are above zero.
     (r".*\.model\.transformer\.encoder\.layers\.\d+\.(self_attn|cross_attn_image)\.[qk]_proj\.weight", _gain(1.4)),
+    (r"tracker\.model\.transformer\.encoder\.layers\.\d+\.(self|cross)_attn_[qk]_proj\.weight", _gain(1.4)),
     (r".*\.model\.transformer\.encoder\.layers\.\d+\.linear2\.weight", _gain(0.4)),
-    (r".*\.sam_mask_decoder\.transformer\..*\.(lin1|[qk]_proj)\.weight", _gain(1.4)),
+    (r".*[._]sam_mask_decoder\.transformer\..*\.(lin1|[qk]_proj)\.weight", _gain(1.4)),
     (r".*\.pred_obj_score_head\.layers\.2\.bias", Distribution(std=0.05, mean=2.8)),
     # The layer norms of a mask prompt read 4 and 16 channels: nearly equal channels would enlarge rounding errors.
     (r".*\.mask_downscaling\.[03]\.bias", Distribution(std=1.0)),

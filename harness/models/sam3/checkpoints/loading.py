@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from harness.core.checkpoint_file import CheckpointDescription
 from harness.core.errors import HarnessError
@@ -46,10 +46,12 @@ class Checkpoint:
     Attributes:
         path: Its file or folder.
         content: Its tensors by the names that they were saved with.
+        model: Name of its model.
     """
 
     path: Path
     content: Content
+    model: ClassVar[str] = "SAM 3"
 
     @property
     def has_transformers_names(self) -> bool:
@@ -84,7 +86,7 @@ class Checkpoint:
         content = self.content
         names = "Transformers' names" if self.has_transformers_names else "upstream's names"
         dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in content.tensors.values())
-        parts = [f"{self.path.name}: SAM 3 under {names}, {len(content.tensors)} tensors in {', '.join(dtypes)}"]
+        parts = [f"{self.path.name}: {self.model} under {names}, {len(content.tensors)} tensors in {', '.join(dtypes)}"]
         if content.wrappers:
             parts.append(f"taken out of {'.'.join(content.wrappers)}")
         if content.merged:
@@ -151,8 +153,8 @@ def open_checkpoint(path: Path, *, values: bool = True) -> Checkpoint:
     names = checkpoint.content.tensors
     if (name := sam_3_1_name(names)) is not None:
         raise HarnessError(
-            f"The checkpoint {path} is of SAM 3.1, it has {name}, and this program knows SAM 3 alone: "
-            "use the published sam3.pt or model.safetensors of SAM 3."
+            f"The checkpoint {path} is of SAM 3.1, it has {name}, and the model is SAM 3: "
+            "use the published sam3.pt or model.safetensors of SAM 3, or the model sam3.1."
         )
     _, doubled = by_bare_name(names)
     if checkpoint.has_transformers_names:
@@ -242,9 +244,14 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     Raises:
         HarnessError: The file is missing, no checkpoint, damaged, of another model, or does not fit.
     """
+    return load_opened(model, open_checkpoint(path), allow_partial=allow_partial)
+
+
+def load_opened(model: torch.nn.Module, checkpoint: Checkpoint, *, allow_partial: bool = False) -> frozenset[str]:
+    """Loads an opened checkpoint into the model; everything else is described in `load_checkpoint`."""
     import torch
 
-    checkpoint = open_checkpoint(path)
+    path = checkpoint.path
     fit = compare(checkpoint, model)
     if not fit.loadable and not fit.misshapen:
         raise _other_model(checkpoint)

@@ -117,7 +117,7 @@ COMPONENTS = (
         summary="points, boxes and masks to prompt tokens and a dense prompt",
         inputs=("points", "labels", "masks", "has_mask"),
         outputs=("sparse", "dense"),
-        build=lambda model: _modules().PromptEncoder(model),
+        build=lambda model: _modules().PromptEncoder(_modules().tracker_of(model).sam_prompt_encoder),
         samples=_prompts,
         captured_by=CLICKS,
     ),

@@ -41,9 +41,9 @@ class TrackingFeatures(nn.Module):
 class PromptEncoder(nn.Module):
     """The encoder of points, corners of boxes and an optional mask to prompt tokens and a dense prompt."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder = tracker_of(model).sam_prompt_encoder
+        self.encoder = encoder
 
     def forward(self, points: Tensor, labels: Tensor, masks: Tensor, has_mask: Tensor) -> tuple[Tensor, ...]:
         """Encodes prompts shaped as in `tracker.clicks.Round`; `has_mask` may have one value per object."""

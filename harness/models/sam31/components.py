@@ -1,0 +1,157 @@
+"""Lists the components that SAM 3.1 adds to SAM 3: its necks, clicks, and the tracker of sixteen objects."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from harness.core.program import Axis
+from harness.models.sam3.captures import Activations, Capture
+from harness.models.sam3.components.component import Arguments, Component, single_sample
+
+MULTIPLEX = Capture("multiplex", "harness.models.sam31.capture", interactive=True)
+"""Three objects, clicked and tracked through a clip."""
+MEMORIES = Axis("memories", 1, 16)
+"""Memories of one frame; upstream keeps up to ten."""
+POINTERS = Axis("pointers", 1, 32)
+"""Frames with pointers; upstream keeps up to nineteen."""
+POINTER_TOKENS = Axis("pointer_tokens", 16, 16 * 32)
+"""Sixteen tokens of each frame with pointers."""
+NECK_OUTPUTS = (
+    *(f"detector_{level}" for level in range(3)),
+    *("click_high_res_0", "click_high_res_1", "click_image"),
+    *("high_res_0", "high_res_1", "features"),
+)
+
+
+def _modules() -> ModuleType:
+    """Imports the torch modules at first use, so that the table is read without PyTorch."""
+    from harness.models.sam31 import modules
+
+    return modules
+
+
+def _prompt_encoder(model: Any) -> Any:
+    """Builds SAM 3's module around the encoder of clicks."""
+    from harness.models.sam3.components.tracker_modules import PromptEncoder
+
+    return PromptEncoder(_modules().tracker_of(model).interactive_sam_prompt_encoder)
+
+
+def _click_image(activations: Activations) -> Arguments:
+    names = {"image_embed": "click_image", "high_res_0": "click_high_res_0", "high_res_1": "click_high_res_1"}
+    return {name: activations[captured] for name, captured in names.items()}
+
+
+def _clicks(activations: Activations) -> dict[str, Arguments]:
+    return {"objects": {**_click_image(activations), **activations.take("sparse", "dense")}}
+
+
+def _given_masks(activations: Activations) -> dict[str, Arguments]:
+    return {"present_absent": {**_click_image(activations), "masks": activations.given}}
+
+
+def _tracked_frame(activations: Activations) -> dict[str, Arguments]:
+    frame = activations.second.take("conditioned", "high_res_0", "high_res_1")
+    return {"second": {**frame, "valid": activations.valid}}
+
+
+def _encoded_frame(activations: Activations) -> dict[str, Arguments]:
+    return {"second": activations.encoded.take("features", "masks", "object_logits", "valid", "conditioning")}
+
+
+def _pointers(activations: Activations) -> dict[str, Arguments]:
+    frames = {"third": activations.third, "second": activations.second}
+    return {name: frame.take("pointers", "times") for name, frame in frames.items()}
+
+
+def _memories(activations: Activations) -> dict[str, Arguments]:
+    """Returns two memories with pointers of two frames, and one of each."""
+    names = ("features", "memory_features", "memories", "ranks", "tokens", "positions")
+    return {name: getattr(activations, name).take(*names) for name in ("third", "second")}
+
+
+COMPONENTS = (
+    Component(
+        name="tri_neck",
+        summary="SAM 3.1: feature maps for the detector, clicks and tracking",
+        inputs=("trunk",),
+        outputs=NECK_OUTPUTS,
+        build=lambda model: _modules().TriNeckFeatures(model),
+        samples=single_sample("first", "trunk"),
+        captured_by=MULTIPLEX,
+    ),
+    Component(
+        name="click_prompt_encoder",
+        summary="SAM 3.1: points, boxes and masks to prompt tokens and a dense prompt",
+        inputs=("points", "labels", "masks", "has_mask"),
+        outputs=("sparse", "dense"),
+        build=_prompt_encoder,
+        samples=single_sample("objects", "points", "labels", "masks", "has_mask"),
+        captured_by=MULTIPLEX,
+    ),
+    Component(
+        name="click_mask_decoder",
+        summary="SAM 3.1: image and prompt to masks, their quality, and object pointers",
+        inputs=("image_embed", "high_res_0", "high_res_1", "sparse", "dense"),
+        outputs=("masks", "ious", "object_logits", "pointers"),
+        build=lambda model: _modules().ClickMaskDecoder(model),
+        samples=_clicks,
+        captured_by=MULTIPLEX,
+    ),
+    Component(
+        name="click_mask_pointer",
+        summary="SAM 3.1: a given mask to an object pointer",
+        inputs=("image_embed", "high_res_0", "high_res_1", "masks"),
+        outputs=("pointers", "object_logits"),
+        build=lambda model: _modules().ClickMaskPointer(model),
+        samples=_given_masks,
+        captured_by=MULTIPLEX,
+    ),
+    Component(
+        name="multiplex_mask_decoder",
+        summary="SAM 3.1: a conditioned frame to masks and pointers of sixteen objects",
+        inputs=("conditioned", "high_res_0", "high_res_1", "valid"),
+        outputs=("masks", "ious", "object_logits", "pointers"),
+        build=lambda model: _modules().MultiplexMaskDecoder(model),
+        samples=_tracked_frame,
+        captured_by=MULTIPLEX,
+    ),
+    Component(
+        name="multiplex_memory_encoder",
+        summary="SAM 3.1: a frame and masks of sixteen objects to a memory",
+        inputs=("features", "masks", "object_logits", "valid", "conditioning"),
+        outputs=("memory",),
+        build=lambda model: _modules().MultiplexMemoryEncoder(model),
+        samples=_encoded_frame,
+        captured_by=MULTIPLEX,
+    ),
+    Component(
+        name="multiplex_pointers",
+        summary="SAM 3.1: object pointers and their age to keys and positions",
+        inputs=("pointers", "times"),
+        outputs=("tokens", "positions"),
+        build=lambda model: _modules().MultiplexPointers(model),
+        samples=_pointers,
+        captured_by=MULTIPLEX,
+        symbolic={"pointers": {0: POINTERS}, "times": {0: POINTERS}},
+    ),
+    Component(
+        name="multiplex_memory_attention",
+        summary="SAM 3.1: a frame attends to memories and pointers of sixteen objects",
+        inputs=("features", "memory_features", "memories", "ranks", "tokens", "positions"),
+        outputs=("conditioned",),
+        build=lambda model: _modules().MultiplexMemoryAttention(model),
+        samples=_memories,
+        captured_by=MULTIPLEX,
+        uses_rope=True,
+        symbolic={
+            "memory_features": {0: MEMORIES},
+            "memories": {0: MEMORIES},
+            "ranks": {0: MEMORIES},
+            "tokens": {0: POINTER_TOKENS},
+            "positions": {0: POINTER_TOKENS},
+        },
+    ),
+)
+"""The components; trunk, text encoder and detector are SAM 3's."""

@@ -1,0 +1,122 @@
+"""Defines SAM 3.1's memory attention: the frame and the buckets of objects have projections of their own."""
+
+from __future__ import annotations
+
+from sam3.sam.rope import apply_rotary_enc, compute_axial_cis
+from torch import Tensor, cat, nn, zeros_like
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+HEADS = 8
+POSITION_SCALE = 0.1
+"""Share of the position encoding that is added to the frame's features."""
+
+
+class SimpleRoPEAttention(nn.Module):
+    """Rotary attention without projections.
+
+    Attributes:
+        freqs_cis: Complex table [L, head size / 2] of a grid of L tokens; a formula, which checkpoints do not have.
+    """
+
+    def __init__(self, channels: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.freqs_cis = compute_axial_cis(channels // HEADS, end_x=grid[1], end_y=grid[0])
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, pointer_tokens: int = 0) -> Tensor:
+        """Attends from q [B, L, C] to k and v [B, r·L + pointer_tokens, C]; pointers keep their phase."""
+        q, k, v = (tokens.unflatten(-1, (HEADS, -1)).transpose(1, 2) for tokens in (q, k, v))
+        spatial = k.shape[-2] - pointer_tokens
+        q, rotated = self.apply_rope(q, k[:, :, :spatial])
+        k = cat((rotated, k[:, :, spatial:]), dim=-2)
+        return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def apply_rope(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotates queries [B, heads, L, D] and keys [B, heads, r·L, D]."""
+        rotated: tuple[Tensor, Tensor] = apply_rotary_enc(q, k, self.freqs_cis, repeat_freqs_k=True)
+        return rotated
+
+
+class DecoupledMemoryAttentionLayer(nn.Module):
+    """A layer of self-attention, attention to memories, and a feed-forward network, each after a norm."""
+
+    def __init__(self, channels: int, feed_forward: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.self_attn_q_proj = nn.Linear(channels, channels)
+        self.self_attn_k_proj = nn.Linear(channels, channels)
+        self.self_attn_v_proj = nn.Linear(channels, channels)
+        self.self_attn_out_proj = nn.Linear(channels, channels)
+        self.cross_attn_q_proj = nn.Linear(channels, channels)
+        self.cross_attn_k_proj = nn.Linear(channels, channels)
+        self.cross_attn_v_proj = nn.Linear(channels, channels)
+        self.cross_attn_out_proj = nn.Linear(channels, channels)
+        self.image_cross_attn_q_proj = nn.Linear(channels, channels)
+        self.image_cross_attn_k_proj = nn.Linear(channels, channels)
+        self.self_attention_rope = SimpleRoPEAttention(channels, grid)
+        self.cross_attention_rope = SimpleRoPEAttention(channels, grid)
+        self.linear1 = nn.Linear(channels, feed_forward)
+        self.linear2 = nn.Linear(feed_forward, channels)
+        self.norm1 = nn.LayerNorm(channels)
+        self.norm2 = nn.LayerNorm(channels)
+        self.norm3 = nn.LayerNorm(channels)
+
+    def forward(
+        self,
+        frame: Tensor,
+        tokens: Tensor,
+        memory_frames: Tensor,
+        memories: Tensor,
+        memory_positions: Tensor,
+        pointer_tokens: int,
+    ) -> Tensor:
+        """Updates tokens [B, L, C], whose shapes and other arguments are those of `DecoupledMemoryAttention`."""
+        normed = self.norm1(tokens)
+        attended = self.self_attention_rope(
+            self.self_attn_q_proj(normed), self.self_attn_k_proj(normed), self.self_attn_v_proj(normed)
+        )
+        tokens = tokens + self.self_attn_out_proj(attended)
+        q = self.image_cross_attn_q_proj(frame) + self.cross_attn_q_proj(self.norm2(tokens))
+        k = self.image_cross_attn_k_proj(memory_frames) + self.cross_attn_k_proj(memories) + memory_positions
+        attended = self.cross_attention_rope(q, k, self.cross_attn_v_proj(memories), pointer_tokens)
+        tokens = tokens + self.cross_attn_out_proj(attended)
+        changed: Tensor = tokens + self.linear2(gelu(self.linear1(self.norm3(tokens))))
+        return changed
+
+
+class DecoupledMemoryAttention(nn.Module):
+    """The attention of a frame to memories and pointers of B buckets, which share the frames' features."""
+
+    def __init__(self, layers: int, grid: tuple[int, int], channels: int = 256, feed_forward: int = 2048) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoupledMemoryAttentionLayer(channels, feed_forward, grid) for _ in range(layers))
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(
+        self,
+        frame: Tensor,
+        frame_positions: Tensor,
+        memory_frames: Tensor,
+        memory_positions: Tensor,
+        memories: Tensor,
+        pointers: Tensor,
+        pointer_positions: Tensor,
+    ) -> Tensor:
+        """Returns the conditioned frame of each bucket, [B, L, C].
+
+        Args:
+            frame: Features of the frame, [1, L, C].
+            frame_positions: Their positions, [1, L, C].
+            memory_frames: Features of the frames of M memories, [1, M·L, C].
+            memory_positions: Their positions in the frame and in time, [1, M·L, C].
+            memories: Memories of the buckets, [B, M·L, C].
+            pointers: Object pointers of the buckets, [B, P, C].
+            pointer_positions: Their positions in time, [1, P, C].
+        """
+        pointer_tokens = pointers.shape[1]
+        tokens = (frame + POSITION_SCALE * frame_positions).expand(len(memories), -1, -1)
+        memory_frames = cat((memory_frames, zeros_like(pointers[:1])), dim=1)  # pointers have no frame
+        memories = cat((memories, pointers), dim=1)
+        positions = cat((memory_positions, pointer_positions), dim=1)
+        for layer in self.layers:
+            tokens = layer(frame, tokens, memory_frames, memories, positions, pointer_tokens)
+        normed: Tensor = self.norm(tokens)
+        return normed
