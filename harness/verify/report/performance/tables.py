@@ -187,15 +187,15 @@ def collect_rows(section: Section) -> dict[str, pd.DataFrame]:
     if len(runs):
         measured = ["rounds", "median", "middle half", "min–max", "mean", "p95", "p99", "calls/s"]
         costs = ["first call", "compile", "load", "memory: weights", "run above them", "together"]
-        shown = ["side", *measured, *costs, "verdict", "worst r_rms", "file", "benchmark"]
-        rows["latency"] = select_own_sides(runs)[shown].rename_axis("name")
+        columns = ["side", *measured, *costs, "verdict", "worst r_rms", "file", "benchmark"]
+        rows["latency"] = select_own_sides(runs)[columns].rename_axis("name")
     if len(peers := select_peers(runs)):
-        shown = ["side", "ours", "median", "its time / ours", "verdict", "worst r_rms", "setting", "reason"]
-        rows["peers"] = peers[shown].rename_axis("component")
+        columns = ["side", "ours", "median", "its time / ours", "verdict", "worst r_rms", "setting", "reason"]
+        rows["peers"] = peers[columns].rename_axis("component")
     if len(profiled := select_profiled(runs)):
-        shown = ["component", "size", "calls", "time", "share", "GFLOP/s", "of peak", "GB/s"]
+        columns = ["component", "size", "calls", "time", "share", "GFLOP/s", "of peak", "GB/s"]
         every = [run.kernels.assign(component=run.Index) for run in profiled.itertuples()]
-        rows["kernels"] = pd.concat(every)[shown].rename_axis("kernel")
+        rows["kernels"] = pd.concat(every)[columns].rename_axis("kernel")
     if len(section.kernels):
         alone = section.kernels.rename(columns={"torch": "PyTorch"})
         alone["PyTorch / TVM"] = alone["PyTorch"] / alone["TVM"]
