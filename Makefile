@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help setup verify smoke test test-all test-arm lint types perf doctor clean
+.PHONY: help setup verify smoke test test-all test-arm lint types perf docs doctor clean
 
 help:
 	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint     ruff, and import-linter's contracts about what may import what"
 	@echo "make types    mypy --strict, on harness and perf"
 	@echo "make perf     benchmarks"
+	@echo "make docs     the site of docs/ in build/site; checks links, anchors, the generated pages and the figures"
 	@echo "make setup    only create .venv and install"
 	@echo "make clean    remove .venv, caches and reports"
 
@@ -65,6 +66,11 @@ test-arm: $(STAMP)
 
 perf: $(STAMP)
 	$(BIN)/python -m pytest perf
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python -m pytest -q conformance/docs conformance/report/test_performance_report.py
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

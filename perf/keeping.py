@@ -1,7 +1,7 @@
 """Results that outlive a run: a file for each benchmark, written as soon as it is measured.
 
     pytest perf/test_components.py --scale full --peers --keep measured
-    sam3-tvm report measured/*.json --out docs/
+    sam3-tvm report measured/*.json --out docs/evidence/
 
 A run of hours that was interrupted, or that is done in parts, measures with the same folder what it does not hold yet.
 What lies there counts only if it is from the same code, options, machine and versions.

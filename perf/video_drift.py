@@ -1,6 +1,6 @@
 """The drift of tracked objects, frame by frame: a plot and a table of what the last `verify --component video` saved.
 
-python -m perf.video_drift --out docs/video_drift.png
+python -m perf.video_drift --out docs/evidence/video_drift.png
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_a_defect_is_a_converter_and_an_entry_of_the_table(project: Path) -> Non
     functions, begin, table = path.read_text(encoding="utf-8").partition("DEFECTS = (\n")
     path.write_text(functions + DOUBLE + begin + table.removesuffix(")\n") + DEFECT, encoding="utf-8")
     python(project, "harness.compiler.lowering.frontends.defects_page")
-    assert "double is not known" in (project / "docs/DEFECTS.md").read_text(encoding="utf-8")
+    assert "double is not known" in (project / "docs/reference/defects-torch.md").read_text(encoding="utf-8")
     chosen = ("conformance/lowering/test_frontend_defects.py", "-k", "double or page or unique")
     done = python(project, "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     assert "passed" in done and "xfailed" in done

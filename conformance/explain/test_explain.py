@@ -267,6 +267,18 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["box_head.json", "db"]
 
 
+def test_the_exported_program_and_the_module_are_saved(tmp_path: Path) -> None:
+    arguments = ["explain", "--component", "box_head", "--untuned", "--save", str(tmp_path / "saved")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    name = "box_head-real-llvm-shallow"
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [f"{name}.pt2", f"{name}.relax.py"]
+    program = torch.export.load(tmp_path / "saved" / f"{name}.pt2")
+    assert isinstance(program, torch.export.ExportedProgram)
+    module = (tmp_path / "saved" / f"{name}.relax.py").read_text(encoding="utf-8")
+    assert "class Module" in module and "R.matmul" in module
+
+
 def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "TUNED", tmp_path)
     database_of(tmp_path / database.current_conditions("llvm").tag, record(BOX_HEAD.key, TUNED))
@@ -291,6 +303,7 @@ def test_untuned_leaves_out_the_database_of_this_machine(tmp_path: Path, monkeyp
         (("--component", "box_head", "--precision", "fp8"), "known are fp32, fp16, bf16"),
         (("--component", "box_head", "--precision", "fp16"), "precision"),
         (("--component", "box_head", "--frontend", "onx"), "did you mean 'onnx'"),
+        (("--component", "box_head", "--frontend", "onnx", "--save", "saved"), "choose --frontend torch"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:

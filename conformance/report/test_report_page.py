@@ -158,6 +158,22 @@ def test_the_matrix_has_every_case_and_leads_to_it(page: Element, report: dict[s
         assert ("open" in place.attributes) == (case["expected"] is False)
 
 
+def test_the_matrix_has_the_worst_ratio_of_each_case_and_a_bar(page: Element, report: dict[str, Any]) -> None:
+    for cell in page.one("table", "matrix").all("td", "mark"):
+        if not cell.all("a"):
+            continue
+        case = report["cases"][int(cell.one("a")["href"].removeprefix("#case-")) - 1]
+        ratios = [number(output["r_rms"]) for output in case["outputs"]]
+        worst = max((ratio for ratio in ratios if not math.isnan(ratio)), default=None)
+        shown = cell.all("div", "ratio")
+        assert len(shown) == (worst is not None)
+        for ratio in shown:
+            assert worst is not None and digits(worst) in ratio.text
+            (bar,) = (each for each in ratio.all("span") if each["style"])
+            width = float(bar["style"].removeprefix("width:").removesuffix("%"))
+            assert 0 <= width <= 100 and (width == 100 or width >= 100 * worst / 2 - 0.1)
+
+
 def test_the_numbers_are_those_of_the_json(page: Element, report: dict[str, Any]) -> None:
     metrics = ("max_abs", "mean_abs", "max_rel", "required_tolerance", "sqnr_db", "r_rms", "r_inf")
     shown = 0

@@ -18,7 +18,7 @@ from harness.core.settings import Settings
 from harness.models.selection import select
 
 FP32_RATE, HALF_RATE = 220.0, 420.0
-"""GFLOP/s of a thread of a Zen 5 core with `vdpbf16ps` (docs/PRECISION.md)."""
+"""GFLOP/s of a thread of a Zen 5 core with `vdpbf16ps` (docs/evidence/log/2026-11-30-precision.md)."""
 
 _HALVES = ", ".join(name for name, precision in PRECISIONS.items() if precision.is_half)
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def doctor(
     cpu: options.CpuOption = None, cuda_arch: options.CudaArchOption = None, threads: options.ThreadsOption = None
 ) -> None:
-    """Tell what this machine can compile and run, and name known-bad versions with the fix."""
+    """Tell what this machine can compile and run, and name known-bad versions with the fix.
+
+    Exit code 0: nothing has to be fixed. 1: something has to be.
+    """
     from harness.compiler.doctor.diagnosis import diagnose
     from harness.core.processes.threads import choose_threads
 

@@ -12,7 +12,8 @@ from harness.cli.console import console, print_sentence, running_stage
 from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Scale
-from harness.core.files import check_writable
+from harness.core.errors import HarnessError
+from harness.core.files import check_writable, make_folder
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.models.selection import select
@@ -32,6 +33,9 @@ def explain(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
     ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Folder for each exported program (.pt2) and its Relax module as text.")
+    ] = None,
     db: options.DatabaseOption = None,
     untuned: options.UntunedOption = False,
     cpu: options.CpuOption = None,
@@ -43,6 +47,7 @@ def explain(
     The command exports, imports and lowers each component for its main inputs; nothing is run.
     """
     options.require_compiler()
+    from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS
     from harness.core.processes.threads import configure_threads
     from harness.verify.explain import ADVICE, render, summary, write_json
     from harness.verify.explain import explain as explain_case
@@ -61,14 +66,22 @@ def explain(
     float32 = options.chosen_groups(budget or (), cases)
     if json_file is not None:
         check_writable(json_file, advice=ADVICE)
+    if save is not None:
+        if frontend not in EXPORTING_PROGRAMS:
+            raise HarnessError(f"--save takes exported programs: choose --frontend {' or '.join(EXPORTING_PROGRAMS)}")
+        make_folder(save, advice="choose another folder with --save")
     processors = Processors(cpu, cuda_arch)
     database = options.chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
         with running_stage(case.id) as on_stage:
-            explanation = explain_case(case, on_stage, database, processors, float32.get(case.component, NO_GROUPS))
+            explanation = explain_case(
+                case, on_stage, database, processors, float32.get(case.component, NO_GROUPS), save
+            )
         console.print(render(explanation))
         print_sentence(summary(explanation))
         explanations.append(explanation)
     if json_file is not None:
         write_json(explanations, json_file)
+    if save is not None:
+        print_sentence(f"Programs and modules: {save}")

@@ -22,6 +22,8 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 
+CACHE_VARIABLE = "SAM3_TVM_CACHE"
+"""The environment variable with the folder of the cache; the default is the user's cache folder of the platform."""
 ADVICE = "free some space or choose another folder"
 """Default advice for the user if a file cannot be written."""
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -36,15 +38,15 @@ def cache_root() -> Path:
     Raises:
         HarnessError: There is no such folder, because the user has no home folder.
     """
-    configured = os.environ.get("SAM3_TVM_CACHE")
+    configured = os.environ.get(CACHE_VARIABLE)
     if configured:
         try:
             return Path(configured).expanduser()
         except RuntimeError:
-            raise HarnessError(_NO_HOME.format("HOME, or SAM3_TVM_CACHE without ~,")) from None
+            raise HarnessError(_NO_HOME.format(f"HOME, or {CACHE_VARIABLE} without ~,")) from None
     import platformdirs
 
-    return user_folder(platformdirs.user_cache_dir, "SAM3_TVM_CACHE")
+    return user_folder(platformdirs.user_cache_dir, CACHE_VARIABLE)
 
 
 def user_folder(find: Callable[[str], str], *variables: str) -> Path:

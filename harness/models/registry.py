@@ -16,6 +16,7 @@ from harness.models.model import Model
 from harness.models.subject import Subject
 
 MODELS_VARIABLE = "SAM3_TVM_MODELS"
+"""The environment variable with modules that add models, separated by commas."""
 ENTRY_POINT_GROUP = "sam3_tvm.models"
 DEFAULT_MODEL = "sam3"
 

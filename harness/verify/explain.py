@@ -45,6 +45,7 @@ def explain(
     database: Path | None = None,
     processors: Processors = THIS_MACHINE,
     float32: Groups = NO_GROUPS,
+    save: Path | None = None,
 ) -> Explanation:
     """Exports, imports and lowers a component in a worker process, and returns how each operator was lowered.
 
@@ -54,6 +55,7 @@ def explain(
         database: Folder of the tuning database with the schedules; None for the default schedules.
         processors: The processors to lower for.
         float32: Groups of products that stay float32 in half precision.
+        save: Folder for the exported program and the text of the Relax module.
 
     Raises:
         HarnessError: The case is not a component, or lowering it fails.
@@ -63,23 +65,23 @@ def explain(
     subject = subjects().get(case.component)
     if subject is None or subject.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
-    request = (case, database, processors, float32)
+    request = (case, database, processors, float32, save)
     result = run_isolated("harness.verify.explain:explain_request", request, on_stage=on_stage)
     explanation: Explanation = result.require(f"cannot explain {case.id}")
     return explanation
 
 
 def explain_request(
-    request: tuple[Case, Path | None, Processors, Groups], on_stage: Callable[[str], None]
+    request: tuple[Case, Path | None, Processors, Groups, Path | None], on_stage: Callable[[str], None]
 ) -> Explanation:
     """Explains a component in this process, with the signature that `harness.core.processes` needs."""
     from harness.compiler.schedules.common.provenance import trace
     from harness.compiler.tuned.database import choose_schedules
     from harness.models.importing import imported_module
 
-    case, database, processors, float32 = request
+    case, database, processors, float32, save = request
     target = TARGETS[case.target]
-    module = imported_module(case, on_stage, float32)
+    module = imported_module(case, on_stage, float32, save)
     on_stage(Stage.COMPILE)
     tvm_target = target.tvm_target(processors)
     pipeline = target.pipeline(tvm_target, choose_schedules(database, case.target, processors).schedules)

@@ -25,7 +25,8 @@ presence, IoU and object scores.
 
 Their results are small tensors on which much depends: all 200 logits are products with one pooled prompt, so that its
 error does not average out, and each layer refines the boxes of the layer before. They are less than a ten-thousandth
-of the model's operations, and half precision would save nothing. `docs/PRECISION.md` has the errors with and without.
+of the model's operations, and half precision would save nothing. The errors with and without are in
+`docs/evidence/log/2026-11-30-precision.md`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/DEFECTS.md and docs/ONNX_DEFECTS.md from the registries of defects, when run as a program."""
+"""Writes the pages on defects from their registries, when run as a program: an overview, and one for each frontend."""
 
 from __future__ import annotations
 
@@ -24,23 +24,72 @@ _MODULE = "harness.compiler.lowering.frontends.defects_page"
 
 _INTRODUCTION = f"""# Defects of TVM's PyTorch frontend
 
-Seen in apache-tvm {TESTED_VERSION}, with `torch.export` and `tvm.relax.frontend.torch.from_exported_program`. Each is
-worked around in `harness/compiler/lowering/frontends/torch_export/defects/`.
-`conformance/lowering/test_frontend_defects.py` runs every reproduction below:
-unmodified TVM must fail as described (a release that repairs a defect fails the test, so that the workaround goes), and
-with the workaround the result must be PyTorch's. `conformance/lowering/test_operators.py`
-holds every operator that SAM 3's
-components use to PyTorch and to float64, on the components' own shapes and around them.
+Seen in apache-tvm {TESTED_VERSION}, with `torch.export` and `tvm.relax.frontend.torch.from_exported_program`. The
+workarounds are in `harness/compiler/lowering/frontends/torch_export/defects/`. The
+[overview](../evidence/defects.md) says how each is tested.
 """
 
 _ONNX_INTRODUCTION = f"""# Defects on the way through ONNX
 
 Seen in apache-tvm {TESTED_VERSION} and PyTorch's exporter (`torch.onnx.export(dynamo=True)`, opset {OPSET}), with
-`tvm.relax.frontend.onnx.from_onnx`. Each is worked around in `harness/compiler/lowering/frontends/onnx/defects/`.
-`conformance/lowering/test_frontend_defects.py` runs every reproduction below: unmodified, it must fail as described (a
-release that repairs a defect fails the test, so that the workaround goes), and with the workaround the result must be
-PyTorch's. `docs/FRONTENDS.md` has what is known and not worked around, and compares this way with that of torch.export.
+`tvm.relax.frontend.onnx.from_onnx`. The workarounds are in `harness/compiler/lowering/frontends/onnx/defects/`. The
+[overview](../evidence/defects.md) says how each is tested.
 """
+
+
+def overview() -> str:
+    """Returns the page that counts the defects of both frontends, and says how they are tested."""
+    rows = [
+        f"| [{name}](../reference/{page}) | {len(defects)} | "
+        f"{' | '.join(str(_count(defects, kind)) for kind in Symptom)} |"
+        for name, page, defects in (
+            ("PyTorch (torch.export)", "defects-torch.md", DEFECTS),
+            ("ONNX", "defects-onnx.md", ONNX_DEFECTS),
+        )
+    ]
+    table = "\n".join([f"| frontend | defects | {' | '.join(Symptom)} |", "| --- | ---: | ---: | ---: | ---: |", *rows])
+    wrong = [defect for defect in DEFECTS if defect.raw.symptom is Symptom.WRONG_RESULT and "NaN" not in defect.title]
+    worst = "\n".join(f"- [{defect.title}](../reference/defects-torch.md#{defect.name})" for defect in wrong)
+    return f"""# Defects
+
+Importing SAM 3 found these defects in apache-tvm {TESTED_VERSION} and in PyTorch's ONNX exporter. All of them are
+worked around.
+
+{table}
+
+Each defect is data: a reproduction of a line, the symptom in the unmodified frontend, the cause, and the workaround.
+This page is generated: `python -m {_MODULE}`.
+
+## The tests of a defect
+
+`conformance/lowering/test_frontend_defects.py` runs every reproduction:
+
+- The unmodified frontend must fail as described. A release that repairs a defect fails this test, and then the
+  workaround is deleted.
+- With the workaround, the result must be PyTorch's.
+
+`conformance/lowering/test_operators.py` holds every operator that SAM 3's components use to PyTorch and to float64.
+[Operators](../reference/operators.md) has the status of each.
+
+Faults of TVM's backend without a workaround are strict expected failures of the suite:
+`grep -rn "mark.xfail" conformance`.
+
+## Wrong results without an error
+
+A rejected program is noticed, and a wrong number may not be. These defects of the PyTorch frontend give wrong results
+silently. {_count(DEFECTS, Symptom.WRONG_RESULT) - len(wrong)} more concern NaN alone.
+
+{worst}
+
+## Report one
+
+The page of each frontend has a reproduction that needs PyTorch and TVM alone. To add a defect, follow the steps in
+`CONTRIBUTING.md`.
+"""
+
+
+def _count(defects: Sequence[Defect], symptom: Symptom) -> int:
+    return sum(defect.raw.symptom is symptom for defect in defects)
 
 
 def torch_page() -> str:
@@ -54,8 +103,9 @@ def onnx_page() -> str:
 
 
 PAGES: dict[Path, Callable[[], str]] = {
-    REPOSITORY / "docs" / "DEFECTS.md": torch_page,
-    REPOSITORY / "docs" / "ONNX_DEFECTS.md": onnx_page,
+    REPOSITORY / "docs" / "evidence" / "defects.md": overview,
+    REPOSITORY / "docs" / "reference" / "defects-torch.md": torch_page,
+    REPOSITORY / "docs" / "reference" / "defects-onnx.md": onnx_page,
 }
 """The pages by their files."""
 

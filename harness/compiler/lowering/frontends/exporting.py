@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harness.core.files import write_file
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +31,18 @@ def export_program(
     program = _export(module, args, axes)
     _refuse_changed_buffers(program)
     return program
+
+
+def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Writes an exported program with its weights, which `torch.export.load` reads.
+
+    Raises:
+        HarnessError: The file cannot be written; the previous file is unchanged.
+    """
+    import torch
+
+    with write_file(path) as temporary, temporary.open("wb") as file:
+        torch.export.save(program, file)
 
 
 def _export(

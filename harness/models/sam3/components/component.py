@@ -36,8 +36,8 @@ class Component:
         uses_rope: Whether the component has rotary position encoding; if not, only the strategy `real` applies.
         captured_by: The run of upstream's model that captures the inputs.
         with_sam2_neck: Whether the model must be built with upstream's SAM 2 neck although the run does not need it.
-        emulated: Precisions in which the GPU kernels take at most half a minute on a CPU; docs/GPU_KERNELS.md has the
-            times.
+        emulated: Precisions in which the GPU kernels take at most half a minute on a CPU
+            (docs/evidence/log/2026-11-30-gpu-kernels.md).
         symbolic: Axes of inputs whose extents differ between samples. One program answers all samples that differ in
             these axes alone, where the target, the frontend and the strategy take symbolic axes.
         build: Takes the SAM 3 image model and returns the module, which maps tensors to a tuple of tensors.

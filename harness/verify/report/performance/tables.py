@@ -60,6 +60,8 @@ WRITERS: Mapping[str, Write] = {
     **dict.fromkeys(("rounds", "calls", "kernels"), "{:.0f}".format),
     **dict.fromkeys(("middle half", "min–max", "PyTorch / untuned", "PyTorch / tuned", "gain of tuning"), text),
     **dict.fromkeys(("at least", "aim", "aim reached", "GFLOP/s (of peak)", "its time / ours", "rate"), text),
+    **dict.fromkeys(("PyTorch: memory", "ours: memory"), _or_not_available(size)),
+    "not measured": str,
     "PyTorch / TVM": factor,
 }
 """Functions that write numbers, by column; other columns are text."""
@@ -171,6 +173,36 @@ def select_peers(runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def compare_peers(peers: pd.DataFrame) -> pd.DataFrame:
+    """Arranges the ratios of `select_peers` as a table of components by peers; × marks those that fail the gate."""
+    ratios = peers["its time / ours"].str.partition(" ")[0] + peers["unsound"].map({True: " ×", False: ""})
+    cells = pd.DataFrame({"side": peers["side"], "ratio": ratios}).set_index("side", append=True)["ratio"]
+    table = cells.unstack(fill_value="").loc[peers.index.unique(), peers["side"].unique()]
+    return table.rename_axis("component").rename_axis(columns=None)
+
+
+def collect_rows(section: Section) -> dict[str, pd.DataFrame]:
+    """Collects the tables with a row for each side, peer or kernel, by the names of their files."""
+    runs, rows = section.runs, {}
+    if len(runs):
+        measured = ["rounds", "median", "middle half", "min–max", "mean", "p95", "p99", "calls/s"]
+        costs = ["first call", "compile", "load", "memory: weights", "run above them", "together"]
+        columns = ["side", *measured, *costs, "verdict", "worst r_rms", "file", "benchmark"]
+        rows["latency"] = select_own_sides(runs)[columns].rename_axis("name")
+    if len(peers := select_peers(runs)):
+        columns = ["side", "ours", "median", "its time / ours", "verdict", "worst r_rms", "setting", "reason"]
+        rows["peers"] = peers[columns].rename_axis("component")
+    if len(profiled := select_profiled(runs)):
+        columns = ["component", "size", "calls", "time", "share", "GFLOP/s", "of peak", "GB/s"]
+        every = [run.kernels.assign(component=run.Index) for run in profiled.itertuples()]
+        rows["kernels"] = pd.concat(every)[columns].rename_axis("kernel")
+    if len(section.kernels):
+        alone = section.kernels.rename(columns={"torch": "PyTorch"})
+        alone["PyTorch / TVM"] = alone["PyTorch"] / alone["TVM"]
+        rows["kernels_alone"] = alone[["group", "TVM", "PyTorch", "PyTorch / TVM", "file", "benchmark"]]
+    return rows
+
+
 def select_profiled(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the best rows of this project whose kernels were timed."""
     best = runs[runs["best"]]
@@ -188,18 +220,18 @@ def judge_goals(section: Section) -> pd.DataFrame:
         is_below = (ratios["value"] < minimum) & ~(is_noisy & (write is gain))
         reaches_aim, texts = ratios["value"] >= aim, ratios.index + " " + format_ratios(ratios, write)
         signs = {
-            "⏭ not measured": ratios.empty,
-            "❌ not reached": is_below.any(),
-            "❔ within the noise": is_noisy.any(),
+            "not measured": ratios.empty,
+            "not reached": is_below.any(),
+            "within the noise": is_noisy.any(),
         }
         rows[goal] = {
             **{"at least": format_bound(minimum), "aim": format_bound(aim)},
-            "": next((sign for sign, applies in signs.items() if applies), "✅ reached"),
+            "result": next((sign for sign, applies in signs.items() if applies), "reached"),
             "aim reached": f"{reaches_aim.sum()} of {len(ratios)}",
             "the least": "" if ratios.empty else texts.iloc[ratios["value"].argmin()],
             "below": ", ".join(texts[is_below]),
             "within the noise": ", ".join(texts[is_noisy]),
-            "not measured": ", ".join(runs.index.unique().difference(ratios.index, sort=False)),
+            "not measured": len(runs.index.unique().difference(ratios.index)),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("goal")
 
@@ -217,6 +249,8 @@ def compute_speedups(runs: pd.DataFrame) -> pd.DataFrame:
         "PyTorch / tuned": format_ratios(divide_times(torch, tuned)),
         "gain of tuning": gains,
         "GFLOP/s (of peak)": rate.map(giga) + (" (" + share.map(percent) + ")").where(share.notna(), ""),
+        "PyTorch: memory": torch["together"],
+        "ours: memory": best["together"],
         "worst r_rms": best["worst r_rms"],
     }
     return pd.DataFrame(columns, index=best.index).rename_axis(best["kind"].iloc[0])
@@ -251,18 +285,11 @@ def sum_groups(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_slower(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Returns the kernels measured alone that PyTorch computes faster, the slowest first."""
-    rows = kernels.rename(columns={"torch": "PyTorch"})
-    rows["PyTorch / TVM"] = rows["PyTorch"] / rows["TVM"]
-    return rows[rows["PyTorch / TVM"] < 1].sort_values("PyTorch / TVM")
+    """Returns the kernels measured alone that PyTorch computes faster."""
+    return kernels[kernels["torch"] < kernels["TVM"]]
 
 
-def list_facts(section: Section) -> pd.DataFrame:
-    """Lists the facts about machine, packages and commits."""
-    rows = {
-        key: size(value) if key.endswith("_bytes") else " ".join(map(str, value)) if isinstance(value, list) else value
-        for key, value in section.machine.items()
-    }
-    commits = section.benchmarks.drop_duplicates("file").set_index("file")["commit"]
-    rows |= {f"commit of {file}": commit for file, commit in commits.items() if commit}
-    return pd.DataFrame({"": rows}).rename_axis("")
+def list_files(section: Section) -> pd.DataFrame:
+    """Lists the files with the time of their run and the commit that they measured."""
+    files = section.benchmarks.drop_duplicates("file").set_index("file")
+    return files[["run", "commit"]].rename(columns={"run": "measured"})

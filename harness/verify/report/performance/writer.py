@@ -1,4 +1,4 @@
-"""Writes the performance report: `PERFORMANCE_REPORT.md`, and its plots in a folder."""
+"""Writes the performance report: `performance.md`, and its plots and tables in a folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from harness.verify.report.performance.reading import PERCENTILES, read_results
 from harness.verify.report.template import rendered
 from harness.verify.report.verification.wording import cell, size
 
-MARKDOWN_NAME = "PERFORMANCE_REPORT.md"
-_TEMPLATE = Path(__file__).parent / "templates" / "performance_report.md.j2"
+MARKDOWN_NAME = "performance.md"
+_TEMPLATE = Path(__file__).parent / "templates" / "performance.md.j2"
 
 
 def write_performance_report(results: Sequence[Path], directory: Path, order: Sequence[str] = ()) -> Path:
-    """Writes page and plots, each complete or not at all, and returns the page's path.
+    """Writes page, plots and CSV files, each complete or not at all, and returns the page's path.
 
     Args:
         results: JSON files of `pytest perf … --benchmark-json=FILE`, plain or compressed by gzip.
@@ -34,22 +34,23 @@ def write_performance_report(results: Sequence[Path], directory: Path, order: Se
         raise HarnessError(f"{directory} is a file; give --out a folder.")
     results_table = read_results(results)
     sections = tables.split_sections(results_table, order)
-    pictures = {
-        f"performance/{name}-{number}.png": picture
-        for number, section in enumerate(sections, 1)
-        for name, picture in plots.render_plots(section).items()
-    }
+    files: dict[str, bytes] = {}
+    for number, section in enumerate(sections, 1):
+        pictures = plots.render_plots(section).items()
+        files |= {f"performance/{name}-{number}.png": picture for name, picture in pictures}
+        rows = tables.collect_rows(section).items()
+        files |= {f"performance/{name}-{number}.csv": format_table(frame).to_csv().encode() for name, frame in rows}
     page = rendered(
         _TEMPLATE,
         {"cell": cell, "giga": tables.giga, "size": size, "table": table},
         sections=sections,
-        pictures=pictures,
+        files=files,
         t=tables,
         percentiles=PERCENTILES,
         half=not results_table["precision"].isin({"", DEFAULT_PRECISION}).all(),
         others=results_table[results_table["kind"] == "other"],
     )
-    write_files(directory, {**pictures, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
+    write_files(directory, {**files, MARKDOWN_NAME: page.encode()}, advice="choose another folder with --out")
     return directory / MARKDOWN_NAME
 
 
@@ -60,8 +61,13 @@ def table(frame: pd.DataFrame, columns: Sequence[str] = ()) -> str:
         frame: The table.
         columns: The columns to show; all of them by default.
     """
-    frame = frame[list(columns or frame.columns)]
-    texts = pd.DataFrame({name: frame[name].map(tables.WRITERS.get(name, tables.text)) for name in frame})
-    rules = ["---:" if name in tables.WRITERS else "---" for name in frame]
-    lines = [[frame.index.name, *frame], ["---", *rules], *texts.itertuples()]
+    texts = format_table(frame[list(columns or frame.columns)])
+    rules = ["---:" if name in tables.WRITERS else "---" for name in texts]
+    lines = [[texts.index.name, *texts], ["---", *rules], *texts.itertuples()]
     return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def format_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the table with numbers as texts."""
+    texts = {name: frame[name].map(tables.WRITERS.get(name, tables.text)) for name in frame}
+    return pd.DataFrame(texts, index=frame.index)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core.case import DEFAULT_STRATEGY
 from harness.core.outcome import Stage
 from harness.verify.report.template import rendered
 from harness.verify.report.verification import charts, wording
@@ -25,6 +26,11 @@ def render_report(report: Mapping[str, Any]) -> str:
 def render_summary(report: Mapping[str, Any]) -> str:
     """Renders the summary of a report: the matrix, and the problem of each case that is not as expected."""
     return _render_report("verification_summary.md.j2", report, linked=False)
+
+
+def render_overview(report: Mapping[str, Any]) -> str:
+    """Renders the overview of a report: a line for each case in place of one for each output."""
+    return _render_report("verification_overview.md.j2", report, linked=False, default_strategy=DEFAULT_STRATEGY)
 
 
 def render_page(report: Mapping[str, Any]) -> str:

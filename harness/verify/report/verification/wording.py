@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.compiler.targets import HOST
-from harness.core.outcome import Stage
+from harness.core.outcome import Stage, VerdictKind
+from harness.parity.verdict import MAX_R_RMS, ORACLE_R_RMS
 from harness.verify.report.verification.document import KERNEL_COLUMNS
 from harness.verify.report.verification.schema import number
 
@@ -83,6 +84,33 @@ def meaning(case: Mapping[str, Any]) -> str:
         "✅": "passed, every output strict",
     }
     return next(text for start, text in meanings.items() if mark(case).startswith(start))
+
+
+@dataclass(frozen=True)
+class WorstRatio:
+    """The largest error of a case's outputs against float64, in units of PyTorch's.
+
+    Attributes:
+        value: The largest r_rms.
+        share: The r_rms that is nearest to the limit of its verdict, divided by that limit.
+    """
+
+    value: float
+    share: float
+
+
+def worst_ratio(case: Mapping[str, Any]) -> WorstRatio | None:
+    """Returns the worst r_rms of a case; None if no output has one."""
+    ratios = [(number(output["r_rms"]), output["verdict"]) for output in case["outputs"]]
+    limits = {VerdictKind.ORACLE.value: ORACLE_R_RMS}
+    shares = {ratio: ratio / limits.get(verdict, MAX_R_RMS) for ratio, verdict in ratios if not math.isnan(ratio)}
+    return WorstRatio(max(shares), max(shares.values())) if shares else None
+
+
+def worst(case: Mapping[str, Any], metric: str) -> float:
+    """Returns the largest value of a metric among a case's outputs; NaN if no output has one."""
+    values = [number(output[metric]) for output in case["outputs"]]
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def kernels(case: Mapping[str, Any]) -> str:
@@ -295,7 +323,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(cell, count, digits, first_line, mark, meaning, notes),
-        *(number, place_and_code, seconds, size, total_seconds),
+        *(number, place_and_code, seconds, size, total_seconds, worst, worst_ratio),
     )
 }
 """Functions by name that the templates call to format values."""

@@ -2,7 +2,7 @@
 
 TVM's `llama_rope_with_position_map` computes cosines and sines itself, from integer positions, in an order of
 operations that differs from upstream's, for every element of every head. Here cosines and sines are read from
-upstream's own tables; of TVM's function only the rotation remains, from pairing to casts. `docs/TVM_ROPE_RESEARCH.md`
+upstream's own tables; of TVM's function only the rotation remains, from pairing to casts. `docs/evidence/rope.md`
 has the reasons.
 """
 

@@ -1,0 +1,78 @@
+"""Holds the pages of docs/ to the code: what is generated, what is claimed, and which figures are marked."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docs.generate import figures
+from docs.generate.pages import DOCS, PAGES
+from docs.generate.reference import CLAIMS, SETTINGS
+from harness.core.settings import REPOSITORY
+
+EXPORTING = {"reference/operators.md", "reference/entry-points.md"}
+"""Pages that need the reproductions of defects as exported programs, or the model's modules."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.kernel) if name in EXPORTING else name for name in PAGES]
+)
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run `python -m docs.generate`"
+
+
+def test_every_variable_is_on_the_page_of_settings() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "harness").rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r'= "(SAM3_TVM_[A-Z_]+)"', source)}
+    assert named and all(f"`{name}`" in page for name in named)
+    assert len(named) == len(SETTINGS["Environment variables"])
+
+
+def test_every_claim_names_a_test_that_exists() -> None:
+    for claim in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claims"]:
+        file, _, name = claim["test"].partition("::")
+        tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, claim["test"]
+
+
+@pytest.mark.parametrize("page", figures.guides(), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_figures_of_a_guide_are_marked_and_current(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert figures.filled(text) == text, "a figure is stale: run `python -m docs.generate`"
+    found = [*figures.unmarked(text)]
+    assert not found, f"mark these figures, or say `measured on DATE on MACHINE`: {', '.join(found)}"
+
+
+MARKED = "It takes <!-- figure: latency; photo and text; TVM untuned; median -->{}<!-- end -->."
+
+
+def test_a_stale_figure_is_filled() -> None:
+    assert figures.filled(MARKED.format("1 s")) == figures.filled(MARKED.format(""))
+    assert figures.filled(MARKED.format("1 s")) != MARKED.format("1 s")
+    assert not [*figures.unmarked(MARKED.format("1 s"))]
+
+
+@pytest.mark.parametrize("key", ["latency; photo and text", "latency; photo; TVM untuned; median", "no table; a; b"])
+def test_a_mark_that_names_nothing_is_an_error(key: str) -> None:
+    with pytest.raises(LookupError):
+        figures.filled(f"<!-- figure: {key} -->1 s<!-- end -->")
+
+
+@pytest.mark.parametrize("figure", ["12.8 s", "0.9 GB", "545 GFLOP/s", "2.5x", "2.5× ", "10 ms", "1.2 GiB"])
+def test_a_figure_without_a_mark_is_found(figure: str) -> None:
+    assert [*figures.unmarked(f"## Speed\n\nIt is {figure} here.")] == [figure.strip()]
+    for allowed in (
+        f"## Speed\n\nMeasured on 2026-11-26 on an AMD EPYC. It is {figure}.",
+        f"`{figure}`",
+        f"It is {figure}. <!-- no measurement -->",
+    ):
+        assert not [*figures.unmarked(allowed)]
+
+
+def test_sizes_of_tensors_are_no_figures() -> None:
+    assert not [*figures.unmarked("An image of 1008×1008 pixels, 3×3 filters, 3 x 3, and 32 KiB.")]

@@ -1,0 +1,34 @@
+"""Lists the generated pages with the functions that render them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from docs.generate import reference
+from harness.compiler.lowering.frontends import defects_page
+from harness.verify.report.verification.document import read_report
+from harness.verify.report.verification.pages import render_overview
+
+DOCS = Path(__file__).resolve().parents[1]
+
+
+def verification() -> str:
+    """Returns the overview of the stored verification report."""
+    return render_overview(read_report(DOCS / "evidence" / "verification_report.json"))
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/commands.md": reference.commands,
+    "reference/python.md": reference.python,
+    "reference/entry-points.md": reference.entry_points,
+    "reference/settings.md": reference.settings,
+    "reference/exit-codes.md": reference.exit_codes,
+    "reference/expectations.md": reference.expectations,
+    "reference/report.md": reference.report_schema,
+    "reference/operators.md": reference.operators,
+    "reference/claims.md": reference.claims,
+    "evidence/verification.md": verification,
+    **{path.relative_to(DOCS).as_posix(): page for path, page in defects_page.PAGES.items()},
+}
+"""Every generated page but that of performance, which `sam3-tvm report` writes with its pictures."""
