@@ -11,17 +11,18 @@ USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[
 .PHONY: help setup verify smoke test test-all test-arm lint types perf docs doctor clean
 
 help:
-	@echo "make verify   prove that every component compiled for the CPU is the model PyTorch runs; writes reports/latest"
-	@echo "make smoke    what needs no model, and one case of each kind: before every commit"
-	@echo "make test     the conformance suite on the CPU"
-	@echo "make test-all the same with the dear tests of every night, too"
-	@echo "make test-arm CPU kernels, components and segment as AArch64 code; emulated on any other machine, docs/ARM.md"
-	@echo "make doctor   what this machine can compile and run"
-	@echo "make lint     ruff, and import-linter's contracts about what may import what"
+	@echo "make setup    create .venv and install: 7 GB on Linux"
+	@echo "make doctor   show what this machine can compile and run"
+	@echo "make verify   prove that what is compiled for this CPU is the model that PyTorch runs: 25 shallow cases,"
+	@echo "              some 15 minutes; the report is reports/latest/verification_report.html"
+	@echo "make smoke    tests that need no model, and one of each other kind: 2 minutes, for every commit"
+	@echo "make test     the conformance suite on the CPU: half an hour"
+	@echo "make test-all the same, with the dear tests of every night"
+	@echo "make test-arm CPU kernels, components and segment as AArch64 code, emulated elsewhere: an hour (docs/targets/arm.md)"
+	@echo "make lint     ruff, and import-linter's contracts about imports"
 	@echo "make types    mypy --strict, on harness and perf"
 	@echo "make perf     benchmarks"
 	@echo "make docs     the site of docs/ in build/site; checks links, anchors, the generated pages and the figures"
-	@echo "make setup    only create .venv and install"
 	@echo "make clean    remove .venv, caches and reports"
 
 setup: $(STAMP)

@@ -2,7 +2,7 @@
 
     pytest perf/test_scaling.py --component scoring_head
     pytest perf/test_scaling.py --component end_to_end --scale full --rounds 1
-    pytest perf/test_scaling.py --scale full --scaling-plot docs/scaling.png
+    pytest perf/test_scaling.py --scale full --scaling-plot scaling.png
 
 The whole model is the compiled folder: each entry point that a photograph and a text call is a program, and all of them
 together are one. At full scale that takes 8 GB of memory and some 15 minutes for each of the rounds.

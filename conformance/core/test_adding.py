@@ -1,4 +1,4 @@
-"""Each recipe of `docs/ADDING.md` is followed to the letter in a copy of the project, and what it promises is there.
+"""Each recipe of `docs/design/adding.md` is followed to the letter in a copy of the project, and keeps its promise.
 
 A model is added in `conformance/models/test_plugged_in_model.py`, a target in `conformance/targets/test_toy_target.py`.
 """

@@ -98,7 +98,7 @@ ENVIRONMENT = {
     "compiler/targets/cuda.py": "the CUDA compiler",
     "compiler/targets/system_cpu.py": "TVM's libraries",
 }
-"""Module → what it reads or writes of the environment; `docs/ARCHITECTURE.md` says why."""
+"""Module → what it reads or writes of the environment; `docs/design/architecture.md` says why."""
 
 
 def test_the_environment_is_touched_where_the_table_says_and_nowhere_else() -> None:

@@ -457,7 +457,7 @@ def test_without_pyav_a_sentence_says_how_to_install_it(tmp_path: Path) -> None:
 
 
 def test_opencvs_loader_forgets_to_divide_by_255(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's own function, with a module in OpenCV's place that hands frames over; see `docs/VIDEO_FILES.md`."""
+    """Upstream's function, with a module in OpenCV's place that hands frames over; see `docs/design/video-rules.md`."""
     from harness.models.sam3.upstream import upstream
 
     frames = [np.array(Image.fromarray(pixels).resize((64, 64))) for pixels in itertools.islice(open_frames(BUNNY), 2)]

@@ -31,7 +31,7 @@ def serve_device(
     """Let verify, segment, tune and pytest with --remote run what they compile on this machine, until Ctrl-C.
 
     TVM's RPC server lets every client run any code here as this user. So it listens on loopback alone, and other
-    machines reach it through an SSH tunnel, see docs/REMOTE.md.
+    machines reach it through an SSH tunnel, see docs/prove/remote.md.
     """
     from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads

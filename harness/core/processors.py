@@ -65,7 +65,9 @@ class Remote:
     def __post_init__(self) -> None:
         port = self.address.rpartition(":")[2]
         if not (self.host and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-            raise HarnessError(f"{self.address!r} is not an address: give HOST:PORT of a device, see docs/REMOTE.md")
+            raise HarnessError(
+                f"{self.address!r} is not an address: give HOST:PORT of a device, see docs/prove/remote.md"
+            )
 
     @property
     def host(self) -> str:

@@ -351,7 +351,7 @@ def _connect(remote: Remote, wait: float) -> rpc.RPCSession:
             if time.monotonic() >= deadline:
                 raise DeviceLostError(
                     f"no device answers at {remote} ({_reason(error)}): start sam3-tvm serve-device on it, and the SSH "
-                    "tunnel to it, see docs/REMOTE.md"
+                    "tunnel to it, see docs/prove/remote.md"
                 ) from error
         time.sleep(0.5)
 

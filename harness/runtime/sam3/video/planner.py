@@ -1,7 +1,7 @@
 """Plans a frame as one pure function: what happens to detections and tracked objects.
 
 This is `run_tracker_update_planning_phase` of upstream (VB:513-817), without its tracker computations. The rules are in
-the modules that this one imports, and on one page in docs/VIDEO_RULES.md.
+the modules that this one imports, and on one page in docs/design/video-rules.md.
 """
 
 from __future__ import annotations

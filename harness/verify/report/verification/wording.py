@@ -312,7 +312,7 @@ def notes(case: Mapping[str, Any]) -> list[str]:
         sentences.append(
             "Weights with the outliers of trained ones: strict, or judged by the oracle where PyTorch itself leaves "
             "the strict gate against float64. What one run fails is judged by the usual errors of 17 runs of PyTorch "
-            "and, if it still fails, of 17 runs of compiled code as well; the reason says so (docs/WEIGHTS.md)."
+            "and, if it still fails, of 17 runs of compiled code as well; the reason says so (docs/weights.md)."
         )
     if usage := kernels(case):
         sentences.append(usage)
