@@ -5,18 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from harness.core.program import Axis
 from harness.models.sam3.captures import Activations, Capture
 from harness.models.sam3.components.component import Arguments, Component, single_sample
 
 MULTIPLEX = Capture("multiplex", "harness.models.sam31.capture", interactive=True)
 """Three objects, clicked and tracked through a clip."""
-MEMORIES = Axis("memories", 1, 16)
-"""Memories of one frame; upstream keeps up to ten."""
-POINTERS = Axis("pointers", 1, 32)
-"""Frames with pointers; upstream keeps up to nineteen."""
-POINTER_TOKENS = Axis("pointer_tokens", 16, 16 * 32)
-"""Sixteen tokens of each frame with pointers."""
 NECK_OUTPUTS = (
     *(f"detector_{level}" for level in range(3)),
     *("click_high_res_0", "click_high_res_1", "click_image"),
@@ -134,7 +127,6 @@ COMPONENTS = (
         build=lambda model: _modules().MultiplexPointers(model),
         samples=_pointers,
         captured_by=MULTIPLEX,
-        symbolic={"pointers": {0: POINTERS}, "times": {0: POINTERS}},
     ),
     Component(
         name="multiplex_memory_attention",
@@ -145,13 +137,6 @@ COMPONENTS = (
         samples=_memories,
         captured_by=MULTIPLEX,
         uses_rope=True,
-        symbolic={
-            "memory_features": {0: MEMORIES},
-            "memories": {0: MEMORIES},
-            "ranks": {0: MEMORIES},
-            "tokens": {0: POINTER_TOKENS},
-            "positions": {0: POINTER_TOKENS},
-        },
     ),
 )
 """The components; trunk, text encoder and detector are SAM 3's."""

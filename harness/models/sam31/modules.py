@@ -204,12 +204,7 @@ class MultiplexMemoryAttention(nn.Module):
 
         Returns:
             The conditioned frame of each bucket, [B, 256, 72, 72].
-
-        Raises:
-            ValueError: There is not one frame for each memory.
         """
-        if memories.shape[0] != memory_features.shape[0]:  # torch.export learns here that the extents are equal
-            raise ValueError(f"{memories.shape[0]} memories and {memory_features.shape[0]} frames")
         times = self.maskmem_tpos_enc[clip_indices(ranks, self.maskmem_tpos_enc)]
         positions = flatten_grid(self.positions(features))
         memory_pos = (positions + times).flatten(0, 1).squeeze(1).unsqueeze(0)
