@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from conformance.support.examples import examples
 from harness.core.case import TINY
 from harness.models.sam3.build import build_model
-from harness.models.sam3.capture import find_stage
+from harness.models.sam3.capture import find_stage, upstream_prompt
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import wrapped
 from harness.models.sam3.upstream import upstream
@@ -263,17 +263,7 @@ def ground_with_exemplar(text: str, prompt: EncodedPrompt) -> dict[str, torch.Te
     """Returns upstream's outputs for the coffee, asked with places on the cat."""
     upstreams = build_model(TINY)
     with upstream(), torch.no_grad():
-        from sam3.model import geometry_encoders
-
-        given = {name: torch.from_numpy(array) for name, array in prompt.geometry.items()}
-        places = geometry_encoders.Prompt(
-            box_embeddings=given["boxes"],
-            box_mask=given["boxes_mask"],
-            box_labels=given["box_labels"],
-            point_embeddings=given["points"],
-            point_mask=given["points_mask"],
-            point_labels=given["point_labels"],
-        )
+        places = upstream_prompt({name: torch.from_numpy(array) for name, array in prompt.geometry.items()})
         shown, searched = (upstreams.backbone.forward_image(preprocess(load_image(path))) for path in (CAT, COFFEE))
         language = upstreams.backbone.forward_text([text], device="cpu")
 

@@ -6,6 +6,7 @@ that a component that is cut out wrongly cannot agree with the captured tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:
     }
 
 
+def upstream_prompt(geometry: Mapping[str, Tensor]) -> Any:
+    """Returns upstream's `Prompt` of the points and boxes of `geometric_prompt`."""
+    from sam3.model.geometry_encoders import Prompt
+
+    return Prompt(
+        box_embeddings=geometry["boxes"],
+        box_mask=geometry["boxes_mask"],
+        box_labels=geometry["box_labels"],
+        point_embeddings=geometry["points"],
+        point_mask=geometry["points_mask"],
+        point_labels=geometry["point_labels"],
+    )
+
+
 def find_stage(texts: int) -> Any:
     """Returns upstream's `FindStage` of several texts about one image, whose prompts it does not read."""
     from sam3.model.data_misc import FindStage
@@ -101,8 +116,6 @@ def capture(model: Any, prompts: Prompts) -> Activations:
         - fpn_0, fpn_1: [B, 256, 288, 288] and [B, 256, 144, 144] fp32.
         - pred_logits, pred_boxes, pred_boxes_xyxy, pred_masks, semantic_seg: Upstream's results.
     """
-    from sam3.model.geometry_encoders import Prompt
-
     image = preprocess(load_image(prompts.image))
     geometry = geometric_prompt(prompts)
     backbone_out = model.backbone.forward_image(image)
@@ -116,14 +129,7 @@ def capture(model: Any, prompts: Prompts) -> Activations:
             backbone_out=backbone_out,
             find_input=find_stage(1),
             find_target=None,
-            geometric_prompt=Prompt(
-                box_embeddings=geometry["boxes"],
-                box_mask=geometry["boxes_mask"],
-                box_labels=geometry["box_labels"],
-                point_embeddings=geometry["points"],
-                point_mask=geometry["points_mask"],
-                point_labels=geometry["point_labels"],
-            ),
+            geometric_prompt=upstream_prompt(geometry),
         )
     encoded_geometry, encoded = geometry_calls["forward"][-1], encoder_calls["forward"][-1]
     hs, reference_boxes, presence_logits, _ = decoder_calls["forward"][-1].result

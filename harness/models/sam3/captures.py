@@ -13,6 +13,9 @@ from harness.models.sam3.fixtures import Fixture
 if TYPE_CHECKING:
     import torch
 
+BUILDER = "harness.models.sam3.build"
+"""The module whose `build_architecture` and `give_weights` build SAM 3."""
+
 
 class Activations(dict[str, "torch.Tensor"]):
     """Captured tensors by name, which are attributes, too; `activations.click` has those named `click/…`."""
@@ -43,11 +46,13 @@ class Capture:
         module: The module that runs it. It has `load_inputs(image)`, which reads the inputs of the run, with another
             photograph if one is given, and `capture(model, inputs)`, which runs the model and says what it captures.
         interactive: Whether upstream's model must be built with its tracker.
+        builder: The module that builds the model, as `BUILDER` builds SAM 3.
     """
 
     kind: str
     module: str
     interactive: bool
+    builder: str = BUILDER
 
     def load_inputs(self, image: Path | None) -> Fixture:
         """Returns the inputs of the run, with another photograph if one is given."""

@@ -21,7 +21,7 @@ from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
 from harness.models.sam3.build import build_case, build_video_model
-from harness.models.sam3.captures import Activations, Capture
+from harness.models.sam3.captures import BUILDER, Activations, Capture
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.groups import note_groups
@@ -34,8 +34,6 @@ from harness.parity.part_cache import cache_part
 from harness.parity.references import Reference, RunModule, independent_calls, run_trace, runner_of
 from harness.runtime.sam3.images import load_image
 
-BUILDER = "harness.models.sam3.build"
-"""The module whose `build_architecture` and `give_weights` build SAM 3; another model has its own."""
 ORACLE = "harness.parity.oracle"
 SHARED = "harness.parity.part_cache"
 DRAWS = "harness.parity.monte_carlo"
@@ -204,18 +202,17 @@ class Source:
         trace: One call for each sample.
     """
 
-    def __init__(self, component: Component, case: Case, settings: Settings, builder: str = BUILDER) -> None:
-        """Builds the model with the module `builder`, and takes the component out of it.
+    def __init__(self, component: Component, case: Case, settings: Settings) -> None:
+        """Builds the model, and takes the component out of it.
 
         Raises:
             HarnessError: The checkpoint, photograph or cache cannot be used.
         """
         self.component = component
         self._case = case
-        self._builder = builder
-        self._upstream = UpstreamModel(case, settings, builder)
-        build = import_module(builder)
         capture = component.captured_by
+        self._upstream = UpstreamModel(case, settings, capture.builder)
+        build = import_module(capture.builder)
         self._inputs = capture.load_inputs(settings.image)
         model = build.build_architecture(case.scale, interactive=component.interactive)
         note_groups(model)
@@ -274,8 +271,8 @@ class Source:
     def _cached(self, kind: str, code: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
         """Returns outputs of the component, which depend on the modules `code` besides the component's own."""
         component = self.component
-        makers = (component.captured_by.module, component.build.__module__)
-        own_code = (*makers, self._builder, "harness.parity.references", SHARED)
+        capture = component.captured_by
+        own_code = (capture.module, component.build.__module__, capture.builder, "harness.parity.references", SHARED)
         key = self._upstream.key(f"{kind} {component.name}", (*own_code, *code), self._inputs)
         return self._upstream.cache.get_or_make(key, make)
 

@@ -32,19 +32,12 @@ def component_subject(component: Component) -> Subject:
     )
 
 
-def open_component(component: Component, case: Case, settings: Settings, **builder: str) -> Workload:
-    """Builds the model of a case, and returns the workload of one component with its captured inputs.
-
-    Args:
-        component: The component.
-        case: The case.
-        settings: The settings.
-        builder: The `builder` of `harness.models.sam3.source.Source`, if it is not SAM 3's.
-    """
+def open_component(component: Component, case: Case, settings: Settings) -> Workload:
+    """Builds the model of a case, and returns the workload of one component with its captured inputs."""
     from harness.models.sam3.source import Source
     from harness.models.traced import TracedWorkload
 
-    source = Source(component, case, settings, **builder)
+    source = Source(component, case, settings)
     return TracedWorkload(source.programs, source.trace, source.reference, case, source.draws)
 
 

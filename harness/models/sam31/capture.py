@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +22,9 @@ FRAMES = 3
 CONDITIONING_RANK = 6
 """Row of the conditioning frame in the table of temporal positions."""
 
+load_inputs = load_clip
+
 Tensors = dict[str, Tensor]
-
-
-def load_inputs(image: Path | None) -> Clip:
-    """Returns the clip, with a part of another photograph if one is given."""
-    return load_clip(image)
 
 
 @torch.no_grad()

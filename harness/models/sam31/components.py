@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from harness.models.sam3.captures import Activations, Capture
 from harness.models.sam3.components.component import Arguments, Component, single_sample
 
-MULTIPLEX = Capture("multiplex", "harness.models.sam31.capture", interactive=True)
+MULTIPLEX = Capture("multiplex", "harness.models.sam31.capture", interactive=True, builder="harness.models.sam31.build")
 """Three objects, clicked and tracked through a clip."""
 NECK_OUTPUTS = (
     *(f"detector_{level}" for level in range(3)),
@@ -53,15 +54,12 @@ def _encoded_frame(activations: Activations) -> dict[str, Arguments]:
     return {"second": activations.encoded.take("features", "masks", "object_logits", "valid", "conditioning")}
 
 
-def _pointers(activations: Activations) -> dict[str, Arguments]:
-    frames = {"third": activations.third, "second": activations.second}
-    return {name: frame.take("pointers", "times") for name, frame in frames.items()}
-
-
-def _memories(activations: Activations) -> dict[str, Arguments]:
-    """Returns two memories with pointers of two frames, and one of each."""
-    names = ("features", "memory_features", "memories", "ranks", "tokens", "positions")
-    return {name: getattr(activations, name).take(*names) for name in ("third", "second")}
+def _both_frames(*inputs: str) -> Callable[[Activations], dict[str, Arguments]]:
+    """Returns a function that takes inputs of the third frame, with two memories, and of the second, with one."""
+    return lambda activations: {
+        "third": activations.third.take(*inputs),
+        "second": activations.second.take(*inputs),
+    }
 
 
 COMPONENTS = (
@@ -125,7 +123,7 @@ COMPONENTS = (
         inputs=("pointers", "times"),
         outputs=("tokens", "positions"),
         build=lambda model: _modules().MultiplexPointers(model),
-        samples=_pointers,
+        samples=_both_frames("pointers", "times"),
         captured_by=MULTIPLEX,
     ),
     Component(
@@ -134,7 +132,7 @@ COMPONENTS = (
         inputs=("features", "memory_features", "memories", "ranks", "tokens", "positions"),
         outputs=("conditioned",),
         build=lambda model: _modules().MultiplexMemoryAttention(model),
-        samples=_memories,
+        samples=_both_frames("features", "memory_features", "memories", "ranks", "tokens", "positions"),
         captured_by=MULTIPLEX,
         uses_rope=True,
     ),

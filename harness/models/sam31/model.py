@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from harness.core.case import Weights
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import REPOSITORY
 from harness.models.model import Model
 from harness.models.sam3.model import MODEL as SAM_3
-from harness.models.sam3.subjects import component_subject, open_component
+from harness.models.sam3.subjects import component_subject
 from harness.models.sam31.checkpoint import describe_checkpoint
 from harness.models.sam31.components import COMPONENTS
 from harness.models.sam31.inspection import inspect_checkpoint
 
 NAME = "sam3.1"
-BUILDER = "harness.models.sam31.build"
 
 MODEL = Model(
     name=NAME,
     subjects={
         component.name: replace(
             component_subject(component),
-            open=partial(open_component, component, builder=BUILDER),
             model=NAME,
             weights=(Weights.SEEDED.value,),
             precisions=(DEFAULT_PRECISION,),

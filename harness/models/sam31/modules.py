@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.models.sam3.components.modules import clip_indices, flatten_grid
+from harness.models.sam3.components.tracker_modules import predict_masks
 from harness.models.sam31.multiplex import SLOTS, mask_channels
 
 PRESENT, ABSENT = 10.0, -10.0
@@ -76,13 +77,8 @@ class ClickMaskDecoder(nn.Module):
             Four masks [B, 4, 288, 288], the first for prompts of several clicks; their IoU [B, 4]; object logits
             [B, 1]; and a pointer of each mask, [B, 4, 256].
         """
-        masks, ious, tokens, object_logits = self.decoder.predict_masks(
-            image_embeddings=image_embed,
-            image_pe=self.positions(tuple(image_embed.shape[-2:])).unsqueeze(0),
-            sparse_prompt_embeddings=sparse,
-            dense_prompt_embeddings=dense,
-            repeat_image=image_embed.shape[0] != sparse.shape[0],
-            high_res_features=[high_res_0, high_res_1],
+        masks, ious, tokens, object_logits = predict_masks(
+            self.decoder, self.positions, image_embed, high_res_0, high_res_1, sparse, dense
         )
         pointers = _blend(self.obj_ptr_proj(tokens), (object_logits > 0)[:, None], self.no_object)
         return masks, ious, object_logits, pointers

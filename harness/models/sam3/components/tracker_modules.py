@@ -52,6 +52,31 @@ class PromptEncoder(nn.Module):
         return sparse, torch.where(has_mask[:, None, None, None], with_mask, without_mask)
 
 
+def predict_masks(
+    decoder: Any,
+    positions: Any,
+    image_embed: Tensor,
+    high_res_0: Tensor,
+    high_res_1: Tensor,
+    sparse: Tensor,
+    dense: Tensor,
+) -> tuple[Tensor, ...]:
+    """Returns what upstream's mask decoder predicts for every mask token; shapes are those of `MaskDecoder`.
+
+    Returns:
+        Masks [B, 4, 288, 288], their IoU [B, 4], mask tokens [B, 4, 256], and object logits [B, 1].
+    """
+    predicted: tuple[Tensor, ...] = decoder.predict_masks(
+        image_embeddings=image_embed,
+        image_pe=positions(tuple(image_embed.shape[-2:])).unsqueeze(0),
+        sparse_prompt_embeddings=sparse,
+        dense_prompt_embeddings=dense,
+        repeat_image=image_embed.shape[0] != sparse.shape[0],
+        high_res_features=[high_res_0, high_res_1],
+    )
+    return predicted
+
+
 class MaskDecoder(nn.Module):
     """The decoder of image and prompt to masks with predicted IoU, and the object pointer of each mask token."""
 
@@ -73,13 +98,8 @@ class MaskDecoder(nn.Module):
             the three where it is not stable, and its IoU [B, 1]; object logits [B, 1]; pointers [B, 4, 256] of the
             single mask and the three others.
         """
-        masks, ious, tokens, object_logits = self.decoder.predict_masks(
-            image_embeddings=image_embed,
-            image_pe=self.positions(tuple(image_embed.shape[-2:])).unsqueeze(0),
-            sparse_prompt_embeddings=sparse,
-            dense_prompt_embeddings=dense,
-            repeat_image=image_embed.shape[0] != sparse.shape[0],
-            high_res_features=[high_res_0, high_res_1],
+        masks, ious, tokens, object_logits = predict_masks(
+            self.decoder, self.positions, image_embed, high_res_0, high_res_1, sparse, dense
         )
         single, single_iou = self.decoder._dynamic_multimask_via_stability(masks, ious)
         # The end of Sam3TrackerBase._forward_sam_heads, for every token.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,12 +25,9 @@ FRAMES = 20
 TOKENS = 72 * 72
 """Tokens of a memory."""
 
+load_inputs = load_clip
+
 Tensors = dict[str, Tensor]
-
-
-def load_inputs(image: Path | None) -> Clip:
-    """Returns the clip, with a part of another photograph if one is given."""
-    return load_clip(image)
 
 
 @torch.no_grad()
