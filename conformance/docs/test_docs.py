@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from docs.generate import figures
-from docs.generate.pages import DOCS, PAGES
+from docs.generate.figures import DOCS
+from docs.generate.pages import PAGES
 from docs.generate.reference import CLAIMS, SETTINGS
 from harness.core.settings import REPOSITORY
 

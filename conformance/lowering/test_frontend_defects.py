@@ -136,4 +136,4 @@ def test_names_and_workarounds_are_unique(frontend: Frontend) -> None:
 
 def test_pages_are_up_to_date() -> None:
     for path, page in PAGES.items():
-        assert path.read_text(encoding="utf-8") == page(), f"run `python -m {page.__module__}`"
+        assert path.read_text(encoding="utf-8") == page(), "run `python -m docs.generate`"

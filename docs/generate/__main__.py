@@ -6,7 +6,8 @@ python -m docs.generate
 from __future__ import annotations
 
 from docs.generate import figures
-from docs.generate.pages import DOCS, PAGES
+from docs.generate.figures import DOCS
+from docs.generate.pages import PAGES
 
 
 def main() -> None:

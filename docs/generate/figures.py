@@ -29,8 +29,7 @@ _CODE = re.compile(r"^```.*?^```$|^ {4}.*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE
 
 def guides() -> list[Path]:
     """Returns the pages that people write."""
-    pages = [path for path in sorted(DOCS.rglob("*.md")) if path.relative_to(DOCS).parts[0] not in GENERATED]
-    return [path for path in pages if not path.stem.isupper()]
+    return [path for path in sorted(DOCS.rglob("*.md")) if path.relative_to(DOCS).parts[0] not in GENERATED]
 
 
 def filled(text: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from docs.generate import reference
+from docs.generate.figures import DOCS
 from harness.compiler.lowering.frontends import defects_page
 from harness.verify.report.verification.document import read_report
 from harness.verify.report.verification.pages import render_overview
-
-DOCS = Path(__file__).resolve().parents[1]
 
 
 def verification() -> str:

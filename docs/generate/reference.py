@@ -95,9 +95,11 @@ def settings() -> str:
 
 def expectations() -> str:
     """Returns the page of the cases that are not expected to be strict."""
-    entries = tomllib.loads((REPOSITORY / "fixtures" / "expectations.toml").read_text(encoding="utf-8"))["expect"]
+    from harness.models.registry import models
+
+    files = [file for file in (model.expectations for model in models().values()) if file is not None]
     sections = []
-    for entry in entries:
+    for entry in [entry for file in files for entry in tomllib.loads(file.read_text(encoding="utf-8"))["expect"]]:
         names = ("component", "strategy", "target", "scale", "precision", "frontend", "weights", "outputs")
         outcome = (
             "judged by the oracle" + (", or strict" if entry.get("varies") else "")
@@ -107,9 +109,10 @@ def expectations() -> str:
         facts = [(name, _names(entry[name])) for name in names if name in entry]
         title = f"{_names(entry['component'])} · {_names(entry['strategy'])}"
         sections.append(f"## {title}\n\n{_table(('', 'value'), [*facts, ('outcome', outcome)])}\n\n{entry['why']}\n")
+    sources = " and ".join(f"`{file.relative_to(REPOSITORY).as_posix()}`" for file in files)
     note = (
-        "`fixtures/expectations.toml` names every case that is not expected to be strict. An unexpected failure fails "
-        "a run, and so does an unexpected pass."
+        f"{sources} name every case that is not expected to be strict. An unexpected failure fails a run, and so does an "
+        "unexpected pass."
     )
     return _page("Expectations", note, *sections)
 

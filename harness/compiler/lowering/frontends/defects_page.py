@@ -1,4 +1,4 @@
-"""Writes the pages on defects from their registries, when run as a program: an overview, and one for each frontend."""
+"""Renders the pages on defects from their registries: an overview, and one for each frontend."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from harness.compiler.lowering.frontends.defect import TESTED_VERSION, Defect, S
 from harness.compiler.lowering.frontends.onnx.defects import DEFECTS as ONNX_DEFECTS
 from harness.compiler.lowering.frontends.onnx.exporting import OPSET
 from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
-from harness.core.files import make_folder, write_text
 from harness.core.settings import REPOSITORY
 
 _MAX_ELEMENTS = 12
 """Largest number of elements of a tensor whose values a page has."""
 
-_MODULE = "harness.compiler.lowering.frontends.defects_page"
 
 _INTRODUCTION = f"""# Defects of TVM's PyTorch frontend
 
@@ -58,7 +56,7 @@ worked around.
 {table}
 
 Each defect is data: a reproduction of a line, the symptom in the unmodified frontend, the cause, and the workaround.
-This page is generated: `python -m {_MODULE}`.
+This page is generated: `python -m docs.generate`.
 
 ## The tests of a defect
 
@@ -124,7 +122,7 @@ def _page(introduction: str, package: str, example: str, defects: Sequence[Defec
     table = "\n".join(["| defect | symptom | where |", "| --- | --- | --- |", *rows])
     sections = "\n".join(_section(defect, unmodified) for defect in defects)
     return f"""{introduction}
-This page is generated: `python -m {_MODULE}`.
+This page is generated: `python -m docs.generate`.
 
 {table}
 
@@ -182,9 +180,3 @@ def _raw(defect: Defect) -> str:
     if raw.symptom is Symptom.REJECTED:
         return f"`{raw.error}`, with a message that matches `{raw.message}`."
     return f"{raw.wrong}."
-
-
-if __name__ == "__main__":
-    for path, page in PAGES.items():
-        make_folder(path.parent)
-        write_text(path, page())
