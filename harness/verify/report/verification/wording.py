@@ -103,8 +103,8 @@ def worst_ratio(case: Mapping[str, Any]) -> WorstRatio | None:
     """Returns the worst r_rms of a case; None if no output has one."""
     ratios = [(number(output["r_rms"]), output["verdict"]) for output in case["outputs"]]
     limits = {VerdictKind.ORACLE.value: ORACLE_R_RMS}
-    shares = {ratio: ratio / limits.get(verdict, MAX_R_RMS) for ratio, verdict in ratios if not math.isnan(ratio)}
-    return WorstRatio(max(shares), max(shares.values())) if shares else None
+    shares = [ratio / limits.get(verdict, MAX_R_RMS) for ratio, verdict in ratios if not math.isnan(ratio)]
+    return WorstRatio(worst(case, "r_rms"), max(shares)) if shares else None
 
 
 def worst(case: Mapping[str, Any], metric: str) -> float:
