@@ -135,8 +135,8 @@ def verify(
         raise HarnessError(
             f"--model judges whole models, and {component_case.component} is a component: leave one of them out"
         )
-    whole_models = {case.component for case in cases if subjects()[case.component].whole}
-    if question and (len(whole_models) != 1 or len({case.component for case in cases}) != 1):
+    chosen = {case.component for case in cases}
+    if question and (len(chosen) > 1 or not all(subjects()[name].whole for name in chosen)):
         raise HarnessError("--question chooses among those to one whole model: give --component end_to_end, or another")
     float32 = options.chosen_groups(budget or (), cases)
     required = _required_targets(require_target or (), {case.target for case in cases})
