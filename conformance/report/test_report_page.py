@@ -31,6 +31,7 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import EDGES, WITHIN, CaseError, Outcome, Stage, Status
 from harness.core.settings import SEEDED
 from harness.models.registry import MODELS_VARIABLE, models, subjects
+from harness.parity.verdict import MAX_R_RMS, ORACLE_R_RMS
 from harness.verify.diagnose.report import document
 from harness.verify.diagnose.runner import diagnose_program
 from harness.verify.report import Result, read_report, write_report
@@ -38,7 +39,7 @@ from harness.verify.report.verification.charts import timeline
 from harness.verify.report.verification.comparison import compare
 from harness.verify.report.verification.pages import render_page
 from harness.verify.report.verification.schema import number
-from harness.verify.report.verification.wording import count, digits, mark, seconds
+from harness.verify.report.verification.wording import WorstRatio, count, digits, mark, seconds, worst_ratio
 from harness.verify.stages import run_case
 
 CASE = Case("photograph", "real", "llvm")
@@ -172,6 +173,12 @@ def test_the_matrix_has_the_worst_ratio_of_each_case_and_a_bar(page: Element, re
             (bar,) = (each for each in ratio.all("span") if each["style"])
             width = float(bar["style"].removeprefix("width:").removesuffix("%"))
             assert 0 <= width <= 100 and (width == 100 or width >= 100 * worst / 2 - 0.1)
+
+
+@pytest.mark.parametrize("verdicts", [("strict", "oracle"), ("oracle", "strict")])
+def test_outputs_with_the_same_ratio_have_the_limits_of_their_verdicts(verdicts: tuple[str, str]) -> None:
+    worst = worst_ratio({"outputs": [{"r_rms": 1.2, "verdict": verdict} for verdict in verdicts]})
+    assert worst == WorstRatio(1.2, 1.2 / min(MAX_R_RMS, ORACLE_R_RMS))
 
 
 def test_the_numbers_are_those_of_the_json(page: Element, report: dict[str, Any]) -> None:
