@@ -111,8 +111,8 @@ def expectations() -> str:
         sections.append(f"## {title}\n\n{_table(('', 'value'), [*facts, ('outcome', outcome)])}\n\n{entry['why']}\n")
     sources = " and ".join(f"`{file.relative_to(REPOSITORY).as_posix()}`" for file in files)
     note = (
-        f"{sources} name every case that is not expected to be strict. An unexpected failure fails a run, and so does an "
-        "unexpected pass."
+        f"{sources} name every case that is not expected to be strict. An unexpected failure fails a run, and so does "
+        "an unexpected pass."
     )
     return _page("Expectations", note, *sections)
 
