@@ -11,8 +11,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
-from harness.models.sam3.captures import CLICKS, GROUNDING, PROPAGATION
-from harness.models.sam3.captures import BUILDER
+from harness.models.sam3.captures import BUILDER, CLICKS, GROUNDING, PROPAGATION
 from harness.models.sam3.source import ORACLE, SHARED
 from harness.parity.closure import closure_digest, import_closure
 
