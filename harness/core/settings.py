@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from harness.core.expectations import Expectation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-"""The checkout, which contains harness/ and fixtures/."""
+"""The checkout, which contains harness/ and docs/."""
+FIXTURES = (Path(__file__).parents[1] / "fixtures").resolve()
+"""The photographs, questions, expectations and tuning databases: the checkout's fixtures/, or their copy in a wheel."""
 
 
 @dataclass(frozen=True)

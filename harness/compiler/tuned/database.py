@@ -17,12 +17,12 @@ from harness.compiler.targets import TARGETS
 from harness.core.errors import HarnessError
 from harness.core.files import write_json
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.core.settings import REPOSITORY
+from harness.core.settings import FIXTURES
 from harness.runtime.decoding import convert, decode
 
 FORMAT = 1
 FILE = "schedules.json"
-TUNED = REPOSITORY / "fixtures" / "tuned"
+TUNED = FIXTURES / "tuned"
 """The folder of the databases that are used by default; it has one folder for each tag of conditions."""
 ADVICE = "free some space or choose another folder with --db"
 """Advice for the user where a database cannot be written."""

@@ -14,8 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from harness.core.settings import FIXTURES
 from harness.models.sam3.captures import Activations
-from harness.models.sam3.fixtures import FIXTURES, Fixture, read_fixture
+from harness.models.sam3.fixtures import Fixture, read_fixture
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import recorded_methods
 from harness.models.sam3.vocabulary import installed_tokenizer

@@ -10,10 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.core.errors import HarnessError
-from harness.core.settings import REPOSITORY
 from harness.runtime.decoding import Value, convert
-
-FIXTURES = REPOSITORY / "fixtures"
 
 
 class Fixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.settings import REPOSITORY, Settings
+from harness.core.settings import FIXTURES, Settings
 from harness.models.model import Model
 from harness.models.sam3.checkpoints.loading import describe_checkpoint
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
@@ -38,5 +38,5 @@ MODEL = Model(
     check=_check,
     describe_checkpoint=describe_checkpoint,
     inspect_checkpoint=inspect_checkpoint,
-    expectations=REPOSITORY / "fixtures" / "expectations.toml",
+    expectations=FIXTURES / "expectations.toml",
 )

@@ -16,9 +16,9 @@ from torch.fx import Node
 
 from harness.compiler.lowering.route import Route
 from harness.core.files import write_text
-from harness.core.settings import REPOSITORY
+from harness.core.settings import FIXTURES
 
-OPERATORS_FILE = REPOSITORY / "fixtures" / "operators.json"
+OPERATORS_FILE = FIXTURES / "operators.json"
 """Every distinct call in the components at shallow scale."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.core.case import Weights
 from harness.core.precision import DEFAULT_PRECISION
-from harness.core.settings import REPOSITORY
+from harness.core.settings import FIXTURES
 from harness.models.model import Model
 from harness.models.sam3.model import MODEL as SAM_3
 from harness.models.sam3.subjects import component_subject
@@ -32,5 +32,5 @@ MODEL = Model(
     check=SAM_3.check,
     describe_checkpoint=describe_checkpoint,
     inspect_checkpoint=inspect_checkpoint,
-    expectations=REPOSITORY / "fixtures" / "sam31_expectations.toml",
+    expectations=FIXTURES / "sam31_expectations.toml",
 )

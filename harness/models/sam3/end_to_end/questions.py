@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.models.sam3.fixtures import FIXTURES, AnyQuestion, read_questions
+from harness.core.settings import FIXTURES
+from harness.models.sam3.fixtures import AnyQuestion, read_questions
 
 QUESTIONS = FIXTURES / "end_to_end.toml"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.models.sam3.fixtures import FIXTURES, AnyQuestion, Fixture, read_questions
+from harness.core.settings import FIXTURES
+from harness.models.sam3.fixtures import AnyQuestion, Fixture, read_questions
 
 QUESTIONS = FIXTURES / "interactive.toml"
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from harness.models.sam3.fixtures import FIXTURES, Fixture, read_fixture
+from harness.core.settings import FIXTURES
+from harness.models.sam3.fixtures import Fixture, read_fixture
 from harness.runtime.sam3.images import load_image
 
 CLIP = FIXTURES / "clip.toml"

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.settings import REPOSITORY
+from harness.core.settings import FIXTURES
 from harness.runtime.sam3.images import load_image
 
 Pixels = npt.NDArray[np.uint8]
 Masks = npt.NDArray[np.bool_]
 
-_IMAGES = REPOSITORY / "fixtures" / "images"
+_IMAGES = FIXTURES / "images"
 
 
 @dataclass(frozen=True)

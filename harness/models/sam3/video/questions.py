@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from harness.core.case import Scale
 from harness.core.program import Arrays
-from harness.models.sam3.fixtures import FIXTURES, AnyQuestion, Fixture, read_questions
+from harness.core.settings import FIXTURES
+from harness.models.sam3.fixtures import AnyQuestion, Fixture, read_questions
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
 from harness.parity.references import add_prefix
