@@ -8,11 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from docs.generate import figures
 from docs.generate.figures import DOCS
 from docs.generate.pages import PAGES
 from docs.generate.reference import CLAIMS, SETTINGS
+from harness import __version__
 from harness.core.settings import REPOSITORY
 
 EXPORTING = {"reference/operators.md", "reference/entry-points.md"}
@@ -32,6 +34,14 @@ def test_every_variable_is_on_the_page_of_settings() -> None:
     named = {name for source in sources for name in re.findall(r'= "(SAM3_TVM_[A-Z_]+)"', source)}
     assert named and all(f"`{name}`" in page for name in named)
     assert len(named) == len(SETTINGS["Environment variables"])
+
+
+def test_the_version_and_its_date_are_the_same_everywhere() -> None:
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    (version, date), *_ = re.findall(r"^## (\S+) \((.*)\)$", changes, re.MULTILINE)
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert version == citation["version"] == __version__
+    assert date == citation["date-released"]
 
 
 def test_every_claim_names_a_test_that_exists() -> None:
