@@ -51,7 +51,7 @@ def test_every_claim_names_a_test_that_exists() -> None:
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, claim["test"]
 
 
-@pytest.mark.parametrize("page", figures.guides(), ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", figures.guides(), ids=lambda page: page.relative_to(REPOSITORY).as_posix())
 def test_figures_of_a_guide_are_marked_and_current(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert figures.filled(text) == text, "a figure is stale: run `python -m docs.generate`"
@@ -60,6 +60,11 @@ def test_figures_of_a_guide_are_marked_and_current(page: Path) -> None:
 
 
 MARKED = "It takes <!-- figure: latency; photo and text; TVM untuned; median -->{}<!-- end -->."
+
+
+def test_the_makefile_says_how_many_cases_it_verifies() -> None:
+    count = figures.filled("<!-- figure: cases; make verify; value --><!-- end -->").split(">")[1].split("<")[0]
+    assert f" {count} shallow cases," in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
 
 
 def test_a_stale_figure_is_filled() -> None:
