@@ -36,6 +36,30 @@ def test_every_variable_is_on_the_page_of_settings() -> None:
     assert len(named) == len(SETTINGS["Environment variables"])
 
 
+OUTSIDE = [*sorted(REPOSITORY.glob("*.md")), *sorted(REPOSITORY.glob("examples/**/*.md"))]
+"""The pages that `mkdocs build --strict` does not read."""
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return figures.CODE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_links_of_a_page_outside_the_site_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+        file, _, anchor = link.partition("#")
+        linked = page.parent / file if file else page
+        assert linked.exists(), link
+        assert not anchor or anchor in anchors(linked), link
+
+
 def test_the_version_and_its_date_are_the_same_everywhere() -> None:
     changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
     (version, date), *_ = re.findall(r"^## (\S+) \((.*)\)$", changes, re.MULTILINE)

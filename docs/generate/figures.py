@@ -37,7 +37,7 @@ _FIGURE = re.compile(
     r"(?<![\w.])\d[\d.,]*[ \u00a0]?(?:ms|s|minutes|hours|MB|MiB|GB|GiB|GB/s|GFLOP/s|TFLOP/s|[x×](?! ?\d))(?![\w/])"
 )
 _MEASURED = re.compile(r"measured (?:on|at) \d{4}-\d{2}-\d{2} on ", re.IGNORECASE)
-_CODE = re.compile(r"^```.*?^```$|^ {4}.*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$|^ {4}.*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def guides() -> list[Path]:
@@ -60,7 +60,7 @@ def unmarked(text: str) -> Iterator[str]:
     for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
         if _MEASURED.search(" ".join(section.split())):
             continue
-        for line in _CODE.sub("", _MARK.sub("", section)).splitlines():
+        for line in CODE.sub("", _MARK.sub("", section)).splitlines():
             if "<!-- no measurement -->" not in line:
                 yield from _FIGURE.findall(line)
 
