@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conformance.support import reference
 from docs.generate import figures
 from docs.generate.figures import DOCS
 from docs.generate.pages import PAGES
@@ -58,6 +59,17 @@ def test_links_of_a_page_outside_the_site_lead_somewhere(page: Path) -> None:
         linked = page.parent / file if file else page
         assert linked.exists(), link
         assert not anchor or anchor in anchors(linked), link
+
+
+COMMAND = re.compile(r"(?:^|[`/ ])sam3-tvm ([a-z][a-z-]*)((?: +[^\s`#|&>]+)*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*OUTSIDE, *figures.guides()[1:], DOCS / "evidence" / "todo.md"], ids=str)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    known = reference.options()
+    for code in figures.CODE.finditer(page.read_text(encoding="utf-8")):
+        for name, arguments in COMMAND.findall(code[0]):
+            assert set(re.findall(r"--[a-z][a-z0-9-]*", arguments)) <= known[name], f"{name}{arguments}"
 
 
 def test_the_version_and_its_date_are_the_same_everywhere() -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from harness.cli.main import app
+from conformance.support import reference
 from harness.core.settings import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
@@ -70,12 +69,11 @@ class TestWorkflow:
             assert done.returncode == 0, done.stderr + script
 
     def test_it_runs_targets_commands_and_files_that_exist(self, workflow: Path) -> None:
-        known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        known = reference.options()
         for target, *_ in programs(workflow, "make"):
             assert any(target in names.split() for names in TARGETS), target
         for command, *arguments in programs(workflow, "sam3-tvm"):
-            options = {option for parameter in known[command].params for option in parameter.opts}
-            assert {argument for argument in arguments if argument.startswith("--")} <= options, command
+            assert {argument for argument in arguments if argument.startswith("--")} <= known[command], command
         for script in scripts(workflow):
             for file in IS_FILE.findall(script):
                 assert (REPOSITORY / file).exists(), file
