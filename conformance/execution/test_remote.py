@@ -265,7 +265,7 @@ def test_whatever_keeps_a_command_from_a_device_is_one_sentence(
     with device(tmp_path / "store", tvm_version="0.26.0") as older:
         assert "apache-tvm 0.26.0, and this machine " in sentence(*verify, older.remote.address)
     refused = sentence("serve-device", "--host", "0.0.0.0")
-    assert "--host 0.0.0.0 is no address of loopback" in refused and "ssh -N -L 9090:127.0.0.1:9090" in refused
+    assert "--host 0.0.0.0 is not a loopback address" in refused and "ssh -N -L 9090:127.0.0.1:9090" in refused
     temporary = os.environ.get("TMPDIR")
     taken = sentence("serve-device", "--port", str(served.port), "--store", str(tmp_path / "other"))
     assert os.environ.get("TMPDIR") == temporary

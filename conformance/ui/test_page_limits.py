@@ -175,7 +175,7 @@ def test_sessions_are_kept_up_to_a_number_those_that_were_used_last() -> None:
         known.get(first.key)
         known.start()
     assert known.get(first.key) is first
-    with pytest.raises(HarnessError, match="This page is not known here, the server was started again or has served"):
+    with pytest.raises(HarnessError, match="The server does not know this page: it was restarted, or has served"):
         known.get(second.key)
 
 

@@ -531,7 +531,7 @@ def asked(client: httpx.Client) -> tuple[str, str]:
         ("kinds", '{"texts": ["cat", "dog"], "boxes": [[1, 2, 30, 40]]}', "Boxes and points go with one text"),
         ("kinds", '{"boxes": [[1, 2, 30, 40]], "box_labels": [2]}', "box_labels.0: Input should be a valid boolean"),
         ("kinds", json.dumps({"boxes": [[1, 2, 30, 40]] * 49}), "The prompt has 49 boxes, this model takes at most 48"),
-        ("kept", '{"answer": 5, "indices": [0]}', "These masks are not the last ones any more"),
+        ("kept", '{"answer": 5, "indices": [0]}', "These masks are out of date"),
     ],
 )
 def test_a_bad_question_is_one_sentence(
@@ -554,10 +554,10 @@ def test_a_bad_request_is_one_sentence(client: httpx.Client, asked: tuple[str, s
         (client.put(f"{root}/image", params={"name": "../cat.png"}), 422, "The folder has no image '../cat.png'"),
         (client.put(f"{root}/image", params={"name": "broken.jpg"}), 422, "The image broken.jpg cannot be read"),
         (client.get(f"{root}/annotations.json"), 422, "Nothing was kept yet"),
-        (client.get(f"{root}/answers/1/0.png"), 422, "These masks are not the last ones any more"),
+        (client.get(f"{root}/answers/1/0.png"), 422, "These masks are out of date"),
         (client.delete(f"{root}/kept/3"), 422, "There is no kept mask 3"),
         (client.get("/api/photographs/none"), 422, "This photograph is not known here"),
-        (client.get("/api/sessions/none"), 404, "This page is not known here, the server was started again"),
+        (client.get("/api/sessions/none"), 404, "The server does not know this page: it was restarted"),
         (client.post("/api/sessions/none/encode?photograph=none"), 404, "reload the page"),
         (client.get("/nowhere"), 404, "Not Found"),
     ):

@@ -35,11 +35,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "another precision": (("--precision", "bf16"), "compiled with precision fp32, not bf16: leave out --precision"),
     "another seed": (("--seed", "7"), "weights of seed 0, and would be judged by those of seed 7"),
     "a component": (("--component", "vit"), "vit is a component: leave one of them out"),
-    "schedules": (("--untuned",), "--untuned is for what is to be: leave one of them out"),
+    "schedules": (("--untuned",), "--untuned needs a compilation: leave one of them out"),
     "other outputs": (("--judge-saved",), "--judge-saved runs none: leave one of them out"),
-    "a question to two models": (("--question", "text"), "--question chooses among those to one whole model"),
+    "a question to two models": (("--question", "text"), "--question needs one whole model"),
     "no question": (("--component", "end_to_end", "--question", "txt"), "Unknown question 'txt': did you mean 'text'"),
-    "a diagnosis": (("--diagnose",), "--diagnose is for what is to be: leave one of them out"),
+    "a diagnosis": (("--diagnose",), "--diagnose needs a compilation: leave one of them out"),
 }
 
 
@@ -61,7 +61,7 @@ def test_a_folder_that_answers_nothing_is_refused(copy: Path, verify: Callable[.
     assert (code, "interactive needs a model of Capacity(" in printed) == (2, True), printed
     change_manifest(copy, model="another")
     code, printed = verify("--model", str(copy))
-    assert (code, "can be asked of this one, another" in printed) == (2, True), printed
+    assert (code, "it has the model another" in printed) == (2, True), printed
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "no library", "no folder", "a checkpoint's"])

@@ -70,7 +70,7 @@ CheckpointOption = Annotated[
 ]
 PartialOption = Annotated[bool, typer.Option(help="Accept a checkpoint that lacks parameters.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the weights.")]
-WEIGHTS_HELP = f"{', '.join(Weights)}: what they are drawn by without a checkpoint. Default: {Weights.SEEDED}."
+WEIGHTS_HELP = f"{', '.join(Weights)}: distribution of weights without a checkpoint. Default: {Weights.SEEDED}."
 WeightsOption = Annotated[str | None, typer.Option(help=WEIGHTS_HELP)]
 ThreadsOption = Annotated[
     int | None,
@@ -109,7 +109,7 @@ BudgetOption = Annotated[
 ]
 RemoteOption = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT of a device to run on, as a rule of an SSH tunnel to it, see serve-device."),
+    typer.Option(help="HOST:PORT of a device to run on, usually an SSH tunnel's end; see serve-device."),
 ]
 
 

@@ -25,17 +25,17 @@ def report(
         typer.Option(help="Two files verification_report.json: what changed.", metavar="BEFORE AFTER"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the pages. Default, if it was verified: that of the (last) file.")
+        Path | None, typer.Option(help="Folder of the pages. Default for verification reports: the last file's.")
     ] = None,
     summary: Annotated[
         Path | None,
-        typer.Option(help="File to append the matrix and what is not as expected to, in Markdown; if it was verified."),
+        typer.Option(help="File to append a summary to, as Markdown; for verification reports."),
     ] = None,
 ) -> None:
     """Render the pages of measurements of perf/ or of a verification, or compare two verifications."""
     if compare is not None:
         if results or summary:
-            raise HarnessError("--compare takes two reports and goes with --out alone: leave the others out")
+            raise HarnessError("--compare takes two reports, and no other option than --out: leave the others out")
         _compare(*compare, out)
     elif not results:
         raise HarnessError("give files of results, or two reports with --compare")
@@ -45,7 +45,7 @@ def report(
         _report_verification(results[0], out, summary)
     else:
         if out is None or summary:
-            raise HarnessError("what was measured needs a folder for its page: give --out DIR, and no --summary")
+            raise HarnessError("benchmarks need a folder for their page: give --out DIR, and no --summary")
         _report_measurements(results, out)
 
 

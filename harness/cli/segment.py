@@ -20,9 +20,9 @@ DEFAULT_MODEL = Path("dist/sam3-llvm")
 
 FolderOption = Annotated[Path | None, typer.Option(help="Compiled model. Default: dist/sam3-llvm.")]
 ClickOption = Annotated[
-    list[str] | None, typer.Option(help="One object is here, whatever it is: x,y in pixels; repeatable.")
+    list[str] | None, typer.Option(help="Point on the one object to find: x,y in pixels; repeatable.")
 ]
-ClickOutOption = Annotated[list[str] | None, typer.Option(help="That object is not here: x,y; repeatable.")]
+ClickOutOption = Annotated[list[str] | None, typer.Option(help="Point beside that object: x,y; repeatable.")]
 ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0,y0,x1,y1 in pixels.")]
 
 
@@ -33,14 +33,18 @@ def segment(
         list[str] | None, typer.Option(help="What to look for: a noun phrase; repeatable, each is its own category.")
     ] = None,
     classes: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="File of noun phrases to look for, one a line.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="File of noun phrases, one on each line.")
     ] = None,
     box: Annotated[
-        list[str] | None, typer.Option(help="One of what to look for is here: x0,y0,x1,y1 in pixels; repeatable.")
+        list[str] | None, typer.Option(help="Box around an example: x0,y0,x1,y1 in pixels; repeatable.")
     ] = None,
-    negative_box: Annotated[list[str] | None, typer.Option(help="It is not here: x0,y0,x1,y1; repeatable.")] = None,
-    point: Annotated[list[str] | None, typer.Option(help="It is here: x,y in pixels; repeatable.")] = None,
-    negative_point: Annotated[list[str] | None, typer.Option(help="It is not here: x,y; repeatable.")] = None,
+    negative_box: Annotated[
+        list[str] | None, typer.Option(help="Box around what is not meant: x0,y0,x1,y1; repeatable.")
+    ] = None,
+    point: Annotated[list[str] | None, typer.Option(help="Point on an example: x,y in pixels; repeatable.")] = None,
+    negative_point: Annotated[
+        list[str] | None, typer.Option(help="Point on what is not meant: x,y; repeatable.")
+    ] = None,
     click: ClickOption = None,
     click_out: ClickOutOption = None,
     click_box: ClickBoxOption = None,

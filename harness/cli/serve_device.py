@@ -39,8 +39,8 @@ def serve_device(
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} USER@{platform.node()}"
     if not is_loopback(host):
         raise HarnessError(
-            f"--host {host} is no address of loopback, and who connects can run any code as this user: leave it out, "
-            f"and reach this machine from another one with {tunnel}"
+            f"--host {host} is not a loopback address, and everyone who connects can run any code as this user: "
+            f"leave it out, and run this on the other machine: {tunnel}"
         )
     if any(find_spec(name) is None for name in ("tvm", "cloudpickle")):
         raise HarnessError("TVM's RPC server is not installed: pip install 'sam3-tvm[device]'")

@@ -38,7 +38,7 @@ def tune(
     budget: options.BudgetOption = None,
     minutes: Annotated[
         float | None,
-        typer.Option(callback=options.check_number, help="When to stop. Default: 10, or when --trials says so."),
+        typer.Option(callback=options.check_number, help="Minutes to search. Default: 10, or until --trials."),
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Schedules to try at most.")] = None,
     db: Annotated[
@@ -79,12 +79,12 @@ def tune(
         counts += _workloads(case, processors, float32.get(case.component, NO_GROUPS))
     if not counts:
         raise HarnessError(
-            f"{', '.join(case.component for case in cases)}: nothing to tune, no product, convolution or attention has "
-            "a kernel with a choice of schedules; in half precision that takes a CPU with an instruction for it"
+            f"no kernel of {', '.join(case.component for case in cases)} has a choice of schedules: tune another "
+            "component; in half precision, use a CPU that has an instruction for it"
         )
     keys = {workload.key for workload in counts}
     if tuned_before := records.matching_records(processors).keys() & keys:
-        print_sentence(f"Going on in {folder}, which knows {len(tuned_before)} of {len(keys)} kernels.")
+        print_sentence(f"Continuing in {folder}: {len(tuned_before)} of {len(keys)} kernels were tuned before.")
     deadline = math.inf if minutes is None and trials else time.monotonic() + 60 * (minutes or _DEFAULT_MINUTES)
     count = 0
     with progress("trials") as bar, closing(search(counts, records, processors)) as trials_of_kernels:

@@ -69,7 +69,7 @@ def verify(
     ] = None,
     memory_limit: Annotated[float | None, typer.Option(min=0.1, help="Memory limit of each case, GiB.")] = None,
     threads: options.ThreadsOption = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cases that run at a time, each in as much memory as alone.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases to run at the same time; each needs its memory.")] = 1,
     judge_saved: Annotated[
         bool, typer.Option("--judge-saved", help="Judge the outputs that the last run saved; compile and run nothing.")
     ] = False,
@@ -80,7 +80,7 @@ def verify(
         list[str] | None, typer.Option(help="Target whose cases must run on a device, not only compile; repeatable.")
     ] = None,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run GPU kernels and code for AMX on a CPU without: minutes each.")
+        bool, typer.Option("--emulate", help="Emulate missing GPUs and AMX on this CPU: minutes for each case.")
     ] = False,
     budget: options.BudgetOption = None,
     db: options.DatabaseOption = None,
@@ -112,7 +112,7 @@ def verify(
         raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
     compile_options = {"--diagnose": with_diagnosis, "--budget": budget, "--db": db, "--untuned": untuned}
     if model is not None and (flag := next((flag for flag, value in compile_options.items() if value), "")):
-        raise HarnessError(f"--model judges what is compiled, and {flag} is for what is to be: leave one of them out")
+        raise HarnessError(f"--model compiles nothing, and {flag} needs a compilation: leave one of them out")
     configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # freed memory may not fit beside a full model
@@ -137,7 +137,7 @@ def verify(
         )
     chosen = {case.component for case in cases}
     if question and (len(chosen) > 1 or not all(subjects()[name].whole for name in chosen)):
-        raise HarnessError("--question chooses among those to one whole model: give --component end_to_end, or another")
+        raise HarnessError("--question needs one whole model: give --component end_to_end, or another")
     float32 = options.chosen_groups(budget or (), cases)
     required = _required_targets(require_target or (), {case.target for case in cases})
     make_folder(report, advice=ADVICE)
@@ -227,7 +227,7 @@ def _default_subjects(folder: Path | None, manifest: Manifest | None, checkpoint
         if answerable := tuple(name for name, subject in whole.items() if model_options.includes(subject.options)):
             return answerable
         found = f": {model_options}" if whole else ""
-    raise HarnessError(f"No question of a whole model can be asked of this one, {manifest.model}{found}.")
+    raise HarnessError(f"The folder can answer no question: it has the model {manifest.model}{found}.")
 
 
 def time_limit(timeout: float | None, cases: Collection[Case]) -> float:
@@ -246,5 +246,5 @@ def _required_targets(names: Sequence[str], targets: Collection[str]) -> tuple[s
     required = select_names("target", names, tuple(TARGETS)) if names else ()
     for name in required:
         if name not in targets:
-            raise HarnessError(f"--require-target {name}, but no case of it was asked for: give --target {name}")
+            raise HarnessError(f"--require-target {name} needs a case of that target: give --target {name}")
     return required

@@ -111,7 +111,7 @@ class Session:
             HarnessError: There is no answer of that number, or it is too old.
         """
         if answer not in self._logits:
-            raise HarnessError(f"There is no mask {answer} to refine any more; clear the clicks and begin again.")
+            raise HarnessError(f"There is no mask {answer} to refine; clear the clicks and begin again.")
         return self._logits[answer]
 
     def object_annotation(self, answer: int, index: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Session:
             HarnessError: The number is not that of the last answer, or the answer has no such object.
         """
         if self.answer is None or self.answer.number != answer:
-            raise HarnessError("These masks are not the last ones any more; ask again.")
+            raise HarnessError("These masks are out of date; ask again.")
         if not 0 <= index < len(self.answer.masks.annotations):
             raise HarnessError(f"There is no mask {index}; the last answer has {len(self.answer.masks.annotations)}.")
         return self.answer.masks.annotations[index]
@@ -219,8 +219,8 @@ class Sessions:
         session = self._sessions.get(key)
         if session is None:
             raise UnknownSessionError(
-                f"This page is not known here, the server was started again or has served {MOST_SESSIONS} other tabs "
-                "since; reload the page."
+                f"The server does not know this page: it was restarted, or has served {MOST_SESSIONS} other tabs "
+                "since. Reload the page."
             )
         self._sessions.move_to_end(key)
         return session

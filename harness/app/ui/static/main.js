@@ -10,11 +10,11 @@ import { Stage } from "./stage.js";
 
 const HINTS = {
   object:
-    "Click on the object; with Shift, the right button or “It is not here”, beside it. A click on a point removes it; " +
-    "dragging draws a box.",
+    "Click on the object. To exclude a place, click with Shift, with the right button, or after “It is not here”. " +
+    "Drag to draw a box. Click on a point to remove it.",
   kinds:
-    "Type what to look for, or drag boxes around it; with Shift, the right button or “It is not here”, around what it " +
-    "is not.",
+    "Type what to look for, or drag boxes around examples. To exclude something, drag with Shift, with the right " +
+    "button, or after “It is not here”.",
 };
 const IMAGES_MILLISECONDS = 500;
 
