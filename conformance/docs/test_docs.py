@@ -98,9 +98,10 @@ def test_figures_of_a_guide_are_marked_and_current(page: Path) -> None:
 MARKED = "It takes <!-- figure: latency; photo and text; TVM untuned; median -->{}<!-- end -->."
 
 
-def test_the_makefile_says_how_many_cases_it_verifies() -> None:
+@pytest.mark.parametrize("file", ["Makefile", "README.md"])
+def test_code_says_how_many_cases_are_verified(file: str) -> None:
     count = figures.filled("<!-- figure: cases; make verify; value --><!-- end -->").split(">")[1].split("<")[0]
-    assert f" {count} shallow cases," in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    assert f" {count} shallow cases" in (REPOSITORY / file).read_text(encoding="utf-8")
 
 
 def test_a_stale_figure_is_filled() -> None:
