@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
 from harness.cli.options import COMPILES
+from harness.core.settings import FIXTURES, REPOSITORY
 
 WITHOUT = """
 import sys
@@ -56,3 +60,13 @@ def test_the_rest_works(command: str) -> None:
     done = run_without(COMPILES, *command.split())
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.law
+def test_the_wheel_has_every_file_that_is_no_code() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    patterns = [Path(pattern).name for patterns in settings["package-data"].values() for pattern in patterns]
+    files = [path for folder in (REPOSITORY / "harness", FIXTURES) for path in folder.rglob("*") if path.is_file()]
+    data = {path.name for path in files if path.suffix not in {".py", ".pyi", ".pyc"} and path.name != ".lock"}
+    assert {"cat.png", "index.html", "metal_stdlib"} <= data
+    assert [name for name in data if not any(fnmatch(name, pattern) for pattern in patterns)] == []
