@@ -41,9 +41,9 @@ OUTSIDE = [*sorted(REPOSITORY.glob("*.md")), *sorted(REPOSITORY.glob("examples/*
 """The pages that `mkdocs build --strict` does not read."""
 
 
-def prose(page: Path) -> str:
-    """A page without its code."""
-    return figures.CODE.sub("", page.read_text(encoding="utf-8"))
+def named(page: Path) -> str:
+    """The path of a page in the repository."""
+    return page.relative_to(REPOSITORY).as_posix()
 
 
 def anchors(page: Path) -> set[str]:
@@ -52,9 +52,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+@pytest.mark.parametrize("page", OUTSIDE, ids=named)
 def test_links_of_a_page_outside_the_site_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", figures.CODE.sub("", page.read_text(encoding="utf-8"))):
         file, _, anchor = link.partition("#")
         linked = page.parent / file if file else page
         assert linked.exists(), link
@@ -64,7 +64,7 @@ def test_links_of_a_page_outside_the_site_lead_somewhere(page: Path) -> None:
 COMMAND = re.compile(r"(?:^|[`/ ])sam3-tvm ([a-z][a-z-]*)((?: +[^\s`#|&>]+)*)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [*OUTSIDE, *figures.guides()[1:], DOCS / "evidence" / "todo.md"], ids=str)
+@pytest.mark.parametrize("page", [*OUTSIDE, *figures.guides()[1:], DOCS / "evidence" / "todo.md"], ids=named)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     known = reference.options()
     for code in figures.CODE.finditer(page.read_text(encoding="utf-8")):
@@ -87,7 +87,7 @@ def test_every_claim_names_a_test_that_exists() -> None:
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, claim["test"]
 
 
-@pytest.mark.parametrize("page", figures.guides(), ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+@pytest.mark.parametrize("page", figures.guides(), ids=named)
 def test_figures_of_a_guide_are_marked_and_current(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert figures.filled(text) == text, "a figure is stale: run `python -m docs.generate`"
