@@ -521,7 +521,7 @@ def asked(client: httpx.Client) -> tuple[str, str]:
         ("object", '{"box": [9, 9, 5, 20]}', "Box 1 (9, 9, 5, 20) is reversed"),
         ("object", '{"box": [500, 9, 600, 20]}', "Box 1 (500, 9, 600, 20) is outside the image"),
         ("object", "{}", "Nothing is asked"),
-        ("object", '{"points": [[1, 2]], "refines": 9}', "There is no mask 9 to refine any more"),
+        ("object", '{"points": [[1, 2]], "refines": 9}', "There is no mask 9 to refine"),
         ("object", '{"photograph": "other", "points": [[1, 2]]}', "This photograph is not known here"),
         ("object", "{", "it is not JSON"),
         ("kinds", "{}", "Nothing is asked"),

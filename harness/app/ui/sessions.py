@@ -220,7 +220,7 @@ class Sessions:
         if session is None:
             raise UnknownSessionError(
                 f"The server does not know this page: it was restarted, or has served {MOST_SESSIONS} other tabs "
-                "since. Reload the page."
+                "since; reload the page."
             )
         self._sessions.move_to_end(key)
         return session
