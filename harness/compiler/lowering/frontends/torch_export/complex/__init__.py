@@ -11,8 +11,8 @@ Inside, a complex value is a pair of real tensors, so that products, sums and mo
 fuses; the parts are interleaved only where the program calls torch.view_as_real, and at its outputs.
 
 The values are PyTorch's up to rounding, for finite numbers. Infinite and not-a-number parts follow the real formulas,
-which differ in two places: a real operand is not first extended by a zero imaginary part (∞·0 does not arise), and x/0
-is not-a-number in both parts.
+which differ in two places: a real operand is not first extended by a zero imaginary part (∞·0 does not arise), and the
+parts of x/0 are those of x divided by 0.
 
 A complex tensor that depends on no input, such as a table that torch.polar makes of a range, is computed by PyTorch and
 becomes two constants.
