@@ -3,9 +3,8 @@
     lowered = lower_complex(program)          # torch.export.ExportedProgram in and out
     call = complex_call(program, lowered)     # takes and returns complex tensors, as the module did
 
-Calling convention of the lowered program: a complex input or output of shape [...] is a real tensor of shape [..., 2],
-real part first (the layout of torch.view_as_real); real inputs and outputs are unchanged. A complex parameter, buffer
-or constant `name` becomes two real tensors, `name_real` and `name_imag`.
+Calling convention of the lowered program: a complex input, output, parameter, buffer or constant of shape [...] is a
+real tensor of shape [..., 2], real part first (the layout of torch.view_as_real); real ones are unchanged.
 
 Inside, a complex value is a pair of real tensors, so that products, sums and moves are plain real operators, which TVM
 fuses; the parts are interleaved only where the program calls torch.view_as_real, and at its outputs.
@@ -15,7 +14,7 @@ which differ in two places: a real operand is not first extended by a zero imagi
 parts of x/0 are those of x divided by 0.
 
 A complex tensor that depends on no input, such as a table that torch.polar makes of a range, is computed by PyTorch and
-becomes two constants.
+becomes a constant.
 
 PyTorch 2.15 has the private `torch._subclasses.complex_tensor.ComplexTensor`, which has rules for more operators: all
 of 300 drawn programs (`complex_programs.py` of the tests) run on it within their bounds. This pass does not use it:
