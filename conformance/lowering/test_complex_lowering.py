@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,6 +17,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, hold_together, programs
@@ -24,12 +29,9 @@ from harness.compiler.lowering.frontends.running import run_module
 from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.lowering.frontends.torch_export.complex import (
     ComplexOperatorError,
-    as_complex,
     as_real,
-    complex_call,
     lower_complex,
 )
-from harness.compiler.lowering.frontends.torch_export.complex.calling import complex_outputs
 from harness.compiler.lowering.frontends.torch_export.lifting import decompose_and_lift
 from harness.compiler.lowering.rope import STRATEGIES
 
@@ -41,6 +43,40 @@ PROMISED = {
     "dtype and device moves",
 }
 U = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+def as_complex(value: torch.Tensor) -> torch.Tensor:
+    """Returns a real tensor [..., 2] as a complex tensor [...]."""
+    return torch.view_as_complex(value.contiguous())
+
+
+def complex_outputs(program: ExportedProgram) -> tuple[bool, ...]:
+    """Returns, for each user output of a program in order, whether it is a complex tensor."""
+    (output,) = program.graph.find_nodes(op="output")
+    specs = program.graph_signature.output_specs
+    return tuple(
+        isinstance(node, torch.fx.Node) and isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].is_complex()
+        for node, spec in zip(output.args[0], specs, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT
+    )
+
+
+def complex_call(program: ExportedProgram, lowered: ExportedProgram) -> Callable[..., Any]:
+    """Returns a function that runs a lowered program in PyTorch, with the arguments and results of the original one.
+
+    Args:
+        program: The program with complex tensors.
+        lowered: The result of `lower_complex`.
+    """
+    module, is_complex = lowered.module(), complex_outputs(program)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map(as_real, (args, kwargs))
+        results, structure = pytree.tree_flatten(module(*args, **kwargs))
+        changed = [as_complex(r) if complex_ else r for r, complex_ in zip(results, is_complex, strict=True)]
+        return pytree.tree_unflatten(changed, structure)
+
+    return call
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """Lowers an exported program with complex tensors to a program in real arithmetic, by a general pass.
 
     lowered = lower_complex(program)          # torch.export.ExportedProgram in and out
-    call = complex_call(program, lowered)     # takes and returns complex tensors, as the module did
 
 Calling convention of the lowered program: a complex input, output, parameter, buffer or constant of shape [...] is a
 real tensor of shape [..., 2], real part first (the layout of torch.view_as_real); real ones are unchanged.
@@ -29,8 +28,7 @@ of 300 drawn programs (`complex_programs.py` of the tests) run on it within thei
 - It may change or disappear in any release.
 """
 
-from harness.compiler.lowering.frontends.torch_export.complex.calling import as_complex, as_real, complex_call
 from harness.compiler.lowering.frontends.torch_export.complex.lowering import lower_complex
-from harness.compiler.lowering.frontends.torch_export.complex.values import ComplexOperatorError
+from harness.compiler.lowering.frontends.torch_export.complex.values import ComplexOperatorError, as_real
 
-__all__ = ["ComplexOperatorError", "as_complex", "as_real", "complex_call", "lower_complex"]
+__all__ = ["ComplexOperatorError", "as_real", "lower_complex"]

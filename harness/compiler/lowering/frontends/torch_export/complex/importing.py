@@ -13,13 +13,13 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from harness.compiler.lowering.frontends.rewriting import value_of
-from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.complex.lowering import RULES
 from harness.compiler.lowering.frontends.torch_export.complex.values import (
     Interleaved,
     Pair,
     Value,
     Writer,
+    as_real,
     is_complex,
     unsupported,
 )

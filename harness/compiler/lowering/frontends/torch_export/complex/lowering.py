@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 
 from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex import arithmetic, functions, moving
-from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.complex.constants import fold_constants
 from harness.compiler.lowering.frontends.torch_export.complex.values import (
     Interleaved,
     Pair,
     Value,
     Writer,
+    as_real,
     is_complex,
     unsupported,
 )
