@@ -90,9 +90,6 @@ class _Lowering:
         for node, spec in inputs:
             if spec.kind is InputKind.USER_INPUT:
                 self._take_input(node, spec)
-        for node in (*placeholders, *folded):
-            if is_complex(node):
-                self.values[node] = self.writer.unpacked(self.writer.real(self.values[node]))
         for node in nodes:
             if node.op == "output":
                 self._return(node)
@@ -125,6 +122,10 @@ class _Lowering:
         if node.op == "get_attr":
             self._refuse_control_flow(node)
             return self.writer.graph.node_copy(node)
+        for argument in filter(is_complex, node.all_input_nodes):
+            value = self.values[argument]
+            if isinstance(value, Node):  # an input or constant, whose parts have the line that reads them first
+                self.values[argument] = self.writer.unpacked(value)
         arguments = [self.values[argument] for argument in node.all_input_nodes]
         if all(isinstance(value, Node) for value in arguments) and not is_complex(node):
             return self._copy(node)
