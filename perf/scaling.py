@@ -16,10 +16,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.compiler.targets.parallel import LONG_SECONDS, launch_nanoseconds, parts_of_loop, threads_for
+from harness.compiler.targets.parallel import (
+    LAUNCH_NANOSECONDS,
+    LAUNCH_NANOSECONDS_PER_THREAD,
+    LEAST_PARTS,
+    LONG_SECONDS,
+    PARTS_PER_THREAD,
+)
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of threads that programs are replayed on."""
+
+
+def parts_of_loop(threads: int) -> int:
+    """Returns the number of parts of a long loop; one thread runs a loop as a whole."""
+    return 1 if threads == 1 else max(LEAST_PARTS, PARTS_PER_THREAD * threads)
+
+
+def launch_nanoseconds(threads: int) -> int:
+    """Returns the cost of launching a loop on threads; one thread runs the loop itself."""
+    return 0 if threads == 1 else LAUNCH_NANOSECONDS + LAUNCH_NANOSECONDS_PER_THREAD * threads
+
+
+def threads_for(work: int, threads: int) -> int:
+    """Returns the number of a pool's threads for a short loop, doubled as long as that saves time.
+
+    It is the function of the same name in `parallel.c`.
+
+    Args:
+        work: Nanoseconds of all threads in the last run.
+        threads: Threads of the pool.
+    """
+    count = 1
+    while count < threads:
+        doubled = min(2 * count, threads)
+        if work // count - work // doubled <= launch_nanoseconds(doubled) - launch_nanoseconds(count):
+            break
+        count = doubled
+    return count
+
+
 CUTS = tuple(sorted({*THREADS, *map(parts_of_loop, THREADS)}))
 """Numbers of parts that every loop is measured in."""
 

@@ -49,7 +49,7 @@ PARTS = {
         frozenset((Cause.STRATEGY, Cause.IMPORTER)),
     ),
     "complex engines": Part(
-        ("compiler/lowering/frontends/torch_export/complex", "compiler/lowering/frontends/torch_export/complex_import"),
+        ("compiler/lowering/frontends/torch_export/complex",),
         frozenset((Cause.STRATEGY, Cause.IMPORTER)),
     ),
     PATCHES: Part(("models/sam3/patches", "models/sam3/upstream.py"), _IN_PYTORCH),

@@ -18,7 +18,6 @@ import torch
 
 from conformance.support.batches import Part, run_together
 from harness.compiler.lowering.frontends.defect import Defect, Symptom
-from harness.compiler.lowering.frontends.defects_page import PAGES
 from harness.compiler.lowering.frontends.onnx import defects as onnx
 from harness.compiler.lowering.frontends.onnx import importing as onnx_importing
 from harness.compiler.lowering.frontends.running import Arrays, run_raw, run_repaired, run_torch
@@ -132,8 +131,3 @@ def test_names_and_workarounds_are_unique(frontend: Frontend) -> None:
         [name for defect in frontend.defects for name in (*defect.converters, *defect.translations)],
     ):
         assert len(listed) == len(set(listed))
-
-
-def test_pages_are_up_to_date() -> None:
-    for path, page in PAGES.items():
-        assert path.read_text(encoding="utf-8") == page(), "run `python -m docs.generate`"

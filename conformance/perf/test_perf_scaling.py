@@ -14,7 +14,6 @@ from tvm.script.ir_builder import tirx as T
 
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
 from harness.compiler.targets import HOST
-from harness.compiler.targets.parallel import parts_of_loop
 from harness.runtime.artifact import Tensors
 from perf.entry_points import Recorder
 from perf.parts import measured_program
@@ -25,6 +24,7 @@ from perf.scaling import (
     Machine,
     Program,
     dynamic_seconds,
+    parts_of_loop,
     shared_seconds,
     static_seconds,
     together,

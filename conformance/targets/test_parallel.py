@@ -20,11 +20,12 @@ from harness.compiler.schedules.common.kernel import Argument, prim_func
 from harness.compiler.targets import HOST
 from harness.compiler.targets.compiling import build_library
 from harness.compiler.targets.linking import link
-from harness.compiler.targets.parallel import LONG_SECONDS, SOURCE, launch_nanoseconds, parts_of_loop, threads_for
+from harness.compiler.targets.parallel import LONG_SECONDS, SOURCE
 from harness.core.processes.threads import run_on_tvm_threads
 from harness.runtime.loading import HAND_OUT_PARTS, open_library
 from harness.runtime.threads import BINDING_VARIABLE, affinity, affinity_mask
 from perf.launching import LAUNCH, PART, VARIABLE, Loop, launched_by, on_threads
+from perf.scaling import launch_nanoseconds, parts_of_loop, threads_for
 
 TASKS = 64
 NAP_SECONDS = 0.01

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from docs.generate import reference
+from docs.generate import defects, reference
 from docs.generate.figures import DOCS
-from harness.compiler.lowering.frontends import defects_page
 from harness.verify.report.verification.document import read_report
 from harness.verify.report.verification.pages import render_overview
 
@@ -27,6 +26,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/operators.md": reference.operators,
     "reference/claims.md": reference.claims,
     "evidence/verification.md": verification,
-    **{path.relative_to(DOCS).as_posix(): page for path, page in defects_page.PAGES.items()},
+    "evidence/defects.md": defects.overview,
+    "reference/defects-torch.md": defects.torch_page,
+    "reference/defects-onnx.md": defects.onnx_page,
 }
 """Every generated page but that of performance, which `sam3-tvm report` writes with its pictures."""

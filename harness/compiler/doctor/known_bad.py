@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MISSING = "missing"
@@ -63,11 +63,11 @@ PACKAGES = (
 """Packages whose versions matter."""
 
 
-def known_bad(versions: Mapping[str, str], table: Sequence[KnownBad] = KNOWN_BAD) -> tuple[KnownBad, ...]:
-    """Returns the entries of the table whose conditions hold for the installed versions."""
+def known_bad(versions: Mapping[str, str]) -> tuple[KnownBad, ...]:
+    """Returns the entries of `KNOWN_BAD` whose conditions hold for the installed versions."""
     return tuple(
         entry
-        for entry in table
+        for entry in KNOWN_BAD
         if all(_holds(name, condition, versions) for name, condition in entry.conditions.items())
     )
 

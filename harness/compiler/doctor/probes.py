@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +23,6 @@ def probe_tvm(processors: Processors, on_stage: Callable[[str], None]) -> dict[s
     from harness.compiler.targets.llvm import cpu_name
     from harness.runtime.cpu import VECTOR_FEATURES
 
-    on_stage("MetaSchedule's TuneContext")  # crashes with a mismatched apache-tvm-ffi
-    _make_tune_context()
     on_stage("targets")
     cpu = cpu_name(processors)
     features = codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
@@ -39,23 +35,6 @@ def probe_tvm(processors: Processors, on_stage: Callable[[str], None]) -> dict[s
             name: (target.compile_problem(), target.run_problem(processors)) for name, target in TARGETS.items()
         },
     }
-
-
-def _make_tune_context() -> None:
-    import tvm
-    from tvm import te
-    from tvm.s_tir import meta_schedule
-
-    from harness.compiler.doctor.probes import import_tensor_intrinsics
-
-    import_tensor_intrinsics()
-    source = te.placeholder((4,), name="source")
-    function = te.create_prim_func([source, te.compute((4,), lambda i: source[i] + 1, name="result")])
-    meta_schedule.TuneContext(
-        mod=tvm.IRModule({"main": function}),
-        target=tvm.target.Target({"kind": "llvm", "num-cores": 1}),
-        space_generator="post-order-apply",
-    )
 
 
 def probe_threads(count: int | None, on_stage: Callable[[str], None]) -> int:
@@ -81,27 +60,3 @@ def probe_torch(_: object, on_stage: Callable[[str], None]) -> dict[str, Any]:
     on_stage("torchvision.ops.nms")
     torchvision.ops.nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([1.0]), 0.5)
     return {"cuda": torch.cuda.is_available(), "threads": torch.get_num_threads()}
-
-
-def import_tensor_intrinsics() -> None:
-    """Imports the module that TVM imports with the first TuneContext.
-
-    Its 528 intrinsics are parsed from TVMScript. For each, the parser requests the whole call stack with its source
-    lines, which takes half a minute and more, growing with the number of loaded modules. A stack without source lines
-    suffices here.
-    """
-    original = inspect.stack
-    inspect.stack = _stack_without_source
-    try:
-        importlib.import_module("tvm.s_tir.tensor_intrin")
-    finally:
-        inspect.stack = original
-
-
-def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:
-    frames = []
-    frame = inspect.currentframe()
-    while frame is not None and (frame := frame.f_back) is not None:
-        code = frame.f_code
-        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-    return frames

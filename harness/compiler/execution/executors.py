@@ -6,7 +6,7 @@ memory often still holds the right value, from an earlier call of the same progr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,27 +56,43 @@ class LocalExecutor:
         emulates: Whether it runs a GPU's kernels on the CPU of this machine, from their source.
     """
 
-    emulates = False
+    def __init__(
+        self,
+        processors: Processors = THIS_MACHINE,
+        emulate: Callable[[str], None] | None = None,
+        emulates: bool = False,
+    ) -> None:
+        """Takes the processors to run code for.
 
-    def __init__(self, processors: Processors = THIS_MACHINE) -> None:
+        Args:
+            processors: The processors.
+            emulate: Begins the emulation of hardware that this machine lacks for a target, before code is loaded.
+            emulates: Whether this hardware is a GPU; this process cannot compile for its target afterwards.
+        """
         self._processors = processors
+        self._emulate = emulate
+        self.emulates = emulates
 
     def run_problem(self, target: str) -> str | None:
         """Returns the reason why this machine cannot run code for a target, or None."""
-        return TARGETS[target].run_problem(self._processors)
+        return TARGETS[target].run_problem(self._processors) if self._emulate is None else None
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """Loads a compiled program with its parameters."""
-        from harness.compiler.execution.executors import poison_allocation
         from harness.runtime.executable import Executable
 
+        if self._emulate is not None:
+            self._emulate(target)
         instrument = poison_allocation if target == HOST.name else None
         return Executable(library, TARGETS[target].device(), parameters, instrument)
 
     def load_model(self, folder: Path) -> Artifact:
         """Loads a compiled model."""
         from harness.runtime.artifact import Artifact
+        from harness.runtime.manifest import read_manifest
 
+        if self._emulate is not None:
+            self._emulate(read_manifest(folder).target)
         return Artifact.load(folder)
 
     def describe_device(self) -> None:
@@ -192,52 +208,16 @@ def is_emulated(
 
 def create_emulating_executor(case: Case, processors: Processors) -> Executor:
     """Returns the executor of a case that is emulated (`is_emulated`)."""
-    return MatrixUnitExecutor(processors) if TARGETS[case.target] is HOST else EmulatedExecutor(processors)
+    is_unit = TARGETS[case.target] is HOST
+    return LocalExecutor(processors, _emulate_unit if is_unit else _emulate_gpu, emulates=not is_unit)
 
 
-class MatrixUnitExecutor(LocalExecutor):
-    """Runs code for the matrix unit of x86 on a CPU without one."""
-
-    def run_problem(self, target: str) -> str | None:
-        """Returns None: the matrix unit is emulated."""
-        return None
-
-    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """Loads a compiled program with its parameters, after the emulation of the unit has begun."""
-        _emulate_unit()
-        return super().load_program(library, target, parameters)
-
-    def load_model(self, folder: Path) -> Artifact:
-        """Loads a compiled model."""
-        _emulate_unit()
-        return super().load_model(folder)
-
-
-def _emulate_unit() -> None:
+def _emulate_unit(_target: str) -> None:
     emulate()
     add_emulated_features(MATRIX_UNIT)
 
 
-class EmulatedExecutor(LocalExecutor):
-    """Runs a GPU's kernels on the CPU; this process cannot compile for their target afterwards."""
+def _emulate_gpu(target: str) -> None:
+    from harness.compiler.execution.emulation.device import install
 
-    emulates = True
-
-    def run_problem(self, target: str) -> str | None:
-        """Returns the reason why the code cannot be emulated or run here, or None."""
-        return None if TARGETS[target].emulated else super().run_problem(target)
-
-    def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
-        """Loads a compiled program with its parameters."""
-        from harness.compiler.execution.emulation.device import install
-
-        install(target)
-        return super().load_program(library, target, parameters)
-
-    def load_model(self, folder: Path) -> Artifact:
-        """Loads a compiled model."""
-        from harness.compiler.execution.emulation.device import install
-        from harness.runtime.manifest import read_manifest
-
-        install(read_manifest(folder).target)
-        return super().load_model(folder)
+    install(target)

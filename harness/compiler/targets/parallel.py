@@ -31,35 +31,6 @@ LONG_SECONDS = 8e-3
 LAUNCH_NANOSECONDS, LAUNCH_NANOSECONDS_PER_THREAD = 2000, 100
 """Assumed cost of launching a loop on awake threads: the calling thread fills one queue after another."""
 
-
-def parts_of_loop(threads: int) -> int:
-    """Returns the number of parts of a long loop; one thread runs a loop as a whole."""
-    return 1 if threads == 1 else max(LEAST_PARTS, PARTS_PER_THREAD * threads)
-
-
-def launch_nanoseconds(threads: int) -> int:
-    """Returns the cost of launching a loop on threads; one thread runs the loop itself."""
-    return 0 if threads == 1 else LAUNCH_NANOSECONDS + LAUNCH_NANOSECONDS_PER_THREAD * threads
-
-
-def threads_for(work: int, threads: int) -> int:
-    """Returns the number of a pool's threads for a short loop, doubled as long as that saves time.
-
-    `SOURCE` has the same function in C.
-
-    Args:
-        work: Nanoseconds of all threads in the last run.
-        threads: Threads of the pool.
-    """
-    count = 1
-    while count < threads:
-        doubled = min(2 * count, threads)
-        if work // count - work // doubled <= launch_nanoseconds(doubled) - launch_nanoseconds(count):
-            break
-        count = doubled
-    return count
-
-
 _CONSTANTS = {
     "PARTS_PER_THREAD": PARTS_PER_THREAD,
     "LEAST_PARTS": LEAST_PARTS,

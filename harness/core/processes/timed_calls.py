@@ -24,8 +24,6 @@ from harness.core.processes.child import die_with_parent
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, thread_count
 
-_WITH_TORCH = "with-torch"
-
 
 class CallError(Exception):
     """A call that crashed, hung or raised an error; the message is one sentence."""
@@ -34,17 +32,12 @@ class CallError(Exception):
 class TimedCalls:
     """A process for calls, started by the first call and after each crash or hang.
 
-    The process runs on as many threads as this one.
+    The process runs on as many threads as this one, and cannot import PyTorch: TVM would, which takes two thirds of the
+    time that the process needs to start.
     """
 
-    def __init__(self, torch: bool = False) -> None:
-        """Starts no process yet.
-
-        Args:
-            torch: Whether the functions may use PyTorch. TVM imports PyTorch if it can, which takes two thirds of the
-                time that the process needs to start.
-        """
-        self._torch = torch
+    def __init__(self) -> None:
+        """Starts no process yet."""
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
         self._temporary = ExitStack()
@@ -89,7 +82,7 @@ class TimedCalls:
         with child_end:
             # In a folder of this process, which outlives a kill, so that nothing of the killed one is left.
             variables = {"TMPDIR": str(self._temporary.enter_context(temporary_folder("calls")))}
-            arguments = (str(child_end.fileno()), str(thread_count()), _WITH_TORCH * self._torch)
+            arguments = (str(child_end.fileno()), str(thread_count()))
             self._process = start_python(
                 __name__, *arguments, stdout=subprocess.DEVNULL, pass_fds=(child_end.fileno(),), variables=variables
             )
@@ -103,11 +96,10 @@ def last_line(error: BaseException | str) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _serve(connection: Connection[Any, Any], threads: int, torch: bool) -> None:
+def _serve(connection: Connection[Any, Any], threads: int) -> None:
     """Answers requests until the other end of the connection is closed."""
     configure_threads(threads)
-    if not torch:
-        hide_torch()
+    hide_torch()
     # Most functions need TVM; its import must not count as their time.
     import tvm  # noqa: F401
 
@@ -134,5 +126,5 @@ def _answer(request: bytes) -> tuple[Any, str]:
 
 if __name__ == "__main__":
     die_with_parent()
-    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3] == _WITH_TORCH)
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
     os._exit(0)

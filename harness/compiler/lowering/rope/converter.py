@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _complex_importer() -> ExportedProgramImporter:
-    from harness.compiler.lowering.frontends.torch_export.complex_import.importer import ComplexImporter
+    from harness.compiler.lowering.frontends.torch_export.complex.importing import ComplexImporter
 
     return ComplexImporter()
 

@@ -32,26 +32,14 @@ class AccuracyChange:
     Attributes:
         case, output: Names of the case and the output.
         before, after: The output in the JSON of either report; None for a report without the output.
+        ratio: The r_rms after divided by that before; NaN if it is undefined.
     """
 
     case: str
     output: str
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
-
-    @property
-    def is_visible(self) -> bool:
-        """Returns whether a report shows the difference, in the digits of r_rms or in the verdict."""
-        before, after = (o and (digits(o["r_rms"]), o["verdict"]) for o in (self.before, self.after))
-        return before != after
-
-    @property
-    def ratio(self) -> float:
-        """The ratio of r_rms after to before; NaN if it is undefined."""
-        if self.before is None or self.after is None:
-            return math.nan
-        before, after = number(self.before["r_rms"]), number(self.after["r_rms"])
-        return after / before if before > 0 and math.isfinite(before) else math.nan
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -62,17 +50,14 @@ class Durations:
         case: Name of the case.
         stages: Seconds before and after by stage, NaN for a stage that did not finish.
         before, after: Total seconds.
+        ratio: The total after divided by that before; NaN if it is undefined.
     """
 
     case: str
     stages: Mapping[str, tuple[float, float]]
     before: float
     after: float
-
-    @property
-    def ratio(self) -> float:
-        """The ratio of the duration after to before; NaN if it is undefined."""
-        return self.after / self.before if self.before > 0 else math.nan
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
         for case, (a, b) in outputs.items()
         if a and b  # otherwise the outcomes of the case differ
         for name in distinct([*a, *b])
-        if (change := AccuracyChange(case, name, a.get(name), b.get(name))).is_visible
+        if (change := _accuracy_change(case, name, a.get(name), b.get(name)))
     ]
     return Comparison(
         outcomes=tuple(change for change in outcomes if change.before != change.after),
@@ -157,6 +142,20 @@ def _outputs(case: Case) -> dict[str, Mapping[str, Any]]:
     return {output["name"]: output for output in case["outputs"]}
 
 
+def _accuracy_change(
+    case: str, name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> AccuracyChange | None:
+    """Returns the change of an output; None if no report shows it, in the digits of r_rms or in the verdict."""
+    if len({output and (digits(output["r_rms"]), output["verdict"]) for output in (before, after)}) == 1:
+        return None
+    ratio = math.nan if before is None or after is None else _ratio(number(before["r_rms"]), number(after["r_rms"]))
+    return AccuracyChange(case, name, before, after, ratio)
+
+
+def _ratio(before: float, after: float) -> float:
+    return after / before if before > 0 and math.isfinite(before) else math.nan
+
+
 def _weight(change: AccuracyChange) -> float:
     """Returns the size of a change, by which changes are sorted; undefined ratios come first."""
     return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
@@ -168,7 +167,8 @@ def _durations(name: str, before: Case, after: Case) -> Durations:
         for stage in Stage
         if stage in before["seconds"] or stage in after["seconds"]
     }
-    return Durations(name, stages, total_seconds(before), total_seconds(after))
+    totals = total_seconds(before), total_seconds(after)
+    return Durations(name, stages, *totals, _ratio(*totals))
 
 
 def _environment(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:

@@ -51,8 +51,6 @@ def _render_report(template: str, report: Mapping[str, Any], **values: Any) -> s
         template,
         filters={"title": title},
         headline=wording.headline(report["summary"]),
-        legend=wording.LEGEND,
-        glossary=wording.GLOSSARY,
         provenance=wording.provenance(report),
         columns=columns,
         matrix={name: [by_cell.get((name, column)) for column in columns] for name in components},

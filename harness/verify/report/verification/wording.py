@@ -252,45 +252,6 @@ def provenance(report: Mapping[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-LEGEND = (
-    ("✅", "every output strict"),
-    ("🔷", "passed on the float64 oracle, with a reason, in half precision or with outliers"),
-    ("⛔", "failed as predicted"),
-    ("❌", "not as expected"),
-    ("⏭", "compiled, but nothing here runs it, or unavailable: not even compiled"),
-    ("emulated:", "the CPU ran the GPU's kernels, or AMX's instructions one by one"),
-    ("a dot:", "not run"),
-)
-"""Meanings of the signs of the matrix."""
-
-GLOSSARY = (
-    (
-        "outside",
-        "elements that violate the strict gate |tvm - torch| ≤ 1e-5 + 1e-5·|torch| against PyTorch eager fp32 on the "
-        "CPU. Integers and booleans must be equal.",
-    ),
-    ("needs", "the smallest tolerance t for which |tvm - torch| ≤ t + t·|torch| holds everywhere."),
-    (
-        "max abs, mean abs, max rel, SQNR",
-        "the error against PyTorch fp32, over finite elements (max rel: where torch is not 0).",
-    ),
-    (
-        "r_rms, r_inf",
-        "the error against PyTorch float64, in units of PyTorch fp32's own. Below 1: the compiled code is more "
-        "accurate.",
-    ),
-    ("strict", "no element is outside, r_rms ≤ 1.5 and r_inf ≤ 5."),
-    (
-        "oracle",
-        "r_rms ≤ 2 and r_inf ≤ 5, which is granted only to the known discrepancies, to half precision, where PyTorch's "
-        "own error is that of upstream under autocast, and with `--weights outliers` to outputs that PyTorch itself "
-        "computes outside the strict gate.",
-    ),
-    ("a dash", "does not apply."),
-)
-"""Meanings of the columns of an output and of its verdict."""
-
-
 def notes(case: Mapping[str, Any]) -> list[str]:
     """Returns further notes on how a case ran, one or two sentences each."""
     sentences = []

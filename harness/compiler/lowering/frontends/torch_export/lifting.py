@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from harness.compiler.lowering.frontends.rewriting import decompose
-from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
+from harness.compiler.lowering.frontends.torch_export.complex.values import as_real
 
 if TYPE_CHECKING:
     import numpy as np

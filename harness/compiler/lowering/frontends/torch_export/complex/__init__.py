@@ -1,21 +1,19 @@
 """Lowers an exported program with complex tensors to a program in real arithmetic, by a general pass.
 
     lowered = lower_complex(program)          # torch.export.ExportedProgram in and out
-    call = complex_call(program, lowered)     # takes and returns complex tensors, as the module did
 
-Calling convention of the lowered program: a complex input or output of shape [...] is a real tensor of shape [..., 2],
-real part first (the layout of torch.view_as_real); real inputs and outputs are unchanged. A complex parameter, buffer
-or constant `name` becomes two real tensors, `name_real` and `name_imag`.
+Calling convention of the lowered program: a complex input, output, parameter, buffer or constant of shape [...] is a
+real tensor of shape [..., 2], real part first (the layout of torch.view_as_real); real ones are unchanged.
 
 Inside, a complex value is a pair of real tensors, so that products, sums and moves are plain real operators, which TVM
 fuses; the parts are interleaved only where the program calls torch.view_as_real, and at its outputs.
 
 The values are PyTorch's up to rounding, for finite numbers. Infinite and not-a-number parts follow the real formulas,
-which differ in two places: a real operand is not first extended by a zero imaginary part (∞·0 does not arise), and x/0
-is not-a-number in both parts.
+which differ in two places: a real operand is not first extended by a zero imaginary part (∞·0 does not arise), and the
+parts of x/0 are those of x divided by 0.
 
 A complex tensor that depends on no input, such as a table that torch.polar makes of a range, is computed by PyTorch and
-becomes two constants.
+becomes a constant.
 
 PyTorch 2.15 has the private `torch._subclasses.complex_tensor.ComplexTensor`, which has rules for more operators: all
 of 300 drawn programs (`complex_programs.py` of the tests) run on it within their bounds. This pass does not use it:
@@ -30,8 +28,7 @@ of 300 drawn programs (`complex_programs.py` of the tests) run on it within thei
 - It may change or disappear in any release.
 """
 
-from harness.compiler.lowering.frontends.torch_export.complex.calling import as_complex, as_real, complex_call
 from harness.compiler.lowering.frontends.torch_export.complex.lowering import lower_complex
-from harness.compiler.lowering.frontends.torch_export.complex.values import ComplexOperatorError
+from harness.compiler.lowering.frontends.torch_export.complex.values import ComplexOperatorError, as_real
 
-__all__ = ["ComplexOperatorError", "as_complex", "as_real", "complex_call", "lower_complex"]
+__all__ = ["ComplexOperatorError", "as_real", "lower_complex"]

@@ -141,7 +141,9 @@ def _quotient(writer: Writer, a: _Parts, b: _Parts) -> Pair:
     real_is_larger = writer.call(_aten.ge.Tensor, *(writer.call(_aten.abs.default, part) for part in (b.re, b.im)))
     p = writer.call(_aten.where.self, real_is_larger, b.re, b.im)
     q = writer.call(_aten.where.self, real_is_larger, b.im, b.re)
-    ratio = writer.call(_aten.div.Tensor, q, p)
+    # if both are 0, each part of the dividend is divided by 0
+    zero = writer.call(_aten.eq.Scalar, p, 0.0)
+    ratio = writer.call(_aten.where.self, zero, p, writer.call(_aten.div.Tensor, q, p))
     divisor = writer.call(_aten.add.Tensor, p, writer.call(_aten.mul.Tensor, q, ratio))
     if a.im is None:
         ones = writer.call(_aten.full_like.default, ratio, 1.0)

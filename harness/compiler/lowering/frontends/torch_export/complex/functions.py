@@ -53,8 +53,9 @@ def _abs(writer: Writer, pair: Pair) -> Value:
     small, large, factor = _SCALING[re.meta["val"].dtype]
     largest = writer.call(_aten.maximum.default, re, im)
     ones = writer.call(_aten.full_like.default, re, 1.0)
-    scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.lt.Scalar, largest, small), factor, ones)
-    scale = writer.call(_aten.where.ScalarSelf, writer.call(_aten.gt.Scalar, largest, large), 1 / factor, scale)
+    larger, smaller = (writer.call(_aten.full_like.default, re, number) for number in (factor, 1 / factor))
+    scale = writer.call(_aten.where.self, writer.call(_aten.lt.Scalar, largest, small), larger, ones)
+    scale = writer.call(_aten.where.self, writer.call(_aten.gt.Scalar, largest, large), smaller, scale)
     scaled = [writer.call(_aten.mul.Tensor, part, scale) for part in (re, im)]
     squares = [writer.call(_aten.mul.Tensor, part, part) for part in scaled]
     root = writer.call(_aten.sqrt.default, writer.call(_aten.add.Tensor, *squares))
@@ -66,15 +67,18 @@ def _angle(writer: Writer, pair: Pair) -> Value:
 
 
 def _exp(writer: Writer, pair: Pair) -> Value:
-    """Computes e^re·cos(im) and e^re·sin(im), with e^re as a square, which may overflow where the products do not."""
+    """Computes e^re·cos(im) and e^re·sin(im), with e^re as a square, which may overflow where the products do not.
+
+    On the real axis the imaginary part is 0 even where e^re overflows.
+    """
     if pair.im is None:
         return Pair(writer.call(_aten.exp.default, pair.re), None)
     root = writer.call(_aten.exp.default, writer.call(_aten.mul.Tensor, pair.re, 0.5))
-    parts = [
+    re, im = (
         writer.call(_aten.mul.Tensor, writer.call(_aten.mul.Tensor, writer.call(function, pair.im), root), root)
         for function in (_aten.cos.default, _aten.sin.default)
-    ]
-    return Pair(*parts)
+    )
+    return Pair(re, writer.call(_aten.where.self, writer.call(_aten.eq.Scalar, pair.im, 0.0), pair.im, im))
 
 
 def _polar(writer: Writer, length: Value, angle: Value) -> Value:

@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 
 from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex import arithmetic, functions, moving
-from harness.compiler.lowering.frontends.torch_export.complex.calling import as_real
 from harness.compiler.lowering.frontends.torch_export.complex.constants import fold_constants
 from harness.compiler.lowering.frontends.torch_export.complex.values import (
     Interleaved,
     Pair,
     Value,
     Writer,
+    as_real,
     is_complex,
     unsupported,
 )
@@ -39,7 +39,6 @@ RULES = {**moving.RULES, **arithmetic.RULES, **functions.RULES}
 """Core ATen operator → its rule for complex tensors."""
 
 _DTYPES = (torch.complex64, torch.complex128)
-_PARTS = ("real", "imag")
 
 
 def lower_complex(program: ExportedProgram) -> ExportedProgram:
@@ -71,7 +70,6 @@ class _Lowering:
         self.program = program
         self.writer = Writer(Graph())
         self.values: dict[Node, Value] = {}
-        self.parts: dict[str, tuple[str, str]] = {}
         self.input_names: dict[str | None, str] = {}
         self.folded: dict[str, torch.Tensor] = {}
         self.input_specs: list[InputSpec] = []
@@ -92,9 +90,6 @@ class _Lowering:
         for node, spec in inputs:
             if spec.kind is InputKind.USER_INPUT:
                 self._take_input(node, spec)
-        for node in placeholders:
-            if is_complex(node) and isinstance(self.values[node], Node):
-                self.values[node] = self.writer.unpacked(self.values[node])
         for node in nodes:
             if node.op == "output":
                 self._return(node)
@@ -104,13 +99,11 @@ class _Lowering:
         return self._assemble()
 
     def _take_input(self, node: Node, spec: InputSpec) -> None:
-        """Adds the placeholder of an input; a complex one is [..., 2] if the user passes it, otherwise two parts."""
+        """Adds the placeholder of an input; a complex one is [..., 2]."""
         if is_complex(node):
             _check_dtype(node)
-            if spec.kind is not InputKind.USER_INPUT:
-                self._take_parts(node, spec)
-                return
-            placeholder = self._placeholder(node.name, torch.view_as_real(node.meta["val"]))
+            placeholder = self.writer.graph.placeholder(node.name)
+            placeholder.meta["val"] = torch.view_as_real(node.meta["val"])
         else:
             placeholder = self.writer.graph.node_copy(node)
         self.values[node] = placeholder
@@ -119,36 +112,9 @@ class _Lowering:
 
     def _take_constant(self, node: Node, value: torch.Tensor) -> None:
         """Makes a tensor that is computed at lowering a constant of the program."""
-        _check_dtype(node)
         target = f"computed_{node.name}"
         self.folded[target] = value
-        self._take_parts(node, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
-
-    def _take_parts(self, node: Node, spec: InputSpec) -> None:
-        """Adds two placeholders for the parts of a complex parameter, buffer or constant."""
-        assert spec.target is not None
-        value = torch.view_as_real(node.meta["val"])[..., 0].contiguous()
-        parts = []
-        for name, suffix in zip(self._part_names(spec.target), _PARTS, strict=True):
-            part = self._placeholder(f"{node.name}_{suffix}", value)
-            parts.append(part)
-            self.input_specs.append(replace(spec, arg=TensorArgument(name=part.name), target=name))
-        self.values[node] = Pair(*parts)
-
-    def _placeholder(self, name: str, value: torch.Tensor) -> Node:
-        node = self.writer.graph.placeholder(name)
-        node.meta["val"] = value
-        return node
-
-    def _part_names(self, target: str) -> tuple[str, str]:
-        """Returns unique names of the two parts of a parameter, buffer or constant."""
-        if target not in self.parts:
-            used_names = {spec.target for spec in self.program.graph_signature.input_specs}
-            stem = target
-            while any(f"{stem}_{suffix}" in used_names for suffix in _PARTS):
-                stem += "_complex"
-            self.parts[target] = (f"{stem}_real", f"{stem}_imag")
-        return self.parts[target]
+        self._take_input(node, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
 
     def _lower_node(self, node: Node) -> Value:
         """Returns the value of a node in the lowered graph: a copy of a real call, or the result of a rule."""
@@ -156,6 +122,10 @@ class _Lowering:
         if node.op == "get_attr":
             self._refuse_control_flow(node)
             return self.writer.graph.node_copy(node)
+        for argument in filter(is_complex, node.all_input_nodes):
+            value = self.values[argument]
+            if isinstance(value, Node):  # an input or constant, whose parts have the line that reads them first
+                self.values[argument] = self.writer.unpacked(value)
         arguments = [self.values[argument] for argument in node.all_input_nodes]
         if all(isinstance(value, Node) for value in arguments) and not is_complex(node):
             return self._copy(node)
@@ -199,18 +169,12 @@ class _Lowering:
                     raise unsupported(inner, "on complex tensors inside control flow has no real form here")
 
     def _return(self, node: Node) -> None:
-        """Adds the outputs; a complex one is a tensor [..., 2] for the user, or two parts of a changed buffer."""
+        """Adds the outputs; a complex one is [..., 2]."""
         writer = self.writer
         writer.source = None
         results: list[Any] = []
         for result, spec in zip(node.args[0], self.program.graph_signature.output_specs, strict=True):
             value = self.values[result] if isinstance(result, Node) else result
-            if isinstance(value, Pair) and spec.kind is OutputKind.BUFFER_MUTATION:
-                names = self._part_names(spec.target)
-                for part, name in zip((value.re, writer.imaginary(value)), names, strict=True):
-                    results.append(part)
-                    self.output_specs.append(replace(spec, arg=TensorArgument(name=part.name), target=name))
-                continue
             if isinstance(value, Pair):
                 value = writer.packed(value)
             elif isinstance(value, Interleaved):
@@ -234,29 +198,24 @@ class _Lowering:
             root=module,
             graph=module.graph,
             graph_signature=ExportGraphSignature(self.input_specs, self.output_specs),
-            state_dict=self._split_complex(program.state_dict),
+            state_dict=_as_real(program.state_dict),
             range_constraints=program.range_constraints,
             module_call_graph=program.module_call_graph,
             example_inputs=None if example is None else pytree.tree_map(as_real, example),
-            constants=self._split_complex(program.constants | self.folded),
+            constants=_as_real(program.constants | self.folded),
             verifiers=program.verifiers,
         )
 
-    def _split_complex(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Returns the parameters, buffers or constants by name, complex tensors as their two parts."""
-        result: dict[str, Any] = {}
-        for name, value in tensors.items():
-            if not isinstance(value, torch.Tensor) or not value.is_complex():
-                result[name] = value
-                continue
-            if name not in self.parts:  # not read by the graph
-                continue
-            for part_name, part in zip(self.parts[name], (value.real, value.imag), strict=True):
-                part = part.detach().clone(memory_format=torch.contiguous_format)
-                if isinstance(value, torch.nn.Parameter):
-                    part = torch.nn.Parameter(part, requires_grad=value.requires_grad)
-                result[part_name] = part
-        return result
+
+def _as_real(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters, buffers or constants by name, complex tensors as copies [..., 2]."""
+    result = dict(tensors)
+    for name, value in tensors.items():
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            result[name] = as_real(value.detach()).clone()
+            if isinstance(value, torch.nn.Parameter):
+                result[name] = torch.nn.Parameter(result[name], requires_grad=value.requires_grad)
+    return result
 
 
 def _check_dtype(node: Node) -> None:

@@ -65,6 +65,13 @@ Value: TypeAlias = Node | Pair | Interleaved | list[Pair]
 """A node of the original graph in the lowered graph; a list for an operator that returns several tensors."""
 
 
+def as_real(value: Any) -> Any:
+    """Returns a complex tensor [...] as a real tensor [..., 2]; any other value unchanged."""
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return torch.view_as_real(value.resolve_conj())
+    return value
+
+
 def is_complex(node: Node) -> bool:
     """Returns whether a node's result is a complex tensor, or contains one."""
     value = node.meta.get("val")

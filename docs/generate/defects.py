@@ -6,7 +6,6 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
@@ -14,7 +13,6 @@ from harness.compiler.lowering.frontends.defect import TESTED_VERSION, Defect, S
 from harness.compiler.lowering.frontends.onnx.defects import DEFECTS as ONNX_DEFECTS
 from harness.compiler.lowering.frontends.onnx.exporting import OPSET
 from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
-from harness.core.settings import REPOSITORY
 
 _MAX_ELEMENTS = 12
 """Largest number of elements of a tensor whose values a page has."""
@@ -98,14 +96,6 @@ def torch_page() -> str:
 def onnx_page() -> str:
     """Returns the page on the defects on the way through ONNX."""
     return _page(_ONNX_INTRODUCTION, "onnx", "resize_antialias", ONNX_DEFECTS, "Unmodified")
-
-
-PAGES: dict[Path, Callable[[], str]] = {
-    REPOSITORY / "docs" / "evidence" / "defects.md": overview,
-    REPOSITORY / "docs" / "reference" / "defects-torch.md": torch_page,
-    REPOSITORY / "docs" / "reference" / "defects-onnx.md": onnx_page,
-}
-"""The pages by their files."""
 
 
 def _page(introduction: str, package: str, example: str, defects: Sequence[Defect], unmodified: str) -> str:
