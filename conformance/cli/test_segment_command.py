@@ -242,5 +242,5 @@ def test_an_image_is_never_replaced(tiny_artifact: Path, tmp_path: Path) -> None
         tmp_path / "cat.png", tmp_path / "cat_overlay.png", "--text", "cat", out=tmp_path, model=tiny_artifact
     )
     assert done.returncode == 2
-    assert re.search(sentence("replaces-input", out="cat_overlay.png"), done.stderr)
+    assert re.search(sentence("replaces-input", path="cat_overlay.png"), done.stderr)
     assert (tmp_path / "cat_overlay.png").read_bytes() == CAT.read_bytes()

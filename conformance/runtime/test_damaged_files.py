@@ -46,7 +46,7 @@ def test_a_mutated_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: 
 def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("[" * 100_000)
     for read, code in (
-        (read_manifest, "damaged-manifest"),
+        (read_manifest, "unreadable-manifest"),
         (lambda folder: read_budget(folder / MANIFEST), "no-budget"),
     ):
         with pytest.raises((ModelError, HarnessError), match=sentence(code)):
