@@ -364,7 +364,7 @@ def test_precisions_are_selected_where_the_target_has_them():
 
 
 @pytest.mark.parametrize(
-    ("targets", "components", "precisions", "sentence"),
+    ("targets", "components", "precisions", "expected"),
     [
         (
             ["llvm"],
