@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from conformance.aarch64.environment import CPU, machine_for
+from conformance.support.sentences import Sentence
 from conformance.support.tuning import database_of, record
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import current_conditions
@@ -62,6 +63,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
         choose(None)
         config.stash[PLACE].close()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a case after its sentence's code; the regular expression would be long."""
+    return val.code if isinstance(val, Sentence) else None
 
 
 @pytest.hookimpl(wrapper=True)

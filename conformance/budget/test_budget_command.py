@@ -15,6 +15,7 @@ import pytest
 
 from conformance.support import small_network
 from conformance.support.commands import run_command
+from conformance.support.sentences import sentence
 from conformance.support.small_network import GROUPS
 from harness.cli.main import app
 from harness.cli.options import chosen_groups
@@ -157,20 +158,20 @@ def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
     (tmp_path / "packed").mkdir()
     assert pack_into(deployable, out, tmp_path / "packed", seed=1).float32 == ("trunk.2",)
     case = Case(small_network.NAME, "real", "llvm", precision="bf16")
-    with pytest.raises(HarnessError, match="keeps 'scale' in float32, and what is compiled has no such group"):
+    with pytest.raises(HarnessError, match=sentence("unknown-group", unknown="scale")):
         compile_into(deployable, case, tmp_path / "other", float32=frozenset(["scale"]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--limit", "0"), "--limit 0 is no limit"),
-        (("--limit", "nan"), "is no limit"),
-        (("--precision", "fp32"), "--precision fp32 is none"),
-        (("--half-rate", "200"), "save no time, .* --half-rate above --fp32-rate"),
-        (("--component", "box_heat"), "did you mean 'box_head'"),
-        (("--component", "end_to_end"), "end_to_end is no component"),
-        (("--out", "nowhere/budget.json"), "cannot write nowhere/budget.json"),
+        (("--limit", "0"), sentence("no-limit", limit=0)),
+        (("--limit", "nan"), sentence("no-limit", limit="nan")),
+        (("--precision", "fp32"), sentence("no-half-precision", precision="fp32")),
+        (("--half-rate", "200"), sentence("no-saving", half=200)),
+        (("--component", "box_heat"), sentence("unknown-name", hint="box_head")),
+        (("--component", "end_to_end"), sentence("not-a-component", component="end_to_end")),
+        (("--out", "nowhere/budget.json"), sentence("cannot-write", path="nowhere/budget.json")),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -184,11 +185,20 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], message: str, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("verify", "--component", "box_head"), "a budget for perceptron, not for box_head"),
-        (("tune", "--component", "box_head", "--trials", "1"), "a budget for perceptron, not for box_head"),
-        (("tune", "--precision", "fp16", "--trials", "1"), "llvm compiles in fp32, bf16 only, not in fp16"),
-        (("explain", "--component", "box_head"), "a budget for perceptron, not for box_head"),
-        (("compile", "--out", "x", "--precision", "bf16", "--scale", "shallow"), "the model small_network, not sam3"),
+        (("verify", "--component", "box_head"), sentence("unused-budget", unused="perceptron, not for box_head")),
+        (
+            ("tune", "--component", "box_head", "--trials", "1"),
+            sentence("unused-budget", unused="perceptron, not for box_head"),
+        ),
+        (
+            ("tune", "--precision", "fp16", "--trials", "1"),
+            sentence("unsupported-precision", target="llvm", precisions="fp16"),
+        ),
+        (("explain", "--component", "box_head"), sentence("unused-budget", unused="perceptron, not for box_head")),
+        (
+            ("compile", "--out", "x", "--precision", "bf16", "--scale", "shallow"),
+            sentence("budget-for-model", model="small_network", model2="sam3"),
+        ),
     ],
 )
 def test_a_budget_for_something_else_is_one_sentence(

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from conformance.support.sentences import sentence
 from harness.cli.main import app
 from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
@@ -107,17 +108,17 @@ def test_half_precision_is_told(dtype: str, tmp_path: Path) -> None:
     half = {n: t.to(getattr(torch, dtype)) for n, t in images(tiny()).items() if not t.is_complex()}
     save_file(half, tmp_path / "sam3_half.safetensors")
     done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
-    for sentence in (f"{len(half)} tensors in {dtype}.", f"{dtype}: {len(half)}"):
-        assert unwrapped(sentence) in unwrapped(done.output)
+    for words in (f"{len(half)} tensors in {dtype}.", f"{dtype}: {len(half)}"):
+        assert unwrapped(words) in unwrapped(done.output)
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("nowhere.pt", "does not exist"),
-        ("other.pt", "belongs to another model"),
-        ("later.pt", r"is of SAM 3\.1, it has tracker\.model\.interactive"),
-        ("", "has several checkpoints, later.pt, other.pt"),
+        ("nowhere.pt", sentence("no-such-file", path="nowhere.pt")),
+        ("other.pt", sentence("other-model", path="other.pt")),
+        ("later.pt", sentence("sam31-checkpoint", path="later.pt", name="tracker.model.interactive_mask_decoder.a")),
+        ("", sentence("several-checkpoints", names="later.pt, other.pt")),
     ],
 )
 def test_what_is_no_checkpoint_of_sam_3_is_refused(name: str, expected: str, tmp_path: Path) -> None:

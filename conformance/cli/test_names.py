@@ -14,6 +14,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from conformance.support.known_answers import KnownSegmenter, write_pictures
+from conformance.support.sentences import sentence
 from harness.app.segment.job import Job, SegmentedImage, run, unique_names
 from harness.cli import segment_display
 from harness.cli.console import console, stages
@@ -70,10 +71,10 @@ def test_a_user_without_a_name_and_a_home_folder_is_told_what_to_set(monkeypatch
     for name in ("HOME", "SAM3_TVM_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     for find in (cache_root, lambda: user_folder(platformdirs.user_cache_dir)):
-        with pytest.raises(HarnessError, match=r"^this user has no home folder: set HOME.* to a folder that"):
+        with pytest.raises(HarnessError, match=sentence("no-home", variables="HOME")):
             find()
     monkeypatch.setenv("SAM3_TVM_CACHE", "~/cache")
-    with pytest.raises(HarnessError, match="set HOME, or SAM3_TVM_CACHE without ~, to a folder"):
+    with pytest.raises(HarnessError, match=sentence("no-home", variables="SAM3_TVM_CACHE")):
         cache_root()
     monkeypatch.setenv("SAM3_TVM_CACHE", "cache")
     assert cache_root() == Path("cache")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.support.inner_pytest import run_pytest
+from conformance.support.sentences import sentence
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
@@ -72,7 +73,10 @@ def test_a_subject_is_selected_in_the_precisions_that_it_is_judged_in() -> None:
     assert {case.component for case in halves} == {"interactive", "end_to_end"}
     both = select(["video"], ["real"], ["llvm"], precisions=["bf16", "fp32"])
     assert {case.precision for case in both} == {"fp32"}
-    with pytest.raises(HarnessError, match="video is judged in fp32 only, not in bf16"):
+    with pytest.raises(
+        HarnessError,
+        match=sentence("unjudged-precision", components="video", judged_precisions="fp32", precisions="bf16"),
+    ):
         select(["video"], ["real"], ["llvm"], precisions=["bf16"])
 
 
@@ -83,14 +87,14 @@ def test_outliers_are_for_components_and_stand_in_the_id() -> None:
         "box_head-real-llvm-shallow-outliers",
     }
     assert {case.weights for case in cases if case.component == "end_to_end"} == {"seeded"}
-    with pytest.raises(HarnessError, match="end_to_end has seeded weights or those of a checkpoint, not outliers"):
+    with pytest.raises(HarnessError, match=sentence("seeded-only", components="end_to_end", weights="outliers")):
         select(["end_to_end"], weights=["outliers"])
-    with pytest.raises(HarnessError, match="Unknown weights 'outlier': did you mean 'outliers'"):
+    with pytest.raises(HarnessError, match=sentence("unknown-name", kind="weights", name="outlier", hint="'outliers'")):
         select(["box_head"], weights=["outlier"])
 
 
 def test_no_case_is_of_the_scale_that_only_tests_compile() -> None:
-    with pytest.raises(HarnessError, match="proves nothing about it: take the scale shallow or full"):
+    with pytest.raises(HarnessError, match=sentence("tiny-scale", scale="shallow or full")):
         select(["box_head"], scales=["tiny"])
 
 
@@ -101,7 +105,7 @@ def test_repeated_names_count_once() -> None:
 
 @pytest.mark.parametrize("name", ["", "VIT", "vision-backbone", "vit "])
 def test_names_are_exact(name: str) -> None:
-    with pytest.raises(HarnessError, match="Unknown component"):
+    with pytest.raises(HarnessError, match=sentence("unknown-name", kind="component", name=name)):
         select([name])
 
 

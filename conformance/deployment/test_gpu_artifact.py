@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from conformance.models.sam3.test_mask_resizing import NORMAL, upstream
+from conformance.support.sentences import sentence
 from conformance.support.shallow import shallow_model
 from harness.compiler.deployment.compiling import CompiledModel, compile_into
 from harness.compiler.targets import TARGETS, cuda
@@ -175,8 +176,8 @@ def test_a_machine_without_the_device_says_so(compiled: tuple[Path, CompiledMode
     if TARGETS[target].run_problem() is None:
         pytest.skip(f"{target} runs on this machine")
     said = {
-        "cuda": r"^cannot run code for cuda: there is no NVIDIA (driver|GPU) on this machine.*; run it where there is",
-        "metal": r"model\.so was compiled for macOS on aarch64, this is Linux on \w+: compile it on this machine$",
+        "cuda": sentence("no-device", target="cuda", problem="NVIDIA"),
+        "metal": sentence("foreign-library", library="model.so", origin="macOS", origin2="aarch64", host="Linux"),
     }[target]
     with pytest.raises(LoadError, match=said) as raised:
         Artifact.load(folder)
@@ -192,7 +193,7 @@ def test_a_folder_without_its_runtime_libraries_is_complete(
     shutil.copytree(folder, copy, copy_function=os.link, ignore=shutil.ignore_patterns(*RUNTIME_LIBRARIES))
     assert CUDART not in {path.name for path in copy.iterdir()}
     if TARGETS["cuda"].run_problem() is not None:
-        with pytest.raises(LoadError, match="cannot run code for cuda"):
+        with pytest.raises(LoadError, match=sentence("no-device", target="cuda")):
             Artifact.load(copy)
 
 

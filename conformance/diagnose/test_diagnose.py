@@ -29,6 +29,7 @@ from conformance.support.diagnosed import (
     by_chance,
     cause_of,
 )
+from conformance.support.sentences import sentence
 from harness.compiler.lowering.route import Lowered
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
 from harness.compiler.schedules.cpu import elementwise, epilogue, normalization, rewrite
@@ -502,7 +503,7 @@ def test_few_numbers_beside_one_run_of_autocast_are_luck() -> None:
 
 
 def test_what_is_named_in_half_precision_is_not_cut_out() -> None:
-    with pytest.raises(HarnessError, match="leave out --reproduce"):
+    with pytest.raises(HarnessError, match=sentence("half-not-cut-out")):
         diagnose_case(Case("box_head", "real", "llvm", precision="bf16"), SEEDED, reproduce=True)
 
 
@@ -520,10 +521,14 @@ def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "output", "message"),
     [
-        (Case("end_to_end", "real", "llvm"), None, "end_to_end is no component"),
-        (Case("box_head", "real", "cuda"), None, "choose --target llvm"),
-        (Case("box_head", "real", "llvm"), "masks", "no output 'masks'"),
-        (Case("box_head", "real", "llvm", frontend="onnx"), None, "choose --frontend torch"),
+        (Case("end_to_end", "real", "llvm"), None, sentence("not-a-component", component="end_to_end")),
+        (Case("box_head", "real", "cuda"), None, sentence("target-not-followed", name="llvm")),
+        (Case("box_head", "real", "llvm"), "masks", sentence("no-such-output", output="masks")),
+        (
+            Case("box_head", "real", "llvm", frontend="onnx"),
+            None,
+            sentence("frontend-without-nodes", alternatives="torch"),
+        ),
     ],
 )
 def test_what_cannot_be_diagnosed_is_told_in_a_sentence(asked: Case, output: str | None, message: str) -> None:

@@ -22,6 +22,7 @@ from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporte
 from conformance.calibration.mutation import mutated
 from conformance.support.commands import run_command
 from conformance.support.diagnosed import CASE, WIDTH, after_softmax, block, by_chance, cause_of
+from conformance.support.sentences import sentence
 from harness.compiler.lowering.frontends.torch_export import defects
 from harness.compiler.schedules.cpu import epilogue
 from harness.compiler.schedules.cpu.pipeline import LEGALIZE
@@ -198,9 +199,9 @@ def test_a_fault_is_the_same_only_if_the_same_elements_are_wrong_in_the_same_way
 
 
 def test_a_folder_that_exists_and_several_cases_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="exists: choose another folder with --reproduce"):
+    with pytest.raises(HarnessError, match=sentence("folder-exists", folder=tmp_path, advice="--reproduce")):
         check_folder(tmp_path, 1)
-    with pytest.raises(HarnessError, match="takes one case, and 2 were asked for"):
+    with pytest.raises(HarnessError, match=sentence("several-cases", cases=2)):
         check_folder(tmp_path / "new", 2)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from tvm import relax
 
 from conformance.support.perceptron import Deployed, Perceptron, network, tokens
+from conformance.support.sentences import sentence
 from harness.compiler.lowering.groups import OUTSIDE, keep_float32, note_paths
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules.common.origins import bindings_of
@@ -150,7 +151,7 @@ def test_a_weight_of_two_groups_is_rounded_for_the_half_one_alone() -> None:
 
 def test_other_frontends_are_one_sentence() -> None:
     route, module = Route(frontend="onnx", precision="bf16", float32=frozenset(["head"])), Perceptron(network(0))
-    with pytest.raises(HarnessError, match="choose --frontend torch"):
+    with pytest.raises(HarnessError, match=sentence("no-modules", frontends="torch")):
         route.lower(route.export(module, ARGS), module)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from conformance.support.function_module import FunctionModule
+from conformance.support.sentences import sentence
 from harness.compiler.lowering.frontends import FRONTENDS
 from harness.compiler.lowering.frontends.onnx import exporting
 from harness.compiler.lowering.frontends.onnx.exporting import export_module
@@ -128,7 +129,7 @@ def test_tensors_without_elements() -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
-    with pytest.raises(HarnessError, match=r"needs onnx and onnxscript, .*pip install"):
+    with pytest.raises(HarnessError, match=sentence("not-installed", missing="onnx and onnxscript")):
         export_module(torch.nn.ReLU(), (torch.ones(2),))
 
 

@@ -14,6 +14,7 @@ from conformance.support import projection, recurrent_segmenter
 from conformance.support.commands import run_command
 from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS
 from conformance.support.recurrent_step import Step
+from conformance.support.sentences import sentence
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY, SEEDED
@@ -59,7 +60,7 @@ def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path
     done = command("pack", "--seed", "1", "--into", "model", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     hold_to_pytorch(tmp_path / "model", 1, error)
-    with pytest.raises(ArtifactError, match="model has the model recurrent, not sam3: give a folder of sam3"):
+    with pytest.raises(ArtifactError, match=sentence("other-model", folder="model", model="recurrent", name="sam3")):
         Sam3.load(tmp_path / "model")
 
 
@@ -83,9 +84,9 @@ def hold_to_pytorch(folder: Path, seed: int, error: float) -> None:
 
 def test_it_brings_its_own_options_and_no_others(plugged_in: None, tmp_path: Path) -> None:
     chosen = ("compile", "--model", projection.NAME, "--out", "model")
-    for wrong, sentence in ((("--clicks", "3"), "No such option: --clicks"), (("--width", "0"), "--width")):
+    for wrong, words in ((("--clicks", "3"), "No such option: --clicks"), (("--width", "0"), "--width")):
         refused = command(*chosen, *wrong, folder=tmp_path)
-        assert (refused.returncode, sentence in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
     assert "--width" in command(*chosen, "--help", folder=tmp_path).stdout
     done = command(*chosen, "--width", "6", folder=tmp_path)
     assert (done.returncode, "; 6 outputs." in done.stdout) == (0, True), done.stdout + done.stderr
@@ -113,19 +114,19 @@ def test_state_is_what_makes_later_frames_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "sentence"),
+    ("module", "expected"),
     [
-        ("no_such_module", "no_such_module adds no model"),
-        ("json", "json adds no model"),
-        ("harness.models.sam3.model", "two models have the name 'sam3'"),
+        ("no_such_module", sentence("no-model", module="no_such_module")),
+        ("json", sentence("no-model", module="json")),
+        ("harness.models.sam3.model", sentence("models-of-one-name", name="sam3")),
     ],
 )
-def test_what_is_no_model_is_a_sentence(monkeypatch: pytest.MonkeyPatch, module: str, sentence: str) -> None:
+def test_what_is_no_model_is_a_sentence(monkeypatch: pytest.MonkeyPatch, module: str, expected: str) -> None:
     monkeypatch.setenv(MODELS_VARIABLE, module)
     models.cache_clear()
     subjects.cache_clear()
     try:
-        with pytest.raises(HarnessError, match=sentence):
+        with pytest.raises(HarnessError, match=expected):
             models()
     finally:
         models.cache_clear()

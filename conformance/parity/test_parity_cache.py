@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root
 from harness.parity.arrays import CorruptFile, arrays_digest, read_arrays, write_arrays
@@ -287,7 +288,7 @@ def test_a_file_that_does_not_fit_ends_in_one_sentence_and_leaves_nothing(tmp_pa
 
 def test_a_root_that_cannot_be_a_folder_ends_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HarnessError, match="SAM3_TVM_CACHE"):
+    with pytest.raises(HarnessError, match=sentence("no-cache", root=tmp_path / "file" / "cache")):
         ArrayCache(tmp_path / "file" / "cache").get_or_make(KEY, some_arrays)
 
 
@@ -328,19 +329,19 @@ def test_the_saved_outputs_that_were_not_used_for_longest_are_deleted(tmp_path, 
     save_outputs(new, big, limit_bytes=30_000)
     for folder in (saved["old"], saved["young"], new):
         assert_same(big, load_outputs(folder))
-    with pytest.raises(HarnessError, match="run the case first"):
+    with pytest.raises(HarnessError, match=sentence("nothing-saved")):
         load_outputs(saved["used"])
     assert_same(big, ArrayCache(tmp_path).get_or_make(KEY, never))
     assert_same(big, load_outputs(save_outputs(new, big, limit_bytes=0).parent))
 
 
 def test_saved_outputs_that_are_missing_or_damaged_end_in_one_sentence(tmp_path):
-    with pytest.raises(HarnessError, match="run the case first"):
+    with pytest.raises(HarnessError, match=sentence("nothing-saved")):
         load_outputs(tmp_path)
     path = save_outputs(tmp_path, some_arrays())
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(HarnessError, match="run the case again"):
+    with pytest.raises(HarnessError, match=sentence("damaged-outputs")):
         load_outputs(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(HarnessError, match="cannot write"):
+    with pytest.raises(HarnessError, match=sentence("cannot-write")):
         save_outputs(tmp_path / "file", some_arrays())

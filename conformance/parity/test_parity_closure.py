@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
 from harness.core.settings import REPOSITORY
 from harness.models.sam3.captures import BUILDER, CLICKS, GROUNDING, PROPAGATION
@@ -105,8 +106,8 @@ def test_a_new_import_and_a_new_name_are_misses(package: Path) -> None:
 
 
 def test_what_is_not_there_or_no_python_is_a_sentence(package: Path) -> None:
-    with pytest.raises(HarnessError, match=r"there is no module 'studied\.missing'"):
+    with pytest.raises(HarnessError, match=sentence("no-such-module", name="studied.missing")):
         import_closure("studied.missing")
     (package / "beside.py").write_text("def\n")
-    with pytest.raises(HarnessError, match=r"cannot read the source file .*beside\.py"):
+    with pytest.raises(HarnessError, match=sentence("unreadable-source", path="beside.py")):
         import_closure("studied.made")

@@ -24,6 +24,7 @@ from conformance.report.test_report_verification import CREATED, every_status
 from conformance.support import small_segmenter
 from conformance.support.markup import Element, cells, parsed
 from conformance.support.pages import chromium
+from conformance.support.sentences import sentence
 from harness.cli.main import app
 from harness.compiler.schedules.cpu import epilogue
 from harness.core.case import Case
@@ -347,7 +348,7 @@ def test_what_has_another_form_is_refused(
     first, second = damaged["cases"][:2]
     (second["diagnosis"] if where == DIAGNOSIS else first["outputs"][0]["distribution"]).update(change)
     (tmp_path / JSON).write_text(json.dumps(damaged))
-    with pytest.raises(HarnessError, match=re.escape(f"`{where}{part}")):
+    with pytest.raises(HarnessError, match=sentence("not-a-report", error=f"{where}{part}")):
         read_report(tmp_path / JSON)
 
 
@@ -355,7 +356,7 @@ def test_a_negative_error_is_refused(tmp_path: Path, report: dict[str, Any]) -> 
     damaged = copy.deepcopy(report)
     damaged["cases"][1]["diagnosis"]["boundaries"][0]["local"]["r_rms"] = -1.0
     (tmp_path / JSON).write_text(json.dumps(damaged))
-    with pytest.raises(HarnessError, match=re.escape("boundaries[0].local.r_rms`")):
+    with pytest.raises(HarnessError, match=sentence("not-a-report", error="boundaries[0].local.r_rms")):
         read_report(tmp_path / JSON)
 
 
@@ -460,17 +461,17 @@ def test_a_summary_has_the_matrix_and_which_kernel_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give files of results, or two reports"),
-        (("--compare", "a.json", "b.json", "--summary", "s.md"), "--compare takes two reports"),
-        (("--compare", "a.json", "b.json"), "cannot read the report a.json"),
-        (("{json}", "{json}"), "rendered by itself"),
-        (("{folder}/verification_report.html",), "give --out DIR"),
-        (("{json}", "--out", "{json}/x"), "choose another folder with --out"),
-        (("{json}", "--out", "{folder}", "--summary", "{folder}"), "choose another file with --summary"),
+        ((), sentence("no-files")),
+        (("--compare", "a.json", "b.json", "--summary", "s.md"), sentence("compare-alone")),
+        (("--compare", "a.json", "b.json"), sentence("unreadable-report", path="a.json")),
+        (("{json}", "{json}"), sentence("several-reports")),
+        (("{folder}/verification_report.html",), sentence("no-out")),
+        (("{json}", "--out", "{json}/x"), sentence("cannot-write", advice="--out")),
+        (("{json}", "--out", "{folder}", "--summary", "{folder}"), sentence("cannot-write", advice="--summary")),
     ],
 )
 def test_mistakes_end_in_one_sentence(folder: Path, arguments: tuple[str, ...], words: str) -> None:
-    with pytest.raises(HarnessError, match=re.escape(words)) as problem:
+    with pytest.raises(HarnessError, match=words) as problem:
         sam3_tvm(*(each.format(json=folder / JSON, folder=folder) for each in arguments))
     assert "\n" not in str(problem.value)
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.sentences import sentence
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.expectations import Expectation
@@ -282,14 +283,14 @@ def test_a_report_that_cannot_be_read_ends_in_one_sentence(tmp_path, content):
 def test_a_folder_that_cannot_be_written_ends_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     for action in (lambda path: write_report([], {}, {}, path), lambda path: make_folder(path, advice=ADVICE)):
-        with pytest.raises(HarnessError, match="choose another folder with --report"):
+        with pytest.raises(HarnessError, match=sentence("cannot-write", advice="--report")):
             action(tmp_path / "file" / "reports")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_page_that_cannot_be_replaced_leaves_nothing_half_written(tmp_path):
     (tmp_path / "VERIFICATION_REPORT.md").mkdir()
-    with pytest.raises(HarnessError, match="cannot write "):
+    with pytest.raises(HarnessError, match=sentence("cannot-write")):
         write_report(every_status(), {}, {}, tmp_path, created=CREATED)
     assert not list(tmp_path.glob(".*.tmp"))
 

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from conformance.support.damaged import STRANGE_EXIF, animations, encoded, videos
 from conformance.support.fuzz import KINDS, outcomes
+from conformance.support.sentences import sentence
 from harness.app.results.journal import JOURNAL, Journal
 from harness.core.budget import read_budget
 from harness.core.errors import HarnessError
@@ -44,23 +45,26 @@ def test_a_mutated_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: 
 
 def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("[" * 100_000)
-    for read in (read_manifest, lambda folder: read_budget(folder / MANIFEST)):
-        with pytest.raises((ModelError, HarnessError), match=r"manifest\.json"):
+    for read, code in (
+        (read_manifest, "unreadable-manifest"),
+        (lambda folder: read_budget(folder / MANIFEST), "no-budget"),
+    ):
+        with pytest.raises((ModelError, HarnessError), match=sentence(code)):
             read(tmp_path)
     save_file({}, tmp_path / "session", {"session": "[" * 100_000, "sha256": ""})
-    with pytest.raises(ModelError, match="session cannot be read as a saved session"):
+    with pytest.raises(ModelError, match=sentence("not-a-session", path="session")):
         SessionFile(tmp_path / "session", NO_MODEL)
 
 
 def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     for change, problem in (
-        ({"target": ["llvm"]}, "`target`: Expected `str`, got `array`"),
-        ({"trained": 1}, "`trained`: Expected `bool`, got `int`"),
-        ({"files": {"model.so": {"bytes": "7", "sha256": ""}}}, r"`files\[\.\.\.\].bytes`: Expected `int`, got `str`"),
+        ({"target": ["llvm"]}, "`target`"),
+        ({"trained": 1}, "`trained`"),
+        ({"files": {"model.so": {"bytes": "7", "sha256": ""}}}, "`files[...].bytes`"),
     ):
         (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
-        with pytest.raises(ModelError, match=rf"manifest\.json is damaged \({problem}\)"):
+        with pytest.raises(ModelError, match=sentence("damaged-manifest", path=MANIFEST, error=problem)):
             read_manifest(tmp_path)
 
 
@@ -70,7 +74,7 @@ def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> 
 def test_a_manifest_whose_part_of_sam3_is_damaged_is_a_sentence(change: dict[str, object], tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     (tmp_path / MANIFEST).write_text(json.dumps(manifest | change))
-    with pytest.raises(ModelError, match=r"manifest\.json is damaged .*: compile the model again"):
+    with pytest.raises(ModelError, match=sentence("damaged-manifest", path="manifest.json")):
         read_sam3_description(tmp_path, read_manifest(tmp_path))
 
 
@@ -102,9 +106,7 @@ def test_an_image_is_turned_although_its_exif_cannot_be_written(tmp_path: Path) 
 def test_what_no_decoder_expects_is_one_sentence(tmp_path: Path) -> None:
     """Pillow raises a `RuntimeError` here, for 127 bits a channel."""
     (tmp_path / "photo.avif").write_bytes(encoded("AVIF").replace(b"\x03\x08\x08\x08", b"\x03\x08\x7f\x08"))
-    with pytest.raises(
-        ModelError, match=r"photo\.avif cannot be read, it is damaged or truncated \(.+\); save it anew\."
-    ):
+    with pytest.raises(ModelError, match=sentence("damaged", name="photo.avif", advice="save it anew")):
         load_image(tmp_path / "photo.avif")
 
 
@@ -129,7 +131,7 @@ def test_a_bomb_is_no_video(name: str, side: int, tmp_path: Path) -> None:
         content[16:24] = struct.pack(">II", side, side)
         content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelError, match=rf"{name}.* is larger than 89478485 pixels; scale it down first\."):
+    with pytest.raises(ModelError, match=sentence("too-large", name=name, pixels=89478485)):
         list(open_frames(tmp_path / name))
 
 
@@ -138,5 +140,5 @@ def test_frames_of_a_video_are_held_to_the_limit_of_images(tmp_path: Path, monke
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 16)
     assert len(list(open_frames(tmp_path / "video.mp4"))) == 5
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 16 - 1)
-    with pytest.raises(ModelError, match=r"The video .*video\.mp4 is larger than 511 pixels; scale it down first\."):
+    with pytest.raises(ModelError, match=sentence("too-large", name="video.mp4", pixels=511)):
         list(open_frames(tmp_path / "video.mp4"))

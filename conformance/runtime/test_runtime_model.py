@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from conformance.support.examples import examples
+from conformance.support.sentences import sentence
 from harness.core.case import TINY
 from harness.models.sam3.build import build_model
 from harness.models.sam3.capture import find_stage, upstream_prompt
@@ -122,7 +123,7 @@ def test_threshold(image: EncodedImage, everything: Found) -> None:
     assert (nothing.masks.shape, nothing.boxes.shape, nothing.scores.shape) == ((0, 300, 451), (0, 4), (0,))
     assert nothing.masks.dtype == bool
     for bad in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ModelError, match="is no score"):
+        with pytest.raises(ModelError, match=sentence("bad-threshold")):
             image.segment("cat", threshold=bad)
 
 
@@ -230,9 +231,9 @@ def test_a_batch_is_the_prompts_one_by_one(image: EncodedImage, found: Found, th
 
 
 def test_every_prompt_is_checked_before_any_is_run(image: EncodedImage) -> None:
-    with pytest.raises(ModelError, match="Nothing is asked"):
+    with pytest.raises(ModelError, match=sentence("nothing-asked")):
         image.segment_batch([Prompt("cat"), Prompt()])
-    with pytest.raises(ModelError, match="outside the image of 451 x 300"):
+    with pytest.raises(ModelError, match=sentence("outside", width=451, height=300)):
         image.segment(points=[(460, 10)])
 
 
@@ -280,12 +281,12 @@ def ground_with_exemplar(text: str, prompt: EncodedPrompt) -> dict[str, torch.Te
 def test_an_exemplar_that_cannot_be_used_is_refused(
     image: EncodedImage, model: Sam3, artifact: Artifact, tiny_artifact: Path
 ) -> None:
-    with pytest.raises(ModelError, match="Nothing is shown on the exemplar; give a box or a point on it"):
+    with pytest.raises(ModelError, match=sentence("nothing-shown")):
         image.segment("cat", exemplar=image)
-    with pytest.raises(ModelError, match="outside the image of 451 x 300"):
+    with pytest.raises(ModelError, match=sentence("outside", width=451, height=300)):
         model.set_image(COFFEE).segment(points=[(460, 10)], exemplar=image)
     other = Sam3(Artifact.load(tiny_artifact, check=False))
-    with pytest.raises(ModelError, match="was encoded by another model; encode it with this one"):
+    with pytest.raises(ModelError, match=sentence("foreign-exemplar")):
         other.set_image(CAT).segment(boxes=[(9, 9, 99, 99)], exemplar=image)
     ground = other.manifest.entries["ground"]
     inputs = tuple(spec for spec in ground.inputs if spec.name != "attended")
@@ -293,12 +294,12 @@ def test_an_exemplar_that_cannot_be_used_is_refused(
         other.manifest, entries={**other.manifest.entries, "ground": replace(ground, inputs=inputs)}
     )
     older = other.set_image(CAT)
-    with pytest.raises(ModelError, match="before exemplars were known; compile it again"):
+    with pytest.raises(ModelError, match=sentence("no-exemplars")):
         older.segment(boxes=[(9, 9, 99, 99)], exemplar=older)
 
 
 def test_an_image_that_is_none(model: Sam3) -> None:
-    with pytest.raises(ModelError, match=r"nowhere\.png does not exist"):
+    with pytest.raises(ModelError, match=sentence("no-such-file", name="nowhere.png")):
         model.set_image("nowhere.png")
 
 

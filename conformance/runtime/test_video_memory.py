@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from conformance.support.examples import examples
+from conformance.support.sentences import sentence
 from conformance.support.tracker_memory import (
     NEAR_THE_THRESHOLD,
     SIZE,
@@ -155,16 +156,16 @@ def test_the_only_frame_of_a_video_has_time_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "expected"),
     [
-        ((3, [], {}), "Frame 3 cannot be tracked because no frame has a click or a mask; give one first."),
-        ((-1, [0], {}), "Frame -1 is not in this video"),
-        ((4, [0], {}, 4), "Frame 4 is not in this video of 4 frames; the first one is frame 0."),
+        ((3, [], {}), sentence("nothing-to-track", frame=3)),
+        ((-1, [0], {}), sentence("no-such-frame", frame=-1)),
+        ((4, [0], {}, 4), sentence("no-such-frame", frame=4, num_frames=4)),
     ],
 )
-def test_a_frame_that_cannot_be_tracked_is_one_sentence(arguments: Any, sentence: str) -> None:
+def test_a_frame_that_cannot_be_tracked_is_one_sentence(arguments: Any, expected: str) -> None:
     frame, conditioning, scores, *num_frames = arguments
-    with pytest.raises(ModelError, match=sentence):
+    with pytest.raises(ModelError, match=expected):
         plan_attention(frame, conditioning, scores, num_frames=num_frames[0] if num_frames else None)
 
 
@@ -220,7 +221,7 @@ def test_a_bank_is_never_changed() -> None:
 def test_a_conditioning_frame_is_no_longer_tracked_and_is_again_when_its_clicks_are_taken_back() -> None:
     conditioned = bank(4, objects=(1, 2)).condition(2, entry(9, 2), [1, 2])
     assert list(conditioned.conditioning) == [0, 2] and list(conditioned.tracked) == [1, 3]
-    with pytest.raises(ModelError, match="Frame 2 has a click or a mask and is not tracked; take them back first"):
+    with pytest.raises(ModelError, match=sentence("prompted-frame", frame=2)):
         conditioned.track(2, entry(2, 2))
     half = conditioned.clear(2, 1)
     assert half.inputs[2] == {2} and list(half.conditioning) == [0, 2]
@@ -235,23 +236,23 @@ def test_a_memory_is_written_over() -> None:
     reconditioned = bank(4).condition(3, entry(9), [1]).with_memory(3, np.full((1, 1), 7, np.uint16))
     assert reconditioned.conditioning[3].memory == 7
     assert reconditioned.conditioning[3].pointer[0, 0] == 9
-    with pytest.raises(ModelError, match="Frame 8 is not remembered, and cannot get a memory"):
+    with pytest.raises(ModelError, match=sentence("forgotten-frame", frame=8)):
         reconditioned.with_memory(8, np.zeros((1, 1), np.uint16))
 
 
 def test_a_frame_without_memory_is_one_sentence() -> None:
     unfinished = bank(4).track(4, entry(4, encoded=False))
-    with pytest.raises(ModelError, match="Frame 4 has no memory; encode it before the next frame is tracked"):
+    with pytest.raises(ModelError, match=sentence("not-encoded", frame=4)):
         unfinished.read(unfinished.plan(5))
     forward = bank(4, Retention.FORWARD).track(4, entry(4, encoded=False))
-    with pytest.raises(ModelError, match="Frame 4 has no memory; encode it before the next frame is tracked"):
+    with pytest.raises(ModelError, match=sentence("not-encoded", frame=4)):
         forward.read(forward.plan(5))
 
 
 def test_an_object_that_is_not_in_the_bucket_is_one_sentence() -> None:
-    with pytest.raises(ModelError, match="Object 5 is not in this bucket; its objects are 1, 2"):
+    with pytest.raises(ModelError, match=sentence("no-such-object", object_id=5, id_list="1, 2")):
         bank(2, objects=(1, 2)).remove(5)
-    with pytest.raises(ModelError, match="Object 5 is not in this bucket; its objects are 1"):
+    with pytest.raises(ModelError, match=sentence("no-such-object", object_id=5, id_list=1)):
         bank(2).condition(1, entry(1), [1, 5])
 
 
@@ -356,12 +357,12 @@ def test_a_late_removal_leaves_every_object_a_conditioning_frame(seed: int) -> N
 def test_what_forward_tracking_forgets_is_told() -> None:
     forward = bank(30, Retention.FORWARD)
     for ask in (lambda: forward.plan(31, reverse=True), lambda: forward.plan(12)):
-        with pytest.raises(ModelError, match=r"cannot be tracked .*after frame 29.*Retention\.EVERYTHING"):
+        with pytest.raises(ModelError, match=sentence("forward-only", latest=29)):
             ask()
-    with pytest.raises(ModelError, match=r"The clicks on frame 0 cannot be taken back, .*Retention\.EVERYTHING"):
+    with pytest.raises(ModelError, match=sentence("clicks-stay", frame=0)):
         forward.clear(0, 1)
     for change in (lambda: forward.track(12, entry(12)), lambda: forward.condition(12, entry(12), [1])):
-        with pytest.raises(ModelError, match=r"Frame 12 is before frame 29.*Retention\.EVERYTHING"):
+        with pytest.raises(ModelError, match=sentence("earlier-frame", frame=12, latest=29)):
             change()
 
 

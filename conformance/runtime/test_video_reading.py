@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.sentences import sentence
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.frames import CHUNK, FrameReader, Frames, open_frames
 
@@ -62,7 +63,7 @@ def test_a_stream_goes_on_and_not_back() -> None:
     reader = FrameReader(open_frames(iter([picture(index) for index in range(4)])))
     for index in (1, 1, 3):
         np.testing.assert_array_equal(reader.frame(index), picture(index))
-    with pytest.raises(ModelError, match="Frame 1 of the stream is gone"):
+    with pytest.raises(ModelError, match=sentence("frame-gone", index=1, name="the stream")):
         reader.frame(1)
     assert reader.frame(4) is None
     np.testing.assert_array_equal(reader.frame(3), picture(3))
@@ -72,7 +73,7 @@ def test_a_broken_frame_is_told_each_time_and_those_before_it_can_be_read() -> N
     reader = FrameReader(open_frames([picture(0), np.zeros((4, 4, 3), np.uint8), picture(2)]))
     for _ in range(2):
         np.testing.assert_array_equal(reader.frame(0), picture(0))
-        with pytest.raises(ModelError, match="Frame 1 of the list of frames has 4 x 4 pixels"):
+        with pytest.raises(ModelError, match=sentence("frame-size", index=1, name="the list of frames", shape="4 x 4")):
             reader.frame(1)
 
 
@@ -102,7 +103,7 @@ def test_an_interrupted_read_is_not_the_end_of_the_video() -> None:
         stream.frame(3)
     np.testing.assert_array_equal(stream.frame(1), picture(1))
     for index in (2, 3):
-        with pytest.raises(ModelError, match="Reading the stream stopped at frame 2, and it is read only once"):
+        with pytest.raises(ModelError, match=sentence("stopped", name="the stream", position=2)):
             stream.frame(index)
 
 

@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 from conformance.support.examples import examples
 from conformance.support.planned_video import PlannedVideo
 from conformance.support.scripted_video import SIZE, Script
+from conformance.support.sentences import sentence
 from conformance.support.upstream_video import ScriptedTracker, UpstreamVideo
 from conformance.support.video_fuzz import configurations
 from harness.models.sam3.patches.patch import source
@@ -369,24 +370,24 @@ def test_what_does_not_belong_together_is_one_sentence() -> None:
     good = observed(1, run(0, 20), detections=found(run(0, 20)))
     plan_frame(state, good)
     for wrong, told in (
-        (replace(good, frame=-1), r"The frame is -1; give 0 or a larger number\."),
-        (observed(1, detections=None), r"The tracked masks are bool \[0, 12, 12\]; give bool \[1, height, width\]\."),
+        (replace(good, frame=-1), sentence("negative", frame=-1)),
+        (observed(1, detections=None), sentence("tracked-masks", shape="[0, 12, 12]", tracked=1)),
         (
             replace(good, object_logits=np.zeros(2, np.float32)),
-            r"The object logits are \[2\]; give 1, one for each object\.",
+            sentence("object-logits", shape="[2]", tracked=1),
         ),
         (
             replace(good, detections=replace(found(), masks=np.zeros((2, 3, 4), np.bool_))),
-            r"The detections' masks are bool \[2, 3, 4\]; give bool \[detections, 12, 12\]\.",
+            sentence("detected-masks", shape="[2, 3, 4]", height=12, width=12),
         ),
         (
             replace(good, detections=replace(found(), scores=np.zeros(3, np.float32))),
-            r"There are 0 detections and scores \[3\]; give one score for each\.",
+            sentence("number-of-scores", masks=0, shape="[3]"),
         ),
     ):
         with pytest.raises(ModelError, match=told):
             plan_frame(state, wrong)
-    with pytest.raises(ModelError, match=r"Hotstart counts to 8 within 7 frames; give it at least 8 frames\."):
+    with pytest.raises(ModelError, match=sentence("short-hotstart", count=8, hotstart_frames=7)):
         Rules(hotstart_frames=7)
 
 
@@ -434,15 +435,15 @@ def test_a_click_brings_a_removed_object_back_and_ids_are_never_given_twice() ->
     assert (back.removed, back.ids, back.next_id) == (frozenset(), (3,), 5)
     assert state_after_click(back, 8, 9).next_id == 9
     assert state_after_removal(back, 3).next_id == 5
-    with pytest.raises(ModelError, match=r"Object 4 is not tracked; tracked are: 3\."):
+    with pytest.raises(ModelError, match=sentence("not-tracked", object_id=4, listed=3)):
         state_after_removal(back, 4)
-    with pytest.raises(ModelError, match=r"Object 4 is not tracked; tracked are: none\."):
+    with pytest.raises(ModelError, match=sentence("not-tracked", object_id=4, listed="none")):
         state_after_removal(state, 4)
-    with pytest.raises(ModelError, match=r"The object id is -1; give 0 or a larger number\."):
+    with pytest.raises(ModelError, match=sentence("negative", object_id=-1)):
         state_after_click(state, -1, 9)
     assert state_after_click(state, 2**62, 9).next_id < 2**63
     for too_large in (2**62 + 1, 2**64, 10**30):
-        with pytest.raises(ModelError, match=rf"The object id is {too_large}; give at most 4611686018427387904\."):
+        with pytest.raises(ModelError, match=sentence("too-large", object_id=too_large, largest_id=2**62)):
             state_after_click(state, too_large, 9)
 
 
@@ -511,9 +512,9 @@ def test_frames_are_processed_in_upstreams_order(
 
 def test_frames_that_do_not_exist_are_one_sentence() -> None:
     for given_, told in (
-        ((None, None, 6, False, []), r"Nothing is asked of this video; add a text, a box or points first\."),
-        ((6, None, 6, False, [0]), r"The frame to start from is 6; the video has frames 0 to 5\."),
-        ((0, -1, 6, False, [0]), r"The number of frames to process is -1; give 0 or a larger number\."),
+        ((None, None, 6, False, []), sentence("nothing-asked-of-video")),
+        ((6, None, 6, False, [0]), sentence("no-such-frame", first=6, frames=5)),
+        ((0, -1, 6, False, [0]), sentence("negative", reach=-1)),
     ):
         with pytest.raises(ModelError, match=told):
             processing_order(*given_)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.support.known_answers import KnownSegmenter, KnownTracker, write_pictures
+from conformance.support.sentences import sentence
 from harness.app.results.journal import Journal, results_folder
 from harness.app.segment import job as segmenting
 from harness.app.track import job as tracking
@@ -60,7 +61,7 @@ def test_track_neither_replaces_nor_deletes_what_it_did_not_write(tmp_path: Path
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_bytes(b"years of work")
     before = files(tmp_path)
-    with pytest.raises(HarnessError, match=rf"{name} would be replaced or deleted, .*; give another folder with --out"):
+    with pytest.raises(HarnessError, match=sentence("not-ours", path=name)):
         track(tmp_path / "clip", tmp_path / "clip")
     assert files(tmp_path) == before
     theirs.rename(tmp_path / "elsewhere")
@@ -74,7 +75,7 @@ def test_segment_neither_replaces_nor_deletes_what_it_did_not_write(tmp_path: Pa
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_bytes(b"years of work")
     before = files(tmp_path)
-    with pytest.raises(HarnessError, match=rf"{name} would be replaced or deleted, .*; give another folder with --out"):
+    with pytest.raises(HarnessError, match=sentence("not-ours", path=name)):
         segment(pictures, tmp_path)
     assert files(tmp_path) == before
 
@@ -106,7 +107,7 @@ def test_results_that_are_the_video_are_not_replaced(tmp_path: Path) -> None:
     track(tmp_path / "clip", tmp_path / "out")
     before = files(tmp_path)
     for video in ("masks", "overlay.mp4"):
-        with pytest.raises(HarnessError, match=rf"{video} would be replaced; give another folder with --out"):
+        with pytest.raises(HarnessError, match=sentence("replaces-input", path=video)):
             track(tmp_path / "out" / video, tmp_path / "out")
     assert files(tmp_path) == before
 
@@ -176,7 +177,7 @@ def test_two_commands_do_not_write_one_folder(tmp_path: Path) -> None:
             lambda: segment(pictures, tmp_path / "out"),
             lambda: track(tmp_path / "pictures", tmp_path / "out"),
         ):
-            with pytest.raises(HarnessError, match=r"another process is writing .*out: wait for it, or choose another"):
+            with pytest.raises(HarnessError, match=sentence("folder-in-use", folder="out")):
                 begin()
     segment(pictures, tmp_path / "out")
     assert not (tmp_path / "out" / ".lock").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.support.sentences import sentence
 from conformance.support.tuning import database_of, record
 from harness.compiler.tuned import database
 from harness.compiler.tuned.database import (
@@ -86,16 +87,19 @@ def test_a_record_from_elsewhere_is_left_out_with_a_notice(conditions: Condition
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: "", "damaged"),
-        (lambda text: text[: len(text) // 2], "damaged"),
-        (lambda text: "[]", "damaged"),
-        (lambda text: text.replace('"rows": 6', '"rows": "six"'), "damaged"),
-        (lambda text: text.replace('"seconds": 0.5', '"seconds": 0'), "damaged"),
-        (lambda text: text.replace('"seconds": 0.5', '"seconds": NaN'), "damaged"),
-        (lambda text: text.replace('"task"', '"job"'), "damaged"),
-        (lambda text: text.replace("product", "\udcff"), "damaged"),
-        (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, this version reads 1"),
-        (lambda text: text.replace('"target": "llvm"\n}', '"target": "cuda"\n}'), "for cuda, not for llvm"),
+        (lambda text: "", sentence("damaged-database")),
+        (lambda text: text[: len(text) // 2], sentence("damaged-database")),
+        (lambda text: "[]", sentence("damaged-database")),
+        (lambda text: text.replace('"rows": 6', '"rows": "six"'), sentence("damaged-database")),
+        (lambda text: text.replace('"seconds": 0.5', '"seconds": 0'), sentence("damaged-database")),
+        (lambda text: text.replace('"seconds": 0.5', '"seconds": NaN'), sentence("damaged-database")),
+        (lambda text: text.replace('"task"', '"job"'), sentence("damaged-database")),
+        (lambda text: text.replace("product", "\udcff"), sentence("damaged-database")),
+        (lambda text: text.replace('"format": 1', '"format": 2'), sentence("database-version", version="format 2")),
+        (
+            lambda text: text.replace('"target": "llvm"\n}', '"target": "cuda"\n}'),
+            sentence("foreign-database", target="cuda", target2="llvm"),
+        ),
     ],
 )
 def test_a_damaged_or_foreign_database_is_a_sentence(change: Callable[[str], str], words: str, tmp_path: Path) -> None:
@@ -110,8 +114,8 @@ def test_a_damaged_or_foreign_database_is_a_sentence(change: Callable[[str], str
 
 def test_no_database_is_a_sentence(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(HarnessError, match=r"there is no tuning database in .*sam3-tvm tune --db"):
+        with pytest.raises(HarnessError, match=sentence("no-database", path=path)):
             open_database(path)
     (tmp_path / FILE).mkdir()
-    with pytest.raises(HarnessError, match="cannot read"):
+    with pytest.raises(HarnessError, match=sentence("unreadable-database", file=FILE)):
         open_database(tmp_path)

@@ -17,6 +17,7 @@ from conformance.support.examples import examples
 from conformance.support.kernels import RATIO
 from conformance.support.operators import EPSILON, rms
 from conformance.support.place import executes
+from conformance.support.sentences import sentence
 from conformance.support.tuning import torch_result
 from harness.compiler.schedules import Schedule
 from harness.compiler.schedules.cpu import cpu_pipeline
@@ -178,15 +179,15 @@ def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        ({"rows": 100}, "does not fit"),
-        ({"rows": 0}, "does not fit"),
-        ({"vectors": 60}, "does not fit"),
-        ({"row": 6}, "no decision 'row'"),
-        ({"blocks": 0}, "blocks = 0 is not in 1"),
-        ({"splits": 4000}, "splits = 4000 is not in 1"),
+        ({"rows": 100}, "fit"),
+        ({"rows": 0}, "fit"),
+        ({"vectors": 60}, "fit"),
+        ({"row": 6}, "'row'"),
+        ({"blocks": 0}, "blocks = 0"),
+        ({"splits": 4000}, "splits = 4000"),
         ({"chunk": 5000}, "chunk = 5000"),
         ({"chunk": 1}, "chunk = 1"),
-        ({"chunk": 51}, "chunk = 51 is not between half of 50 and that"),
+        ({"chunk": 51}, "chunk = 51"),
         ({"rows": -1}, "rows = -1"),
         ({"rows": 1.5}, "rows = 1.5"),
         ({"rows": True}, "rows = True"),
@@ -195,21 +196,21 @@ def test_a_schedule_changes_the_code_and_only_of_its_problem() -> None:
 )
 def test_a_bad_schedule_is_refused_with_a_sentence(schedule: Schedule, words: str) -> None:
     workload = WORKLOADS["linear"]
-    with pytest.raises(HarnessError, match=f"the schedule of {workload.key} cannot be used: .*{words}"):
+    with pytest.raises(HarnessError, match=sentence("bad-schedule", key=workload.key, error=words)):
         decided(workload, UNIT, schedule)
-    with pytest.raises(HarnessError, match=words):
+    with pytest.raises(HarnessError, match=sentence("bad-schedule", key=workload.key, error=words)):
         cpu_pipeline(TARGET, {workload.key: schedule})(build_module(workload))
 
 
 def test_filtering_is_refused_where_it_is_not_possible() -> None:
-    with pytest.raises(HarnessError, match="filtering = 1 is not possible"):
+    with pytest.raises(HarnessError, match=sentence("bad-schedule", error="filtering = 1")):
         decided(WORKLOADS["conv-3x3"], UNIT, {"filtering": 1})
-    with pytest.raises(HarnessError, match="no decision 'lines'"):
+    with pytest.raises(HarnessError, match=sentence("bad-schedule", error="lines")):
         decided(WORKLOADS["conv-filtered"], UNIT, {"filtering": 0, "lines": 2})
 
 
 def test_queries_must_be_a_whole_number_of_result_tiles() -> None:
-    with pytest.raises(HarnessError, match="no whole number of tiles"):
+    with pytest.raises(HarnessError, match=sentence("bad-schedule", error="tiles")):
         decided(WORKLOADS["attention"], VectorUnit(16, 32), {"vectors": 2, "result_rows": 5})
 
 

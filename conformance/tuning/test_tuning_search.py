@@ -22,6 +22,7 @@ from conformance.support import faulty_builds
 from conformance.support.commands import run_command
 from conformance.support.cpus import target_for
 from conformance.support.place import executes
+from conformance.support.sentences import sentence
 from conformance.support.tuning import database_of, record
 from harness.cli.main import app
 from harness.compiler.schedules.cpu.blocking import Extents
@@ -91,7 +92,7 @@ def test_a_kernel_whose_default_cannot_be_measured_is_a_sentence(tmp_path: Path)
 
 
 def test_two_searches_do_not_write_the_same_database(tmp_path: Path) -> None:
-    with lock_folder(tmp_path, tmp_path / ".lock"), pytest.raises(HarnessError, match="another process is writing"):
+    with lock_folder(tmp_path, tmp_path / ".lock"), pytest.raises(HarnessError, match=sentence("folder-in-use")):
         next(search(Counter([WORKLOAD]), database_of(tmp_path)))
 
 
@@ -165,13 +166,13 @@ def test_half_precision_has_kernels_of_its_own_where_an_instruction_multiplies_i
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--minutes", "0"), "--minutes 0 leaves no time"),
-        (("--minutes", "-1"), "--minutes -1 leaves no time"),
-        (("--component", "boxhead"), "did you mean 'box_head'"),
-        (("--component", "end_to_end"), "end_to_end is no component"),
-        (("--scale", "tiny"), "The scale tiny has other widths"),
-        (("--db", "{folder}/damaged"), "is damaged"),
-        (("--db", "{folder}/damaged/schedules.json/db"), r"cannot write .*--db"),
+        (("--minutes", "0"), sentence("no-time", minutes=0)),
+        (("--minutes", "-1"), sentence("no-time", minutes=-1)),
+        (("--component", "boxhead"), sentence("unknown-name", hint="box_head")),
+        (("--component", "end_to_end"), sentence("not-a-component", name="end_to_end")),
+        (("--scale", "tiny"), sentence("tiny-scale", tiny="tiny")),
+        (("--db", "{folder}/damaged"), sentence("damaged-database", file="damaged/schedules.json")),
+        (("--db", "{folder}/damaged/schedules.json/db"), sentence("cannot-write", advice="--db")),
     ],
 )
 def test_mistakes_end_in_one_sentence_before_any_work(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from conformance.support.mutations import mutated
+from conformance.support.sentences import sentence
 from harness.app.results.objects import run_lengths
 from harness.app.ui import photographs, sessions
 from harness.app.ui.app import make_app
@@ -105,10 +107,7 @@ def test_the_photograph_that_a_question_names_is_asked_whichever_upload_ends_fir
         told = await client.post(f"{root}/object", json={"photograph": small, "points": [[1, 1]]})
         assert told.json()["error"] == "Nothing is predicted."
         told = await client.post(f"{root}/encode", params={"photograph": "none"})
-        assert (told.status_code, told.json()["error"]) == (
-            422,
-            "This photograph is not known here; choose it again.",
-        )
+        assert told.status_code == 422 and re.fullmatch(sentence("unknown-photograph"), told.json()["error"])
 
     asked(page, questions)
 
@@ -175,7 +174,7 @@ def test_sessions_are_kept_up_to_a_number_those_that_were_used_last() -> None:
         known.get(first.key)
         known.start()
     assert known.get(first.key) is first
-    with pytest.raises(HarnessError, match="The server does not know this page: it was restarted, or has served"):
+    with pytest.raises(HarnessError, match=sentence("unknown-page")):
         known.get(second.key)
 
 
@@ -188,7 +187,7 @@ def test_masks_are_kept_up_to_a_number_all_of_a_request_or_none(
     entry = {"category": "cat", "score": 0.5, "segmentation": run_lengths(np.ones((4, 4), bool))}
     answer = session.add_answer(photograph, Masks((entry,) * 3, ()))
     session.keep(answer.number, [0, 1, 2], None)
-    with pytest.raises(HarnessError, match=r"A tab keeps at most 5 masks; download annotations\.json"):
+    with pytest.raises(HarnessError, match=sentence("too-many-kept", most_kept=5)):
         session.keep(answer.number, [0, 1, 2], None)
     assert [kept.number for kept in session.kept_objects] == [1, 2, 3]
     session.keep(answer.number, [1, 2], "dog")

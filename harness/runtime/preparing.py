@@ -118,9 +118,9 @@ def _choose_variant(folder: Path) -> str:
     problems = {name: _problem(manifest) for name, manifest in manifests.items()}
     running = [name for name, problem in problems.items() if problem is None]
     if not running:
-        reasons = "; ".join(f"{name} was {problem}" for name, problem in problems.items())
+        reasons = ", ".join(f"{name} was {problem}" for name, problem in problems.items())
         raise LoadError(
-            f"{folder} has no code for this {cpu_model()}: {reasons}. Compile it with --cpu for this one, too"
+            f"{folder} has no code for this {cpu_model()}: {reasons}; compile it with --cpu for this one, too"
         )
     return max(running, key=lambda name: len(manifests[name].cpu_features))
 

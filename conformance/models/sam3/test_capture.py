@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.support.sentences import sentence
 from conformance.support.shallow import captured, interactive_model, photograph, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, give_weights
@@ -111,7 +112,7 @@ def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
 
 
 def test_missing_prompts_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="run from a checkout"):
+    with pytest.raises(HarnessError, match=sentence("no-checkout")):
         load_prompts(tmp_path / "prompts.toml")
 
 

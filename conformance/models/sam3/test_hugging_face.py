@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from conformance.models.sam3.test_checkpoint_layouts import save_parts
+from conformance.support.sentences import sentence
 from conformance.support.shallow import interactive_model, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
@@ -81,7 +82,9 @@ def test_the_trackers_names_and_shapes_are_those_of_transformers() -> None:
 def test_a_misshapen_tensor_of_the_tracker_is_refused(name: str, ours: str, tmp_path: Path) -> None:
     state = published(to_hugging_face(interactive_model().state_dict())) | {f"tracker_model.{name}": torch.ones(3, 1)}
     torch.save(state, tmp_path / "model.pt")
-    with pytest.raises(HarnessError, match=rf"1 misshapen \(inst_interactive_predictor.model.{ours}: "):
+    with pytest.raises(
+        HarnessError, match=sentence("does-not-fit", fit=f"1 misshapen (inst_interactive_predictor.model.{ours}")
+    ):
         load_checkpoint(interactive_model(), tmp_path / "model.pt")
 
 
@@ -123,25 +126,28 @@ def test_the_sam_2_neck_and_the_tracker_are_in_the_video_model_alone(tmp_path: P
         if name == neck or name.startswith("inst_interactive_predictor."):
             assert torch.equal(tensor, interactive_model().state_dict()[name]), name
     save_file({name: tensor.contiguous() for name, tensor in theirs().items()}, tmp_path / "image.safetensors")
-    with pytest.raises(HarnessError, match=r"missing \(.*, backbone\.vision_backbone\.sam2_convs: 22, "):
+    with pytest.raises(HarnessError, match=sentence("does-not-fit", fit="backbone.vision_backbone.sam2_convs: 22")):
         load_checkpoint(model, tmp_path / "image.safetensors")
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({QUERIES.format(0): None}, r"1 missing \(.*blocks.0.attn.qkv.weight\); 2 unexpected \(.*k_proj.*v_proj"),
+        ({QUERIES.format(0): None}, sentence("does-not-fit", fit="blocks.0.attn.qkv.weight); 2 unexpected")),
         (
             {QUERIES.format(0): torch.ones(3, 1024)},
-            r"1 misshapen \(.*blocks.0.attn.qkv.weight: 0 instead of 3072×1024\)",
+            sentence("does-not-fit", fit="blocks.0.attn.qkv.weight: 0 instead of 3072×1024)"),
         ),
-        ({QUERIES.format(BLOCKS): torch.ones(1)}, rf"no missing tensors; 1 unexpected \(.*layers.{BLOCKS}.*q_proj"),
-        ({"vision_encoder.surplus": torch.ones(1)}, r"1 unexpected \(detector_model.vision_encoder.surplus\)"),
+        ({QUERIES.format(BLOCKS): torch.ones(1)}, sentence("does-not-fit", fit=f"layers.{BLOCKS}")),
+        (
+            {"vision_encoder.surplus": torch.ones(1)},
+            sentence("does-not-fit", fit="1 unexpected (detector_model.vision_encoder.surplus)"),
+        ),
         (
             {"vision_encoder.backbone.embeddings.position_embeddings": torch.ones(2)},
-            r"1 misshapen \(.*pos_embed: 2 instead",
+            sentence("does-not-fit", fit="pos_embed: 2"),
         ),
-        ({"text_encoder.text_projection.weight": torch.ones(2)}, r"1 misshapen \(.*text_projection: 2 instead"),
+        ({"text_encoder.text_projection.weight": torch.ones(2)}, sentence("does-not-fit", fit="text_projection: 2")),
     ],
     ids=["missing", "misshapen", "deeper", "unexpected", "positions", "projection"],
 )
@@ -168,7 +174,7 @@ def test_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["backbone.language_backbone.resizer.weight", POSITIONS])
 def test_names_of_both_layouts_are_refused(name: str, tmp_path: Path) -> None:
     torch.save(published(theirs()) | {f"detector.{name}": torch.ones(1)}, tmp_path / "model.pt")
-    with pytest.raises(HarnessError, match=rf"names of two layouts \(detector.{name}\)"):
+    with pytest.raises(HarnessError, match=sentence("doubled-tensors", doubled2=f"detector.{name}")):
         load_checkpoint(shallow_model(), tmp_path / "model.pt")
 
 
@@ -176,5 +182,5 @@ def test_a_copy_of_the_frequencies_that_differs_is_refused(tmp_path: Path) -> No
     copy = "tracker_model.shared_image_embedding.positional_embedding"
     state = published(to_hugging_face(interactive_model().state_dict()))
     torch.save(state | {copy: state[copy] + 1}, tmp_path / "model.pt")
-    with pytest.raises(HarnessError, match=rf"1 unexpected \({copy}\)"):
+    with pytest.raises(HarnessError, match=sentence("does-not-fit", fit=f"1 unexpected ({copy})")):
         load_checkpoint(interactive_model(), tmp_path / "model.pt")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.support.sentences import sentence
 from conformance.support.shallow import shallow_model
 from harness.core.case import TINY, Scale
 from harness.core.errors import HarnessError
@@ -142,7 +143,7 @@ def test_scaled_undoes_itself() -> None:
 
 @pytest.mark.parametrize("scale", ["small", "", "FULL"])
 def test_unknown_scale(scale: str) -> None:
-    with pytest.raises(HarnessError, match="choose one of full, shallow"):
+    with pytest.raises(HarnessError, match=sentence("unknown-name", scales="full, shallow")):
         build_model(scale)
 
 

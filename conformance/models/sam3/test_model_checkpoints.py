@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conformance.support.sentences import sentence
 from conformance.support.shallow import interactive_model, shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture, build_model
@@ -122,11 +123,17 @@ def test_half_precision_is_loaded_as_it_is_rounded(dtype: torch.dtype, tmp_path:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("transformer.decoder.lora_A.weight", r"LoRA of .* cannot be merged: transformer\.decoder has lora_A alone"),
-        ("detector.transformer.decoder.lora_B.weight", "transformer.decoder has lora_B alone"),
-        ("detector.transformer.decoder.lora_C.weight", "lora_C.weight is of a kind that is not known here"),
-        ("tracker.model.interactive_mask_decoder.iou_token.weight", r"is of SAM 3\.1, it has tracker\.model\."),
-        ("detector.backbone.vision_backbone.propagation_convs.0.conv_1x1.bias", r"is of SAM 3\.1"),
+        ("transformer.decoder.lora_A.weight", sentence("cannot-merge", reason="transformer.decoder has lora_A")),
+        (
+            "detector.transformer.decoder.lora_B.weight",
+            sentence("cannot-merge", reason="transformer.decoder has lora_B"),
+        ),
+        ("detector.transformer.decoder.lora_C.weight", sentence("cannot-merge", reason="lora_C.weight")),
+        (
+            "tracker.model.interactive_mask_decoder.iou_token.weight",
+            sentence("sam31-checkpoint", name="tracker.model.interactive_mask_decoder.iou_token.weight"),
+        ),
+        ("detector.backbone.vision_backbone.propagation_convs.0.conv_1x1.bias", sentence("sam31-checkpoint")),
     ],
 )
 def test_tensors_that_the_model_does_not_know_are_never_ignored(name: str, expected: str, tmp_path: Path) -> None:
@@ -149,12 +156,15 @@ def spoilt(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (spoilt(weight=None), "1 missing .transformer.decoder.bbox_embed.layers.2.weight.; no unexpected"),
-        (spoilt(surplus=torch.ones(3)), "no missing tensors; 1 unexpected .surplus."),
-        (spoilt(weight=torch.ones(4, 9)), r"1 misshapen .transformer.decoder.bbox_embed.layers.2.weight: 4×9 instead"),
-        (spoilt(weight=torch.ones(4, 8, dtype=torch.complex64)), "1 misshapen"),
-        (spoilt(weight=None, surplus=torch.ones(1)), "1 missing .*; 1 unexpected .*; no misshapen"),
-        (spoilt(**{f"surplus{i}": torch.ones(1) for i in range(9)}), r"9 unexpected \(.*surplus4, …\)"),
+        (spoilt(weight=None), sentence("does-not-fit", fit=f"1 missing ({NAME}); no unexpected")),
+        (spoilt(surplus=torch.ones(3)), sentence("does-not-fit", fit="no missing tensors; 1 unexpected (surplus)")),
+        (spoilt(weight=torch.ones(4, 9)), sentence("does-not-fit", fit=f"1 misshapen ({NAME}: 4×9")),
+        (spoilt(weight=torch.ones(4, 8, dtype=torch.complex64)), sentence("does-not-fit", fit="1 misshapen")),
+        (
+            spoilt(weight=None, surplus=torch.ones(1)),
+            sentence("does-not-fit", fit="1 unexpected (surplus); no misshapen"),
+        ),
+        (spoilt(**{f"surplus{i}": torch.ones(1) for i in range(9)}), sentence("does-not-fit", fit="surplus4, …)")),
     ],
     ids=["missing", "unexpected", "misshapen", "complex", "both", "many"],
 )
@@ -211,7 +221,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
         ("bare.pt", lambda path: path.write_bytes(pickle.dumps({"model": Mischief(evidence)}))),
     ):
         write(tmp_path / name)
-        with pytest.raises(HarnessError, match="holds pickled code"):
+        with pytest.raises(HarnessError, match=sentence("pickled-code")):
             load_checkpoint(Part(), tmp_path / name)
     assert not evidence.exists()
 
@@ -227,7 +237,10 @@ def _whole(tmp_path: Path, name: str) -> bytes:
 def test_truncated_file(name: str, share: float, tmp_path: Path) -> None:
     content = _whole(tmp_path, name)
     (tmp_path / name).write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(HarnessError, match=r"truncated|no checkpoint|not a checkpoint") as raised:
+    with pytest.raises(
+        HarnessError,
+        match=sentence("no-safetensors", "truncated", "damaged-checkpoint", "not-a-checkpoint", path=tmp_path / name),
+    ) as raised:
         load_checkpoint(Part(), tmp_path / name)
     assert str(tmp_path / name) in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -237,7 +250,7 @@ def test_an_archive_that_says_that_it_goes_on_elsewhere_is_refused(tmp_path: Pat
     content = bytearray(_whole(tmp_path, "sam3.pt"))
     content[content.rindex(b"PK\x06\x07") + 16] = 2  # its number of disks
     (tmp_path / "sam3.pt").write_bytes(content)
-    with pytest.raises(HarnessError, match=r"sam3\.pt is truncated; download it again"):
+    with pytest.raises(HarnessError, match=sentence("truncated", path="sam3.pt")):
         open_checkpoint(tmp_path / "sam3.pt")
 
 
@@ -268,10 +281,14 @@ EXTENT = b'{"detector.a": {"dtype": "F32", "shape": [0, 18446744073709551615], "
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("letter.pt", b"Dear aunt,\nthank you for the socks.\n", "not a checkpoint"),
-        ("letter.safetensors", b"Dear aunt,\nthank you for the socks.\n", "not a safetensors file"),
-        ("extent.safetensors", len(EXTENT).to_bytes(8, "little") + EXTENT, "not a safetensors file"),
-        ("picture.pt", (Path(__file__).parents[3] / "fixtures/images/cat.png").read_bytes(), "not a checkpoint"),
+        ("letter.pt", b"Dear aunt,\nthank you for the socks.\n", sentence("not-a-checkpoint")),
+        ("letter.safetensors", b"Dear aunt,\nthank you for the socks.\n", sentence("no-safetensors")),
+        ("extent.safetensors", len(EXTENT).to_bytes(8, "little") + EXTENT, sentence("no-safetensors")),
+        (
+            "picture.pt",
+            (Path(__file__).parents[3] / "fixtures/images/cat.png").read_bytes(),
+            sentence("not-a-checkpoint"),
+        ),
     ],
 )
 def test_file_that_is_no_checkpoint(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
@@ -284,18 +301,18 @@ def test_file_that_is_no_checkpoint(name: str, content: bytes, expected: str, tm
 @pytest.mark.parametrize("content", [{"layer1.weight": torch.ones(2)}, {}, {"detector.conv.weight": torch.ones(1)}])
 def test_checkpoint_of_another_model(content: dict[str, torch.Tensor], tmp_path: Path) -> None:
     torch.save(content, tmp_path / "resnet.pt")
-    with pytest.raises(HarnessError, match="belongs to another model"):
+    with pytest.raises(HarnessError, match=sentence("other-model", tensors=len(content))):
         load_checkpoint(Part(), tmp_path / "resnet.pt")
 
 
 def test_file_that_holds_something_else(tmp_path: Path) -> None:
     torch.save([torch.ones(2)], tmp_path / "list.pt")
-    with pytest.raises(HarnessError, match="holds a list instead of named tensors"):
+    with pytest.raises(HarnessError, match=sentence("no-tensors", name="list")):
         load_checkpoint(Part(), tmp_path / "list.pt")
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"nowhere\.pt does not exist"):
+    with pytest.raises(HarnessError, match=sentence("no-such-file", path="nowhere.pt")):
         build_model("shallow", 0, tmp_path / "nowhere.pt")
-    with pytest.raises(HarnessError, match="has no checkpoint; give a"):
+    with pytest.raises(HarnessError, match=sentence("no-checkpoint")):
         load_checkpoint(Part(), tmp_path)

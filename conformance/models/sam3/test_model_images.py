@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conformance.support.examples import examples
+from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
 from harness.models.sam3.images import RESOLUTION, preprocess
 from harness.models.sam3.upstream import import_sam3
@@ -58,5 +59,5 @@ def test_preprocess_is_bitwise_upstreams_for_any_size(width: int, height: int, s
 
 
 def test_preprocessing_nothing() -> None:
-    with pytest.raises(HarnessError, match="no pixels"):
+    with pytest.raises(HarnessError, match=sentence("no-pixels")):
         preprocess(Image.new("RGB", (0, 5)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conformance.models.sam3.test_model_parameters import PARTS, matching, without_effect
+from conformance.support.sentences import sentence
 from conformance.support.shallow import drawn_by, interactive_model, photograph, shallow_model
 from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
@@ -235,5 +236,5 @@ def test_a_compiled_model_has_the_weights_of_its_case() -> None:
 
 
 def test_a_checkpoint_has_weights_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="A checkpoint has weights of its own"):
+    with pytest.raises(HarnessError, match=sentence("checkpoint-has-weights", weights="outliers")):
         build_model("shallow", 0, tmp_path / "sam3.pt", weights="outliers")

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torchvision
 
+from conformance.support.sentences import sentence
 from conformance.support.shallow import shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture
@@ -350,7 +351,7 @@ def test_stand_ins_are_for_sam3_alone() -> None:
             builtins.__import__("absent", {"__name__": "torch"})
         kernel = stand_in.jit(print)
     for use in (stand_in.cdiv, kernel):
-        with pytest.raises(HarnessError, match="absent is not installed here; install absent"):
+        with pytest.raises(HarnessError, match=sentence("not-installed", package="absent")):
             use(1, 2)
     with pytest.raises(AttributeError):
         _ = stand_in.__path__

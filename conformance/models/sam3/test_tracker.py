@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance.support.examples import examples
+from conformance.support.sentences import sentence
 from conformance.support.shallow import captured, interactive_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.captures import CLICKS, PROPAGATION
@@ -70,10 +71,10 @@ def test_the_moving_part_swings() -> None:
 
 
 def test_a_missing_clip_is_one_sentence(tmp_path) -> None:
-    with pytest.raises(HarnessError, match="run from a checkout"):
+    with pytest.raises(HarnessError, match=sentence("no-checkout")):
         load_clip(path=tmp_path / "clip.toml")
     (tmp_path / "clip.toml").write_text("crop = [0, 0, 1]\nsize = [1, 1]")
-    with pytest.raises(HarnessError, match="is not the description of a clip"):
+    with pytest.raises(HarnessError, match=sentence("bad-description")):
         load_clip(path=tmp_path / "clip.toml")
 
 

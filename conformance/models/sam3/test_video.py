@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional as F
 
+from conformance.support.sentences import sentence
 from conformance.support.video_model import video_model
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
@@ -285,24 +286,26 @@ def test_files_that_are_no_session_of_this(
 ) -> None:
     path = folder / "before_clicks.safetensors"
     content = path.read_bytes()
-    with pytest.raises(ModelError, match="was saved with another video"):
+    with pytest.raises(ModelError, match=sentence("other-video")):
         model.resume_session(path, [frame[:, ::-1] for frame in clip])
-    with pytest.raises(ModelError, match="was saved with another video"):
+    with pytest.raises(ModelError, match=sentence("other-video")):
         model.resume_session(path, clip[:1])
     other = Artifact.load(model.artifact.folder, check=False)
     other.manifest = replace(other.manifest, weights="seed 1")
-    with pytest.raises(ModelError, match="was saved with another model"):
+    with pytest.raises(ModelError, match=sentence("other-model")):
         Sam3(other).resume_session(path, clip)
     broken = tmp_path / "broken.safetensors"
     for bad in (b"", content[: len(content) // 2], content[:-1] + bytes([content[-1] ^ 1]), b"no session" * 100):
         broken.write_bytes(bad)
-        with pytest.raises(ModelError, match=r"broken\.safetensors (cannot be read|is damaged)") as raised:
+        with pytest.raises(
+            ModelError, match=sentence("not-a-session", "damaged-session", path="broken.safetensors")
+        ) as raised:
             model.resume_session(broken, clip)
         assert "\n" not in str(raised.value)
-    with pytest.raises(ModelError, match="cannot be read as a saved session"):
+    with pytest.raises(ModelError, match=sentence("not-a-session")):
         model.resume_session(tmp_path / "nowhere", clip)
     session = model.start_session(clip)
-    with pytest.raises(ModelError, match="cannot be written"):
+    with pytest.raises(ModelError, match=sentence("cannot-write")):
         session.save(tmp_path / "nowhere" / "file")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["broken.safetensors"]
 
@@ -370,69 +373,69 @@ def test_a_box_without_a_text_is_an_example_in_one_frame(model: Sam3, clip: Clip
 
 def test_what_is_asked_wrongly(model: Sam3, clip: Clip) -> None:
     session = model.start_session(clip[:1])
-    with pytest.raises(ModelError, match="Nothing is asked of this video"):
+    with pytest.raises(ModelError, match=sentence("nothing-asked-of-video")):
         next(session.propagate())
-    with pytest.raises(ModelError, match="ends before frame 3"):
+    with pytest.raises(ModelError, match=sentence("no-such-frame", frame=3)):
         session.add_prompt(3, TEXT)
-    with pytest.raises(ModelError, match="give 0 or a larger number"):
+    with pytest.raises(ModelError, match=sentence("negative", frame=-1)):
         session.add_prompt(-1, TEXT)
-    with pytest.raises(ModelError, match="Nothing is asked"):
+    with pytest.raises(ModelError, match=sentence("nothing-asked")):
         session.add_prompt(0)
-    with pytest.raises(ModelError, match="Object 7 is not tracked"):
+    with pytest.raises(ModelError, match=sentence("not-tracked", object_id=7)):
         session.remove_object(7)
-    with pytest.raises(ModelError, match="not all different"):
+    with pytest.raises(ModelError, match=sentence("repeated-texts")):
         session.add_prompt(0, ["a", "a"])
-    with pytest.raises(ModelError, match="The text is 5; give a string"):
+    with pytest.raises(ModelError, match=sentence("not-a-text", text=5)):
         session.add_prompt(0, ["a", 5])
     for text in ({"a"}, [["a"]]):
-        with pytest.raises(ModelError, match=r"The text is .*; give a string"):
+        with pytest.raises(ModelError, match=sentence("not-a-text")):
             session.add_prompt(0, text)
     for wrong in ("a", 1.5, None):
-        with pytest.raises(ModelError, match=r"The frame is .*; give a whole number"):
+        with pytest.raises(ModelError, match=sentence("not-an-integer", name="frame")):
             session.add_prompt(wrong, TEXT)
-        with pytest.raises(ModelError, match=r"The object id is .*; give a whole number"):
+        with pytest.raises(ModelError, match=sentence("not-an-integer", name="object id")):
             session.remove_object(wrong)
-    with pytest.raises(ModelError, match="The frame to start from is 'a'; give a whole number"):
+    with pytest.raises(ModelError, match=sentence("not-an-integer", name="frame to start from", value="a")):
         next(session.propagate(start="a"))
-    with pytest.raises(ModelError, match=r"The number of frames to process is 1\.5; give a whole number"):
+    with pytest.raises(ModelError, match=sentence("not-an-integer", name="number of frames", value=1.5)):
         next(session.propagate(limit=1.5))
-    with pytest.raises(ModelError, match="is not the name of a file"):
+    with pytest.raises(ModelError, match=sentence("not-a-name")):
         session.save("")
-    with pytest.raises(ModelError, match="give its object_id, or 0 for a new object"):
+    with pytest.raises(ModelError, match=sentence("no-object", next_id=0)):
         session.add_prompt(0, points=[(1, 2)])
-    with pytest.raises(ModelError, match="leave out the text, or the object_id"):
+    with pytest.raises(ModelError, match=sentence("text-and-object")):
         session.add_prompt(0, TEXT, object_id=0)
-    with pytest.raises(ModelError, match="leave out the mask, or the points"):
+    with pytest.raises(ModelError, match=sentence("mask-and-points")):
         session.add_prompt(0, object_id=0, points=[(1, 2)], mask=np.ones((2, 2), bool))
-    with pytest.raises(ModelError, match=r"The mask is uint8 \[2, 2\]; give bool"):
+    with pytest.raises(ModelError, match=sentence("wrong-pixels", actual="uint8 [2, 2]")):
         session.add_prompt(0, object_id=0, mask=np.ones((2, 2), np.uint8))
-    with pytest.raises(ModelError, match="The mask has no pixels"):
+    with pytest.raises(ModelError, match=sentence("empty-mask")):
         session.add_prompt(0, object_id=0, mask=np.zeros(clip[0].shape[:2], bool))
-    with pytest.raises(ModelError, match="give a point, a box or a mask"):
+    with pytest.raises(ModelError, match=sentence("nothing-asked")):
         session.add_prompt(0, object_id=0)
-    with pytest.raises(ModelError, match="The object id is -1"):
+    with pytest.raises(ModelError, match=sentence("negative", object_id=-1)):
         session.add_prompt(0, object_id=-1, points=[(1, 2)])
     assert session.objects == ()
 
 
 def test_what_a_session_cannot_do_that_keeps_only_what_it_needs(model: Sam3, clip: Clip) -> None:
-    with pytest.raises(ModelError, match=r"The stream is read only once.*leave out keep=True"):
+    with pytest.raises(ModelError, match=sentence("stream-read-once", name="The stream")):
         model.start_session(iter(clip), keep=True)
-    for source, advice in ((clip, "start it with keep=True"), (iter(clip), "is read only once")):
+    for source, code in ((clip, "kept-once"), (iter(clip), "stream-once")):
         session = model.start_session(source)
         first = session.add_prompt(0, object_id=4, points=[(60, 120)])
         assert first.ids.tolist() == [4]
-        with pytest.raises(ModelError, match=f"Object 4 cannot be prompted on frame 1.*{advice}"):
+        with pytest.raises(ModelError, match=sentence(code, action="Object 4 cannot be prompted on frame 1")):
             session.add_prompt(1, object_id=4, points=[(60, 120)])
-        with pytest.raises(ModelError, match=f"cannot be tracked backwards.*{advice}"):
+        with pytest.raises(ModelError, match=sentence(code, action="backwards")):
             next(session.propagate(reverse=True))
     tracked = list(session.propagate(limit=1))
     assert [(each.index, each.ids.tolist()) for each in tracked] == [(0, [4]), (1, [4])], (
         "a click is tracked on a stream"
     )
-    with pytest.raises(ModelError, match="cannot be tracked again"):
+    with pytest.raises(ModelError, match=sentence("stream-once", action="again")):
         next(session.propagate(start=1))
-    with pytest.raises(ModelError, match="Object 5 cannot be prompted"):
+    with pytest.raises(ModelError, match=sentence("stream-once", action="Object 5")):
         session.add_prompt(0, object_id=5, points=[(60, 120)])
 
 
@@ -440,7 +443,7 @@ def test_a_model_that_was_compiled_without_tracking_says_so(shallow_artifact: Pa
     artifact = Artifact.load(shallow_artifact)
     entries = {name: entry for name, entry in artifact.manifest.entries.items() if name != "memory_attention"}
     artifact.manifest = replace(artifact.manifest, entries=entries)
-    with pytest.raises(ModelError, match="compile it again with `sam3-tvm compile --video`"):
+    with pytest.raises(ModelError, match=sentence("no-tracking", missing="memory_attention")):
         Sam3(artifact).start_session(clip)
 
 
@@ -455,7 +458,7 @@ def test_a_broken_frame_is_told_after_those_before_it(model: Sam3, clip: Clip) -
     with pytest.raises(OSError, match="the camera is gone"):
         seen.extend(each.index for each in session.propagate())
     assert seen == [0, 1]
-    with pytest.raises(ModelError, match="Reading the stream stopped at frame 2"):
+    with pytest.raises(ModelError, match=sentence("stopped", name="the stream", position=2)):
         next(session.propagate())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
@@ -170,25 +171,25 @@ def test_places_are_whole_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("request_", "fact"),
     [
-        ('type = "add_prompt", colour = 3', "unknown field `colour`"),
-        ('type = "start"', "none of add_prompt, propagate_in_video, remove_object"),
+        ('type = "add_prompt", colour = 3', "`colour`"),
+        ('type = "start"', "add_prompt, propagate_in_video, remove_object"),
         ('type = "propagate_in_video", frame = 4', "frame 4 of 4"),
-        ('type = "propagate_in_video", object = 4', "needs a text, or an object"),
-        ('type = "remove_object"', "needs a text, or an object"),
-        ('type = "add_prompt"', "needs a text, or an object"),
-        ('type = "add_prompt", object = 1', "needs a text, or an object"),
-        ('type = "add_prompt", points = [[0.5, 0.5]]', "needs a text, or an object"),
-        ('type = "add_prompt", text = "dog", object = 1', "needs a text, or an object"),
-        ('type = "add_prompt", object = 1, box = [0, 0, 1, 1], mask = [0, 0, 1, 1]', "needs a text, or an object"),
+        ('type = "propagate_in_video", object = 4', "a text, or an object"),
+        ('type = "remove_object"', "a text, or an object"),
+        ('type = "add_prompt"', "a text, or an object"),
+        ('type = "add_prompt", object = 1', "a text, or an object"),
+        ('type = "add_prompt", points = [[0.5, 0.5]]', "a text, or an object"),
+        ('type = "add_prompt", text = "dog", object = 1', "a text, or an object"),
+        ('type = "add_prompt", object = 1, box = [0, 0, 1, 1], mask = [0, 0, 1, 1]', "a text, or an object"),
         ('type = "add_prompt", object = 1, points = [[0.5, 0.5]], labels = [1, 0]', "2 labels of 1 points"),
     ],
 )
-def test_scripts_that_make_no_sense(tmp_path: Path, request_: str, message: str) -> None:
+def test_scripts_that_make_no_sense(tmp_path: Path, request_: str, fact: str) -> None:
     path = tmp_path / "scripts.toml"
     path.write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\nrequests = [{{ {request_} }}]\n')
-    with pytest.raises(HarnessError, match=message):
+    with pytest.raises(HarnessError, match=sentence("bad-description", path="scripts.toml", error=fact)):
         load_sessions(path=path)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.support.sentences import sentence
 from harness.cli.verify import LONG_TIMEOUT, TIMEOUT, time_limit
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
@@ -405,18 +406,18 @@ def test_questions_and_their_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "fact"),
     [
-        ("colour = 3", "unknown field `colour`"),
-        ("frame = 4", "asks in frame 4 of 4"),
-        ("steps = [9]", "steps outside"),
-        ("", "asks for nothing"),
+        ("colour = 3", "`colour`"),
+        ("frame = 4", "frame 4 of 4"),
+        ("steps = [9]", "steps"),
+        ("", "nothing"),
     ],
 )
-def test_questions_that_make_no_sense(tmp_path: Path, line: str, message: str) -> None:
+def test_questions_that_make_no_sense(tmp_path: Path, line: str, fact: str) -> None:
     text = "" if not line else 'text = "dog"'
     (tmp_path / "video.toml").write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\n{text}\n{line}\n')
-    with pytest.raises(HarnessError, match=message):
+    with pytest.raises(HarnessError, match=sentence("bad-description", path="video.toml", error=fact)):
         load_questions(path=tmp_path / "video.toml")
 
 
@@ -434,7 +435,7 @@ def test_videos_have_a_time_limit_of_their_own() -> None:
 def test_only_what_takes_symbolic_axes_is_asked() -> None:
     cases = select(["video"], targets=["llvm", "cuda"])
     assert {(case.target, case.strategy) for case in cases} == {("llvm", "real")}
-    with pytest.raises(HarnessError, match="symbolic axes, which take the target llvm"):
+    with pytest.raises(HarnessError, match=sentence("symbolic-axes", symbolic="video", support="llvm")):
         select(["video"], targets=["cuda"])
 
 

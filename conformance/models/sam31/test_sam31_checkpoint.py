@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from conformance.support.sentences import sentence
 from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture as build_sam3
@@ -78,11 +79,17 @@ def test_half_precision_is_loaded_as_it_is_rounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({SLOTS: None}, rf"1 missing \({SLOTS}\)"),
-        ({"tracker.model.temporal.weight": torch.ones(2)}, r"1 unexpected \(tracker\.model\.temporal\.weight\)"),
-        ({"detector.extra": torch.ones(2)}, r"1 unexpected \(detector\.extra\)"),
-        ({MASKS: torch.zeros(4, 1, 3, 3)}, rf"1 misshapen \({MASKS}: 4×1×3×3 instead of 16×32×3×3\)"),
-        ({SLOTS: torch.full((16, 256), torch.nan)}, "has NaN or infinity"),
+        ({SLOTS: None}, sentence("does-not-fit", fit=f"1 missing ({SLOTS})")),
+        (
+            {"tracker.model.temporal.weight": torch.ones(2)},
+            sentence("does-not-fit", fit="1 unexpected (tracker.model.temporal.weight)"),
+        ),
+        ({"detector.extra": torch.ones(2)}, sentence("does-not-fit", fit="1 unexpected (detector.extra)")),
+        (
+            {MASKS: torch.zeros(4, 1, 3, 3)},
+            sentence("does-not-fit", fit=f"1 misshapen ({MASKS}: 4×1×3×3 instead of 16×32×3×3)"),
+        ),
+        ({SLOTS: torch.full((16, 256), torch.nan)}, sentence("not-finite", value=SLOTS)),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(change: State, expected: str, tmp_path: Path) -> None:
@@ -95,9 +102,9 @@ def test_what_does_not_fit_is_refused_by_name(change: State, expected: str, tmp_
 def test_a_file_of_sam_3_is_refused_and_the_reverse(tmp_path: Path) -> None:
     earlier, later = saved(sam_3(), tmp_path / "sam3.pt"), saved(tiny(), tmp_path / "sam3.1_multiplex.pt")
     for allow_partial in (False, True):
-        with pytest.raises(HarnessError, match=r"sam3\.pt is not of SAM 3\.1, .*: use sam3\.1_multiplex\.pt, or the"):
+        with pytest.raises(HarnessError, match=sentence("not-sam31", path="sam3.pt")):
             load_checkpoint(build_architecture("tiny"), earlier, allow_partial=allow_partial)
-        with pytest.raises(HarnessError, match=r"is of SAM 3\.1, it has .*, or the model sam3\.1\."):
+        with pytest.raises(HarnessError, match=sentence("sam31-checkpoint")):
             sam3_loading.load_checkpoint(build_sam3("tiny"), later, allow_partial=allow_partial)
 
 
@@ -114,6 +121,6 @@ def test_inspect_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_compile_says_that_there_is_nothing_to_deploy(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"the model sam3\.1 has nothing to deploy"):
+    with pytest.raises(HarnessError, match=sentence("nothing-to-deploy", model="sam3.1")):
         arguments = ["compile", "--model", "sam3.1", "--out", str(tmp_path / "model")]
         CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -169,7 +169,7 @@ class DeviceSession:
         from tvm.error import RPCError, RPCSessionTimeoutError
 
         if self.rpc is None:
-            raise DeviceLostError(f"the session on {self._remote} has ended")
+            raise DeviceLostError(f"the session on {self._remote} has ended: run the command again")
         try:
             yield self.rpc
         except RuntimeError as error:
