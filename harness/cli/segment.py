@@ -48,6 +48,10 @@ def segment(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: options.ThreadsOption = None,
     remote: options.RemoteOption = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Segment in the workers of a Ray, on --threads each.")] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
+    ] = None,
 ) -> None:
     """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 
@@ -65,13 +69,23 @@ def segment(
     object_prompt = make_object_prompt(click or (), click_out or (), click_box)
     if object_prompt is not None and (texts or any(geometry)):
         raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
+    if ray and remote is not None:
+        raise HarnessError("--ray and --remote contradict each other; give one of them.")
+    if ray_address is not None and not ray:
+        raise HarnessError("--ray-address is for --ray; give that, too.")
     prompts = make_prompts(texts, *geometry) if object_prompt is None else [object_prompt]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
     device = None if remote is None else Remote(remote)
-    configure_threads(threads)
     hide_torch()
-    failed = failures(run_job(folder, job, device))
+    if ray:
+        from harness.app.segment.cluster import connect
+
+        with connect(folder, job, threads, ray_address) as compute:
+            failed = failures(run_job(folder, job, compute=compute))
+    else:
+        configure_threads(threads)
+        failed = failures(run_job(folder, job, device))
     for sentence in failed:
         print_error(f"error: {sentence}")
     if failed:
