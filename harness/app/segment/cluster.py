@@ -1,7 +1,7 @@
 """Segments images in the worker processes of a Ray, on this machine or on a cluster.
 
-Ray Data hands one image after another to a pool of workers. A worker loads the folder once; the pages of its weights are
-shared by all workers of a node. This process alone writes results, so that nodes need no folder for them.
+Ray Data hands one image after another to a pool of workers. A worker loads the folder once; the pages of its
+weights are shared by all workers of a node. This process alone writes results, so that nodes need no folder for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import os
 import pickle
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -64,7 +65,8 @@ def connect(folder: Path, job: Job, threads: int | None = None, address: str | N
 
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR")
+        with _silence():
+            ray.init(address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         place = address or os.environ.get("RAY_ADDRESS") or "this machine"
         raise HarnessError(
@@ -78,6 +80,17 @@ def connect(folder: Path, job: Job, threads: int | None = None, address: str | N
         yield partial(_compute, workers, threads, arguments)
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drops what native code writes to stderr in the context: Ray tells there that its log is off."""
+    with os.fdopen(os.dup(2), "wb") as stderr, Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr.fileno(), 2)
 
 
 def _digest(folder: Path) -> str | None:
@@ -171,19 +184,22 @@ def _compute(
     context.max_errored_blocks = -1  # an image that ends its workers does not end the others
     rows = [{"index": index, "image": str(image.resolve())} for index, image in enumerate(images)]
     workers = min(workers, len(rows))
-    # A block is one image: it is journaled when it is done, and is all that is computed again for a lost worker.
-    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        Segmenter,
-        fn_constructor_args=arguments,
-        # Idle workers end, so that those of a lost node can start elsewhere.
-        compute=ray.data.ActorPoolStrategy(
-            min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=1
-        ),
-        num_cpus=threads,
-        memory=_MEMORY,
-        max_restarts=-1,
-        max_task_retries=_RETRIES,
-    )
+    with warnings.catch_warnings():
+        # Its successor cannot limit how often an image is tried.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # A block is one image: it is journaled when it is done, and is all that is computed again for a lost worker.
+        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+            Segmenter,
+            fn_constructor_args=arguments,
+            # Idle workers end, so that those of a lost node can start elsewhere.
+            compute=ray.data.ActorPoolStrategy(
+                min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=1
+            ),
+            num_cpus=threads,
+            memory=_MEMORY,
+            max_restarts=-1,
+            max_task_retries=_RETRIES,
+        )
     lost = set(range(len(rows)))
     for row in results.iter_rows():
         lost.discard(row["index"])
