@@ -107,7 +107,7 @@ def test_ray_is_not_installed(tmp_path: Path) -> None:
 
 def test_nodes_that_cannot_take_part(tiny_artifact: Path, tmp_path: Path) -> None:
     """Each in a process, because the node's has no PyTorch any more."""
-    program = "import sys; from harness.app.segment.cluster import check_node; print(check_node(*sys.argv[1:]))"
+    program = "import sys; from harness.app.segment.workers import check_node; print(check_node(*sys.argv[1:]))"
     for folder, version, sentence in (
         (tiny_artifact, "0.0", f"it has sam3-tvm {__version__} and not 0.0"),
         (tmp_path / "none", __version__, "none is not a folder"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options
-from harness.cli.console import print_error
+from harness.cli.console import print_error, print_sentence
 from harness.core.errors import HarnessError
 from harness.core.processors import Remote
 
@@ -79,10 +79,13 @@ def segment(
     device = None if remote is None else Remote(remote)
     hide_torch()
     if ray:
-        from harness.app.segment.cluster import connect
+        from harness.app.segment.workers import distribute
+        from harness.core.cluster import connect
 
-        with connect(folder, job, threads, ray_address) as compute:
-            failed = failures(run_job(folder, job, compute=compute))
+        with connect(ray_address) as dashboard:
+            if dashboard is not None:
+                print_sentence(f"Ray's dashboard: http://{dashboard}")
+            failed = failures(run_job(folder, job, compute=distribute(folder, job, threads)))
     else:
         configure_threads(threads)
         failed = failures(run_job(folder, job, device))

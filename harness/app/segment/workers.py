@@ -1,24 +1,22 @@
-"""Segments images in the worker processes of a Ray, on this machine or on a cluster.
+"""Segments images in worker processes of Ray, on this machine or on the nodes of a cluster.
 
-Ray Data hands one image after another to a pool of workers. A worker loads the folder once; the pages of its
-weights are shared by all workers of a node. This process alone writes results, so that nodes need no folder for them.
+A worker loads the folder once; the pages of its weights are shared by all workers of a node. This process hands out
+image after image and alone writes results, so that nodes need no folder for them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pickle
-import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import __version__
 from harness.app.segment.job import Computation, FailedImage, Job, Segmentation, segment
-from harness.core import cluster
 from harness.core.errors import HarnessError
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, share_cpus
@@ -32,32 +30,27 @@ DEFAULT_THREADS = 1
 
 _MEMORY = 2 << 30
 """Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
-_RETRIES = 2
-"""How often an image is tried again whose worker was lost."""
+_TRIES = 3
+"""Number of workers that an image may end, and of workers that may fail to start one after another."""
 
 
-@contextmanager
-def connect(folder: Path, job: Job, threads: int | None = None, address: str | None = None) -> Iterator[Computation]:
-    """Yields the computation of a job on Ray, which ends with the context.
+def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
+    """Returns the computation of a job on the Ray that this process is connected to.
 
     Args:
         folder: Folder of the compiled model, by the same path on every node.
         job: The job; nodes read its images by the same paths.
         threads: Threads of each worker; by default `DEFAULT_THREADS`.
-        address: The address of a cluster. By default `RAY_ADDRESS`, otherwise the Ray that runs on this machine,
-            otherwise one that is started for the context.
 
     Raises:
-        HarnessError: Ray is not installed, there is no cluster, or a node cannot run the folder.
+        HarnessError: A node cannot run the folder, or none has room for a worker.
     """
     threads = DEFAULT_THREADS if threads is None else threads
     if threads < 1:
         raise HarnessError(f"A worker cannot run on {threads} threads; give 1 or more.")
-    digest = _digest(folder)
-    with cluster.connect(address) as dashboard:
-        workers = _count_workers(str(folder.resolve()), digest, threads)
-        arguments = (str(folder.resolve()), job.prompts, job.threshold, threads)
-        yield partial(_compute, workers, threads, arguments)
+    path = str(folder.resolve())
+    workers = _count_workers(path, _digest(folder), threads)
+    return partial(_compute, workers, threads, (path, job.prompts, job.threshold, threads))
 
 
 def _digest(folder: Path) -> str | None:
@@ -127,56 +120,66 @@ class Segmenter:
         self._model = Sam3.load(folder, check=False)
         self._prompts, self._threshold = prompts, threshold
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Segments the image of a row; one that cannot be segmented does not end the worker."""
-        image = Path(row["image"])
-        result: Segmentation | FailedImage
+    def start(self) -> None:
+        """Returns when the worker can segment."""
+
+    def segment(self, image: Path) -> Segmentation | FailedImage:
+        """Segments an image; one that cannot be segmented does not end the worker."""
         try:
-            result = segment(self._model, self._prompts, self._threshold, image)
+            return segment(self._model, self._prompts, self._threshold, image)
         except Exception as error:
-            result = FailedImage(image, f"it cannot be segmented ({type(error).__name__}: {reason(error)}).")
-        return {"index": row["index"], "result": pickle.dumps(result)}
+            return FailedImage(image, f"it cannot be segmented ({type(error).__name__}: {reason(error)}).")
 
 
 def _compute(
     workers: int, threads: int, arguments: tuple[Any, ...], images: Sequence[Path]
 ) -> Iterator[tuple[int, Segmentation | FailedImage]]:
-    """Yields segmentations as workers return them; then a failure for each image that was lost with its workers."""
-    if not images:
-        return
-    import ray.data
+    """Yields segmentations as workers return them; a worker that is lost is replaced, and its image tried again.
 
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
-    context.max_errored_blocks = -1  # an image that ends its workers does not end the others
-    rows = [{"index": index, "image": str(image.resolve())} for index, image in enumerate(images)]
-    workers = min(workers, len(rows))
-    with warnings.catch_warnings():
-        # Its successor cannot limit how often an image is tried.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        # A block is one image: it is journaled when it is done, and is all that is computed again for a lost worker.
-        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-            Segmenter,
-            fn_constructor_args=arguments,
-            # Idle workers end, so that those of a lost node can start elsewhere.
-            compute=ray.data.ActorPoolStrategy(
-                min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=1
-            ),
-            num_cpus=threads,
-            memory=_MEMORY,
-            max_restarts=-1,
-            max_task_retries=_RETRIES,
-        )
-    lost = set(range(len(rows)))
-    for row in results.iter_rows():
-        lost.discard(row["index"])
-        yield row["index"], pickle.loads(row["result"])
-    for index in sorted(lost):
-        yield (
-            index,
-            FailedImage(
-                images[index],
-                f"its worker was lost {_RETRIES + 1} times, killed or out of memory; "
-                "give --ray fewer workers a node with more --threads, or scale the image down.",
-            ),
-        )
+    Raises:
+        HarnessError: Workers do not start.
+    """
+    import ray
+
+    create = ray.remote(Segmenter).options(num_cpus=threads, memory=_MEMORY).remote
+    waiting = deque(range(len(images)))
+    losses = dict.fromkeys(waiting, 0)
+    # What a worker is doing: the index of its image, or None while it starts, which it may do when a node has room.
+    running: dict[Any, tuple[Any, int | None]] = {}
+    failed_starts = 0
+
+    def start() -> None:
+        worker = create(*arguments)
+        running[worker.start.remote()] = worker, None
+
+    for _ in range(min(workers, len(images))):
+        start()
+    while waiting or any(index is not None for _, index in running.values()):
+        (answer,), _ = ray.wait(list(running))
+        worker, index = running.pop(answer)
+        try:
+            result = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            if index is None:
+                failed_starts += 1
+                if failed_starts >= _TRIES:
+                    if running:
+                        continue
+                    last = str(error).strip().splitlines()[-1]
+                    raise HarnessError(f"No worker of Ray can start ({last}); give other --threads.") from error
+            else:
+                losses[index] += 1
+                if losses[index] < _TRIES:
+                    waiting.appendleft(index)
+                else:
+                    sentence = f"its worker was lost {_TRIES} times, killed or out of memory; scale the image down."
+                    yield index, FailedImage(images[index], sentence)
+            if waiting:
+                start()
+            continue
+        failed_starts = 0 if index is None else failed_starts
+        if waiting:
+            following = waiting.popleft()
+            running[worker.segment.remote(images[following].resolve())] = worker, following
+        if index is not None:
+            yield index, result
