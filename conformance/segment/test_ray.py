@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from PIL import Image
 
 from harness import __version__
 from harness.app.results.journal import JOURNAL, results_folder
+from harness.core.cluster import connect
+from harness.core.errors import HarnessError
 
 ROOT = Path(__file__).resolve().parents[2]
 CAT = ROOT / "fixtures" / "images" / "cat.png"
@@ -33,7 +36,7 @@ sys.addaudithook(end)
 
 def command(photographs: Path, out: Path, model: Path, *arguments: str) -> list[str]:
     first = [sys.executable, "-m", "harness", "segment", str(photographs), "--text", "cat", "--text", "dog"]
-    return [*first, "--threshold", "0.45", "--model", str(model), "--out", str(out), *arguments]
+    return [*first, "--threshold", "0.78", "--model", str(model), "--out", str(out), *arguments]
 
 
 def environment(*folders: Path) -> dict[str, str]:
@@ -68,10 +71,22 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> Non
         time.sleep(0.01)
 
 
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Ray's processes that a command started."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
 def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes of the pool that segment."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "MapWorker" in " ".join(child.cmdline())]
+    return [child for child in processes(process) if "ray::Segmenter" in " ".join(child.cmdline())]
+
+
+def left(started: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run some seconds later."""
+    return psutil.wait_procs(started, timeout=30)[1]
 
 
 @pytest.fixture
@@ -95,6 +110,13 @@ def test_options_that_contradict_each_other(tmp_path: Path, arguments: tuple[str
     finished = run(command(CAT, tmp_path / "out", tmp_path, *arguments))
     assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
     assert sentence in finished.stderr
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "head"])
+def test_addresses_that_are_none(address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(HarnessError, match=r"is not HOST:PORT; give that of the cluster's head"), connect(address):
+        pass
 
 
 def test_ray_is_not_installed(tmp_path: Path) -> None:
@@ -147,28 +169,66 @@ def test_the_results_are_those_of_one_process(tiny_artifact: Path, photographs: 
     assert len(results(tmp_path / "ray")) > 8
 
 
-def test_a_killed_worker_and_a_killed_command(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
-    """The same command goes on, also without Ray, and does nothing twice."""
+def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """A worker, the command at Ctrl-C and the command by SIGKILL; nothing that was done is done again."""
     pytest.importorskip("ray")
     alone, out = tmp_path / "alone", tmp_path / "out"
     assert run(command(photographs, alone, tiny_artifact, "--threads", "1")).returncode == 0
     arguments = command(photographs, out, tiny_artifact, "--ray")
-    with subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with start(arguments) as process:
         wait(process, lambda: done(out))
         for worker in workers(process):
-            worker.send_signal(signal.SIGKILL)
-        before = len(done(out))
-        wait(process, lambda: len(done(out)) > before)
+            worker.kill()
+        first = len(done(out))
+        wait(process, lambda: len(done(out)) > first)
+        started = processes(process)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr.count("\n")) == (130, 1), stderr
+    assert not left(started)
+    assert len(json.loads((out / "annotations.json").read_text())["images"]) == len(done(out))
+    first = len(done(out))
+    with start(arguments) as process:
+        wait(process, lambda: len(done(out)) > first)
+        started = processes(process)
         process.kill()
-    first = done(out)
-    times = {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in first}
+    assert not left(started)
+    before = done(out)
+    times = {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before}
     finished = run(arguments)
     assert finished.returncode == 0, finished.stderr
-    assert f"{len(first)} image{'' if len(first) == 1 else 's'} had been done by an earlier run" in finished.stdout
-    assert {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in first} == times
+    assert f"{len(before)} images had been done by an earlier run" in finished.stdout
+    assert {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before} == times
     assert sorted(done(out)) == sorted(path.stem for path in photographs.iterdir())
     assert results(out) == results(alone)
-    assert run(command(photographs, out, tiny_artifact)).returncode == 0
-    assert results(out) == results(alone)
+
+
+def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """A node that has no room for a worker, and then one that has."""
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1", f"--temp-dir={tmp_path / 'ray'}"]
+    for photograph in sorted(photographs.iterdir())[2:]:
+        photograph.unlink()
+    address = ("--ray", "--ray-address", f"127.0.0.1:{port}")
+    with subprocess.Popen(head, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not listens(port):
+                assert process.poll() is None
+                time.sleep(0.1)
+            refused = run(command(photographs, tmp_path / "out", tiny_artifact, *address, "--threads", "2"))
+            finished = run(command(photographs, tmp_path / "out", tiny_artifact, *address))
+        finally:
+            process.terminate()
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "No node of the cluster has 2 CPUs" in refused.stderr
+    assert finished.returncode == 0, finished.stderr
+    assert len(done(tmp_path / "out")) == 2
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
