@@ -27,7 +27,9 @@ ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0
 
 
 def segment(
-    images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Images, folders of images, and lists of images (.txt).", metavar="IMAGE…")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
     text: Annotated[
         list[str] | None, typer.Option(help="What to look for: a noun phrase; repeatable, each is its own category.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from harness.app.segment.job import Computation, Job, Result, SegmentedImage, run
+from harness.app.segment.job import Computation, FailedImage, Job, Result, SegmentedImage, run
 from harness.cli.console import console, print_sentence, progress
 from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
@@ -38,9 +38,13 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None, compute: Compu
     start = time.perf_counter()
     with progress("images") as bar:
         task = bar.add_task(job.images[0].name, total=len(job.images))
+        failed = 0
 
         def on_done(result: Result) -> None:
-            bar.update(task, advance=1, description=result.image.name)
+            nonlocal failed
+            failed += isinstance(result, FailedImage)
+            description = f"{result.image.name}, {failed} failed" if failed else result.image.name
+            bar.update(task, advance=1, description=description)
 
         results = run(model, job, on_done, compute)
     _print_results(results, time.perf_counter() - start, job.out)

@@ -33,23 +33,33 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.images import image_suffixes
 
 _LONGEST = 200
+_LIST = ".txt"
+_SHARDS = (".parquet", ".tar", ".tfrecord")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/")
+"""Matches `s3://…` and the like, of which a path has one slash."""
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
     """Returns the images among the paths and in the folders among them, sorted by name; each image once.
 
-    A file is taken whatever its suffix. Of a folder, files with the suffix of an image are taken, without subfolders.
+    A file is taken whatever its suffix, but a file `.txt` is a list of images: one a line, relative to its folder. Of a
+    folder, files with the suffix of an image are taken, without subfolders.
 
     Raises:
-        HarnessError: A path does not exist, or a folder has no image.
+        HarnessError: A path does not exist, is an address or a shard, or has no image.
     """
     unique: dict[Path, Path] = {}
     for path in paths:
+        if _ADDRESS.match(str(path)):
+            raise HarnessError(f"{path} is not on this machine; mount or copy it, and give the folder.")
+        if path.suffix in _SHARDS:
+            raise HarnessError(f"{path} is a shard of a data set; unpack it, and give the folder of its images.")
         if not path.exists():
             raise HarnessError(f"{path} does not exist; give images or folders of images.")
-        images = _in_folder(path) if path.is_dir() else [path]
+        images = _in_folder(path) if path.is_dir() else _in_list(path) if path.suffix == _LIST else [path]
         if not images:
-            raise HarnessError(f"The folder {path} has no images; give one that has.")
+            kind = "folder" if path.is_dir() else "list"
+            raise HarnessError(f"The {kind} {path} has no images; give one that has.")
         for image in images:
             unique.setdefault(image.resolve(), image)
     return list(unique.values())
@@ -62,6 +72,18 @@ def _in_folder(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(hidden)
     )
+
+
+def _in_list(file: Path) -> list[Path]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"{file} cannot be read as text in UTF-8 ({error}); give a list of images.") from error
+    images = [file.parent / line.strip() for line in lines if line.strip()]
+    for image in images:
+        if not image.is_file():
+            raise HarnessError(f"{image} of the list {file} does not exist; correct the list.")
+    return images
 
 
 def unique_names(images: Sequence[Path]) -> list[str]:
