@@ -237,13 +237,13 @@ def test_a_journal_survives_being_cut_anywhere(tmp_path: Path, cut: int) -> None
 
 
 def test_images_and_folders(tmp_path: Path) -> None:
-    for name in ("b.png", "A.JPG", "a.txt", "c.eps", "d.psd", ".hidden.png", "below/c.png"):
+    for name in ("b.png", "A.JPG", "a.dat", "c.eps", "d.psd", ".hidden.png", "below/c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.png").mkdir()
     assert find_images([tmp_path]) == [tmp_path / "A.JPG", tmp_path / "b.png"]
-    assert find_images([tmp_path / "a.txt", tmp_path, tmp_path / "b.png"]) == [
-        tmp_path / "a.txt",
+    assert find_images([tmp_path / "a.dat", tmp_path, tmp_path / "b.png"]) == [
+        tmp_path / "a.dat",
         tmp_path / "A.JPG",
         tmp_path / "b.png",
     ]
@@ -251,6 +251,28 @@ def test_images_and_folders(tmp_path: Path) -> None:
         find_images([tmp_path, tmp_path / "nowhere"])
     with pytest.raises(HarnessError, match=sentence("no-images", path="folder.png")):
         find_images([tmp_path / "folder.png"])
+
+
+def test_lists_of_images_and_sources_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    for name in ("below/b.png", "a.png"):
+        (tmp_path / name).touch()
+    file = tmp_path / "list.txt"
+    file.write_text("below/b.png\n\n a.png \nbelow/b.png\n")
+    assert find_images([file]) == [tmp_path / "below" / "b.png", tmp_path / "a.png"]
+    file.write_text("a.png\nc.png\n")
+    with pytest.raises(HarnessError, match=r"c\.png of the list .*list\.txt does not exist"):
+        find_images([file])
+    file.write_text("\n")
+    with pytest.raises(HarnessError, match=r"The list .*list\.txt has no images"):
+        find_images([file])
+    for source, sentence in (
+        ("s3://photos/", "is not on this machine"),
+        ("a.parquet", "is a shard"),
+        ("1.tar", "is a"),
+    ):
+        with pytest.raises(HarnessError, match=sentence):
+            find_images([Path(source)])
 
 
 def test_of_many_masks_few_are_in_memory_at_once() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options
-from harness.cli.console import print_error
+from harness.cli.console import print_error, print_sentence
 from harness.core.errors import HarnessError
 from harness.core.processors import Remote
 
@@ -27,7 +27,9 @@ ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0
 
 
 def segment(
-    images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.", metavar="IMAGE…")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Images, folders of images, and lists of images (.txt).", metavar="IMAGE…")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
     text: Annotated[
         list[str] | None, typer.Option(help="What to look for: a noun phrase; repeatable, each is its own category.")
@@ -52,6 +54,10 @@ def segment(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: options.ThreadsOption = None,
     remote: options.RemoteOption = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Segment in the workers of a Ray, on --threads each.")] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
+    ] = None,
 ) -> None:
     """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 
@@ -69,13 +75,26 @@ def segment(
     object_prompt = make_object_prompt(click or (), click_out or (), click_box)
     if object_prompt is not None and (texts or any(geometry)):
         raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
+    if ray and remote is not None:
+        raise HarnessError("--ray and --remote contradict each other; give one of them.")
+    if ray_address is not None and not ray:
+        raise HarnessError("--ray-address is for --ray; give that, too.")
     prompts = make_prompts(texts, *geometry) if object_prompt is None else [object_prompt]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)
     device = None if remote is None else Remote(remote)
-    configure_threads(threads)
     hide_torch()
-    failed = failures(run_job(folder, job, device))
+    if ray:
+        from harness.app.segment.workers import distribute
+        from harness.core.cluster import connect
+
+        with connect(ray_address) as dashboard:
+            if dashboard is not None:
+                print_sentence(f"Ray's dashboard: http://{dashboard}")
+            failed = failures(run_job(folder, job, compute=distribute(folder, job, threads)))
+    else:
+        configure_threads(threads)
+        failed = failures(run_job(folder, job, device))
     for sentence in failed:
         print_error(f"error: {sentence}")
     if failed:

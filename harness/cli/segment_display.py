@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from harness.app.segment.job import Job, Result, SegmentedImage, run
+from harness.app.segment.job import Computation, FailedImage, Job, Result, SegmentedImage, run
 from harness.cli.console import console, print_sentence, progress
 from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
@@ -20,13 +20,14 @@ from harness.runtime.manifest import read_manifest
 _MAX_ROWS = 20
 
 
-def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result]:
+def run_job(folder: Path, job: Job, remote: Remote | None = None, compute: Computation | None = None) -> list[Result]:
     """Loads the model, runs the job, and prints its progress, results and speed.
 
     Args:
         folder: Folder of the compiled model.
         job: The job.
         remote: Device that runs the model; None for this machine.
+        compute: Segments the images elsewhere; by default this process does.
 
     Raises:
         HarnessError: A file cannot be written, or the device is none of this version.
@@ -37,14 +38,15 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None) -> list[Result
     start = time.perf_counter()
     with progress("images") as bar:
         task = bar.add_task(job.images[0].name, total=len(job.images))
+        failed = 0
 
-        def on_done(_result: Result) -> None:
-            bar.advance(task)
-            next_index = int(bar.tasks[task].completed)
-            if next_index < len(job.images):
-                bar.update(task, description=job.images[next_index].name)
+        def on_done(result: Result) -> None:
+            nonlocal failed
+            failed += isinstance(result, FailedImage)
+            description = f"{result.image.name}, {failed} failed" if failed else result.image.name
+            bar.update(task, advance=1, description=description)
 
-        results = run(model, job, on_done)
+        results = run(model, job, on_done, compute)
     _print_results(results, time.perf_counter() - start, job.out)
     return results
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -21,7 +22,7 @@ from msgspec.structs import asdict
 
 from harness.app.results.coco import AnnotatedImage, Annotation, coco_annotations, data_set, distinct_names
 from harness.app.results.journal import Journal, existing_files, has_form, results_folder
-from harness.app.results.objects import Objects, concatenate_objects
+from harness.app.results.objects import concatenate_objects
 from harness.app.results.overlay import mask_png, png
 from harness.app.segment.prompts import category_name, run_prompts
 from harness.compiler.execution.remote.client import RemoteError
@@ -32,23 +33,33 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.images import image_suffixes
 
 _LONGEST = 200
+_LIST = ".txt"
+_SHARDS = (".parquet", ".tar", ".tfrecord")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/")
+"""Matches `s3://…` and the like, of which a path has one slash."""
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
     """Returns the images among the paths and in the folders among them, sorted by name; each image once.
 
-    A file is taken whatever its suffix. Of a folder, files with the suffix of an image are taken, without subfolders.
+    A file is taken whatever its suffix, but a file `.txt` is a list of images: one a line, relative to its folder. Of a
+    folder, files with the suffix of an image are taken, without subfolders.
 
     Raises:
-        HarnessError: A path does not exist, or a folder has no image.
+        HarnessError: A path does not exist, is an address or a shard, or has no image.
     """
     unique: dict[Path, Path] = {}
     for path in paths:
+        if _ADDRESS.match(str(path)):
+            raise HarnessError(f"{path} is not on this machine; mount or copy it, and give the folder.")
+        if path.suffix in _SHARDS:
+            raise HarnessError(f"{path} is a shard of a data set; unpack it, and give the folder of its images.")
         if not path.exists():
             raise HarnessError(f"{path} does not exist; give images or folders of images.")
-        images = _in_folder(path) if path.is_dir() else [path]
+        images = _in_folder(path) if path.is_dir() else _in_list(path) if path.suffix == _LIST else [path]
         if not images:
-            raise HarnessError(f"The folder {path} has no images; give one that has.")
+            kind = "folder" if path.is_dir() else "list"
+            raise HarnessError(f"The {kind} {path} has no images; give one that has.")
         for image in images:
             unique.setdefault(image.resolve(), image)
     return list(unique.values())
@@ -61,6 +72,18 @@ def _in_folder(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(hidden)
     )
+
+
+def _in_list(file: Path) -> list[Path]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"{file} cannot be read as text in UTF-8 ({error}); give a list of images.") from error
+    images = [file.parent / line.strip() for line in lines if line.strip()]
+    for image in images:
+        if not image.is_file():
+            raise HarnessError(f"{image} of the list {file} does not exist; correct the list.")
+    return images
 
 
 def unique_names(images: Sequence[Path]) -> list[str]:
@@ -146,7 +169,37 @@ class FailedImage:
 Result = SegmentedImage | FailedImage
 
 
-def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda result: None) -> list[Result]:
+@dataclass(frozen=True)
+class Segmentation:
+    """The contents of an image's results, before they are written.
+
+    Attributes:
+        size: Width and height in pixels.
+        annotations: The objects, entries of `harness.app.results.coco.coco_annotations`.
+        notes: A sentence for each part of a prompt that was changed or ignored.
+        overlay: The overlay as PNG.
+        masks: The mask of each object as PNG.
+        seconds: Time from reading the file to the last of these.
+    """
+
+    size: tuple[int, int]
+    annotations: Sequence[dict[str, Any]]
+    notes: Sequence[str]
+    overlay: bytes
+    masks: Sequence[bytes]
+    seconds: float
+
+
+Computation = Callable[[Sequence[Path]], Iterator[tuple[int, Segmentation | FailedImage]]]
+"""Segments images: yields the index of each and its segmentation, in any order."""
+
+
+def run(
+    model: Sam3,
+    job: Job,
+    on_done: Callable[[Result], object] = lambda result: None,
+    compute: Computation | None = None,
+) -> list[Result]:
     """Segments all images without results of an earlier run of the same job.
 
     `annotations.json` is written in the end, also when the user interrupts. If all images are done already, nothing is
@@ -156,6 +209,7 @@ def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda resu
         model: The model.
         job: The job.
         on_done: Called after each image.
+        compute: Segments the images with this model elsewhere; by default this process does, one after another.
 
     Raises:
         HarnessError: A file cannot be written, or would replace an image of the job or a file that no earlier job
@@ -174,42 +228,57 @@ def run(model: Sam3, job: Job, on_done: Callable[[Result], object] = lambda resu
         files = (job.out / ANNOTATIONS, *(overlay_path(job.out, name) for name in names))
         existing = existing_files(files, (masks_path(job.out, name) for name in names), _MASK_FILE)
         journal = Journal(job.out, _question(model, job), existing)
-        return _run(model, job, names, journal, on_done)
+        return _run(job, names, journal, on_done, compute or partial(_compute, model, job))
+
+
+def _compute(model: Sam3, job: Job, images: Sequence[Path]) -> Iterator[tuple[int, Segmentation | FailedImage]]:
+    for index, image in enumerate(images):
+        yield index, segment(model, job.prompts, job.threshold, image)
 
 
 def _run(
-    model: Sam3, job: Job, names: Sequence[str], journal: Journal, on_done: Callable[[Result], object]
+    job: Job,
+    names: Sequence[str],
+    journal: Journal,
+    on_done: Callable[[Result], object],
+    compute: Computation,
 ) -> list[Result]:
     entries = {entry["name"].casefold(): entry for entry in _entries(journal, job.categories)}
     annotations = job.out / ANNOTATIONS
     if not entries:
         journal.remove_listed(annotations)  # they belong to another question
     journal.list_files([annotations])
-    results: list[Result] = []
+    results: dict[int, Result] = {}
     try:
-        for image, name in zip(job.images, names, strict=True):
-            image_key = _image_key(image, name)
+        keys = [_image_key(image, name) for image, name in zip(job.images, names, strict=True)]
+        for index, (image, name) in enumerate(zip(job.images, names, strict=True)):
             previous = entries.get(name.casefold())
             if (
                 previous is not None
-                and previous["key"] == image_key
+                and previous["key"] == keys[index]
                 and all(path.is_file() for path in _files(job.out, name, len(previous["annotations"])))
             ):
-                result: Result = _resumed(image, previous)
+                results[index] = _resumed(image, previous)
+                on_done(results[index])
+        pending = [index for index in range(len(job.images)) if index not in results]
+        for position, segmentation in compute([job.images[index] for index in pending]):
+            index = pending[position]
+            image, name = job.images[index], names[index]
+            if isinstance(segmentation, Segmentation):
+                result = _write(job.out, image, name, segmentation, journal)
+                entry = {field: getattr(result, field) for field in _JOURNAL_FIELDS}
+                entry |= {"name": name, "image": str(image.resolve()), "key": keys[index]}
+                journal.add(entry)
+                entries[name.casefold()] = entry
+                results[index] = result
             else:
-                result = _segment(model, job, image, name, journal)
-                if isinstance(result, SegmentedImage):
-                    entry = {field: getattr(result, field) for field in _JOURNAL_FIELDS}
-                    entry |= {"name": name, "image": str(image.resolve()), "key": image_key}
-                    journal.add(entry)
-                    entries[name.casefold()] = entry
-            results.append(result)
-            on_done(result)
+                results[index] = segmentation
+            on_done(results[index])
     finally:
         if not (journal.is_whole and annotations.is_file()):
             write_json(annotations, data_set(_annotated(job, names, entries), job.categories))
     journal.end()
-    return results
+    return [results[index] for index in range(len(job.images))]
 
 
 def _files(out: Path, name: str, count: int) -> list[Path]:
@@ -218,13 +287,14 @@ def _files(out: Path, name: str, count: int) -> list[Path]:
 
 
 def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) -> list[AnnotatedImage]:
-    """Returns the images of the data set: those of the job in its order, then those of earlier jobs.
+    """Returns the images of the data set: those of the job in its order, then those of earlier jobs by their paths.
 
     The name of an image is its path relative to the common folder of all images.
     """
     entries = [done[name.casefold()] for name in names if name.casefold() in done]
     images = {entry["image"] for entry in entries}
-    entries += [entry for entry in done.values() if entry["image"] not in images]
+    others = [entry for entry in done.values() if entry["image"] not in images]
+    entries += sorted(others, key=lambda entry: entry["image"])  # the journal has them as they were done
     paths = [Path(entry["image"]) for entry in entries]
     above = Path(os.path.commonpath([path.parent for path in (*paths, *(image.resolve() for image in job.images))]))
     return [
@@ -283,7 +353,10 @@ def _resumed(image: Path, entry: dict[str, Any]) -> SegmentedImage:
     return SegmentedImage(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
 
 
-def _segment(model: Sam3, job: Job, image: Path, name: str, journal: Journal) -> Result:
+def segment(
+    model: Sam3, prompts: Sequence[Prompt | ObjectPrompt], threshold: float, image: Path
+) -> Segmentation | FailedImage:
+    """Segments one image, which is encoded once for all prompts, and writes nothing."""
     from harness.app.results.overlay import draw
     from harness.runtime.sam3.images import to_pixels
 
@@ -291,21 +364,34 @@ def _segment(model: Sam3, job: Job, image: Path, name: str, journal: Journal) ->
     try:
         pixels = to_pixels(image)
         # Prompts are checked before the image is encoded, which takes long.
-        for prompt in job.prompts:
+        for prompt in prompts:
             size = pixels.shape[1], pixels.shape[0]
             if isinstance(prompt, Prompt):
                 model.encode_prompt(prompt, size)
             else:
                 model.encode_object_prompt(prompt, size)
         encoded = model.set_image(pixels)
-        objects = concatenate_objects(run_prompts(encoded, job.prompts, job.threshold))
+        objects = concatenate_objects(run_prompts(encoded, prompts, threshold))
     except (ModelError, RemoteError) as error:
         return FailedImage(image, str(error))
-    overlay, *masks = files = _files(job.out, name, len(objects.runs))
+    overlay = png(draw(pixels, objects, prompts))
+    masks = [mask_png(objects.mask(index)) for index in range(len(objects.runs))]
+    annotations = coco_annotations(objects)
+    return Segmentation(objects.size, annotations, objects.notes, overlay, masks, time.perf_counter() - start)
+
+
+def _write(out: Path, image: Path, name: str, segmentation: Segmentation, journal: Journal) -> SegmentedImage:
+    """Writes an image's overlay and masks, and removes other masks of an earlier run."""
+    overlay, *masks = files = _files(out, name, len(segmentation.masks))
     journal.list_files(files)
-    write_bytes(overlay, png(draw(pixels, objects, job.prompts)))
-    _write_masks(masks_path(job.out, name), masks, objects, journal)
-    return SegmentedImage(image, objects.size, coco_annotations(objects), objects.notes, time.perf_counter() - start)
+    write_bytes(overlay, segmentation.overlay)
+    folder = masks_path(out, name)
+    make_folder(folder)
+    for path, mask in zip(masks, segmentation.masks, strict=True):
+        write_bytes(path, mask)
+    for path in set(folder.iterdir()).difference(masks):
+        journal.remove_listed(path)
+    return SegmentedImage(image, segmentation.size, segmentation.annotations, segmentation.notes, segmentation.seconds)
 
 
 def overlay_path(out: Path, name: str) -> Path:
@@ -316,15 +402,6 @@ def overlay_path(out: Path, name: str) -> Path:
 def masks_path(out: Path, name: str) -> Path:
     """Returns the folder of an image's masks."""
     return out / f"{name}_masks"
-
-
-def _write_masks(folder: Path, files: Sequence[Path], objects: Objects, journal: Journal) -> None:
-    """Writes one 1-bit PNG for each object, and removes other masks of an earlier run."""
-    make_folder(folder)
-    for index, path in enumerate(files):
-        write_bytes(path, mask_png(objects.mask(index)))
-    for path in set(folder.iterdir()).difference(files):
-        journal.remove_listed(path)
 
 
 def failures(results: Sequence[Result]) -> list[str]:

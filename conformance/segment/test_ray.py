@@ -1,0 +1,234 @@
+"""`sam3-tvm segment --ray` as a user meets it: the results of one process, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from harness import __version__
+from harness.app.results.journal import JOURNAL, results_folder
+from harness.core.cluster import connect
+from harness.core.errors import HarnessError
+
+ROOT = Path(__file__).resolve().parents[2]
+CAT = ROOT / "fixtures" / "images" / "cat.png"
+POISON = "poison.png"
+ENDS_WORKERS = f"""
+import os, sys
+def end(event, arguments):
+    if event == "open" and str(arguments[0]).endswith({POISON!r}):
+        os._exit(9)
+sys.addaudithook(end)
+"""
+"""Ends a process that opens the picture, as one does that needs too much memory."""
+
+
+def command(photographs: Path, out: Path, model: Path, *arguments: str) -> list[str]:
+    first = [sys.executable, "-m", "harness", "segment", str(photographs), "--text", "cat", "--text", "dog"]
+    return [*first, "--threshold", "0.78", "--model", str(model), "--out", str(out), *arguments]
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    paths = [*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(arguments: list[str], *folders: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, capture_output=True, text=True, env=environment(*folders), timeout=600, check=False
+    )
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """All files but the journal, which has the seconds and the order in which images were done."""
+    paths = [path for path in out.rglob("*") if path.is_file() and path.name != JOURNAL]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in paths}
+
+
+def done(out: Path) -> list[str]:
+    """The images that the journal lists, each as often as it was done."""
+    journal = out / JOURNAL
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
+    entries = [json.loads(line.partition(" ")[2]) for line in lines if line.endswith("}")]
+    return [entry["name"] for entry in entries if "key" in entry]
+
+
+def wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Ray's processes that a command started."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in processes(process) if "ray::Segmenter" in " ".join(child.cmdline())]
+
+
+def left(started: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run some seconds later."""
+    return psutil.wait_procs(started, timeout=30)[1]
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    with Image.open(CAT) as image:
+        for number in range(8):
+            image.resize((90 + 20 * number, 60 + 10 * number)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--ray", "--remote", "localhost:1"), "--ray and --remote contradict each other"),
+        (("--ray-address", "localhost:1"), "--ray-address is for --ray"),
+    ],
+)
+def test_options_that_contradict_each_other(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    finished = run(command(CAT, tmp_path / "out", tmp_path, *arguments))
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
+    assert sentence in finished.stderr
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "head"])
+def test_addresses_that_are_none(address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(HarnessError, match=r"is not HOST:PORT; give that of the cluster's head"), connect(address):
+        pass
+
+
+def test_ray_is_not_installed(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['ray'] = None; from harness.cli.main import main; main()"
+    arguments = command(CAT, tmp_path / "out", tmp_path, "--ray")
+    finished = run([sys.executable, "-c", program, *arguments[3:]])
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
+    assert "Ray is not installed; pip install 'sam3-tvm[ray]'" in finished.stderr
+
+
+def test_nodes_that_cannot_take_part(tiny_artifact: Path, tmp_path: Path) -> None:
+    """Each in a process, because the node's has no PyTorch any more."""
+    program = "import sys; from harness.app.segment.workers import check_node; print(check_node(*sys.argv[1:]))"
+    for folder, version, sentence in (
+        (tiny_artifact, "0.0", f"it has sam3-tvm {__version__} and not 0.0"),
+        (tmp_path / "none", __version__, "none is not a folder"),
+        (tiny_artifact, __version__, "is another one than that of this machine"),
+    ):
+        finished = run([sys.executable, "-c", program, str(folder), "digest", version])
+        assert sentence in finished.stdout, finished.stderr
+
+
+def test_no_cluster_and_a_folder_that_is_being_written(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    out = tmp_path / "out"
+    finished = run(command(photographs, out, tiny_artifact, "--ray", "--ray-address", "127.0.0.1:9"))
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1), finished.stderr
+    assert "error: There is no Ray to use at 127.0.0.1:9" in finished.stderr
+    assert not out.exists()
+    with results_folder(out):
+        finished = run(command(photographs, out, tiny_artifact, "--ray"))
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1), finished.stderr
+    assert "another process is writing" in finished.stderr
+
+
+def test_the_results_are_those_of_one_process(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """An image that cannot be read, and one that ends each of its workers, are listed; the others are done."""
+    pytest.importorskip("ray")
+    (photographs / "broken.png").write_bytes(CAT.read_bytes()[:9000])
+    alone = run(command(photographs, tmp_path / "alone", tiny_artifact, "--threads", "1"))
+    assert alone.returncode == 1, alone.stderr
+    (photographs / POISON).write_bytes(CAT.read_bytes())
+    (tmp_path / "sitecustomize.py").write_text(ENDS_WORKERS)
+    finished = run(command(photographs, tmp_path / "ray", tiny_artifact, "--ray"), tmp_path)
+    assert finished.returncode == 1, finished.stderr
+    broken, poison = finished.stderr.splitlines()
+    assert [broken] == alone.stderr.splitlines()
+    assert poison.startswith(f"error: {photographs / POISON}: its worker was lost 3 times")
+    assert results(tmp_path / "ray") == results(tmp_path / "alone")
+    assert len(results(tmp_path / "ray")) > 8
+
+
+def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """A worker, the command at Ctrl-C and the command by SIGKILL; nothing that was done is done again."""
+    pytest.importorskip("ray")
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    assert run(command(photographs, alone, tiny_artifact, "--threads", "1")).returncode == 0
+    arguments = command(photographs, out, tiny_artifact, "--ray")
+    with start(arguments) as process:
+        wait(process, lambda: done(out))
+        for worker in workers(process):
+            worker.kill()
+        first = len(done(out))
+        wait(process, lambda: len(done(out)) > first)
+        started = processes(process)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr.count("\n")) == (130, 1), stderr
+    assert not left(started)
+    assert len(json.loads((out / "annotations.json").read_text())["images"]) == len(done(out))
+    first = len(done(out))
+    with start(arguments) as process:
+        wait(process, lambda: len(done(out)) > first)
+        started = processes(process)
+        process.kill()
+    assert not left(started)
+    before = done(out)
+    times = {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before}
+    finished = run(arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert f"{len(before)} images had been done by an earlier run" in finished.stdout
+    assert {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before} == times
+    assert sorted(done(out)) == sorted(path.stem for path in photographs.iterdir())
+    assert results(out) == results(alone)
+
+
+def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """A node that has no room for a worker, and then one that has."""
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1", f"--temp-dir={tmp_path / 'ray'}"]
+    for photograph in sorted(photographs.iterdir())[2:]:
+        photograph.unlink()
+    address = ("--ray", "--ray-address", f"127.0.0.1:{port}")
+    with subprocess.Popen(head, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not listens(port):
+                assert process.poll() is None
+                time.sleep(0.1)
+            refused = run(command(photographs, tmp_path / "out", tiny_artifact, *address, "--threads", "2"))
+            finished = run(command(photographs, tmp_path / "out", tiny_artifact, *address))
+        finally:
+            process.terminate()
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "No node of the cluster has 2 CPUs" in refused.stderr
+    assert finished.returncode == 0, finished.stderr
+    assert len(done(tmp_path / "out")) == 2
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0

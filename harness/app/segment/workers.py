@@ -1,0 +1,185 @@
+"""Segments images in worker processes of Ray, on this machine or on the nodes of a cluster.
+
+A worker loads the folder once; the pages of its weights are shared by all workers of a node. This process hands out
+image after image and alone writes results, so that nodes need no folder for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import __version__
+from harness.app.segment.job import Computation, FailedImage, Job, Segmentation, segment
+from harness.core.errors import HarnessError
+from harness.core.processes.memory import hide_torch
+from harness.core.processes.threads import configure_threads, share_cpus
+from harness.runtime import ObjectPrompt, Prompt, Sam3
+from harness.runtime.errors import ModelError, reason
+from harness.runtime.manifest import MANIFEST, VARIANTS, is_for_several
+from harness.runtime.threads import BINDING_VARIABLE
+
+DEFAULT_THREADS = 1
+"""Threads of a worker: one loses nothing in waiting for others, and a node has as many workers as CPUs."""
+
+_MEMORY = 2 << 30
+"""Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
+_TRIES = 3
+"""Number of workers that an image may end, and of workers that may fail to start one after another."""
+
+
+def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
+    """Returns the computation of a job on the Ray that this process is connected to.
+
+    Args:
+        folder: Folder of the compiled model, by the same path on every node.
+        job: The job; nodes read its images by the same paths.
+        threads: Threads of each worker; by default `DEFAULT_THREADS`.
+
+    Raises:
+        HarnessError: A node cannot run the folder, or none has room for a worker.
+    """
+    threads = DEFAULT_THREADS if threads is None else threads
+    if threads < 1:
+        raise HarnessError(f"A worker cannot run on {threads} threads; give 1 or more.")
+    path = str(folder.resolve())
+    workers = _count_workers(path, _digest(folder), threads)
+    return partial(_compute, workers, threads, (path, job.prompts, job.threshold, threads))
+
+
+def _digest(folder: Path) -> str | None:
+    """Returns the digest of a folder's description; None if it has none, which loading it explains."""
+    with suppress(OSError):
+        return hashlib.sha256((folder / (VARIANTS if is_for_several(folder) else MANIFEST)).read_bytes()).hexdigest()
+    return None
+
+
+def _count_workers(folder: str, digest: str | None, threads: int) -> int:
+    """Checks the folder on all nodes at once, and returns the number of workers that they have room for.
+
+    Raises:
+        HarnessError: A node cannot run the folder, or none has room for a worker.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    rooms, checks = {}, {}
+    for node in ray.nodes():
+        resources = node["Resources"]
+        room = int(min(resources.get("CPU", 0) // threads, resources.get("memory", 0) // _MEMORY))
+        if node["Alive"] and room:
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            check = ray.remote(num_cpus=0, scheduling_strategy=place)(check_node)
+            address = node["NodeManagerAddress"]
+            rooms[node["NodeID"]], checks[check.remote(folder, digest, __version__)] = room, address
+    if not rooms:
+        raise HarnessError(
+            f"No node of the cluster has {threads} CPU{'' if threads == 1 else 's'} and {_MEMORY >> 30} GiB of memory "
+            "for a worker; give fewer --threads, or a larger node."
+        )
+    for answer, address in checks.items():
+        try:
+            problem = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            last = str(error).strip().splitlines()[-1]
+            problem = f"sam3-tvm {__version__} does not start there ({last}); install it in the Python of Ray"
+        if problem is not None:
+            raise HarnessError(f"The node {address} cannot take part: {problem}.")
+    return sum(rooms.values())
+
+
+def check_node(folder: str, digest: str | None, version: str) -> str | None:
+    """Returns why this node cannot run a folder, or None; the weights of a variant are packed meanwhile."""
+    if version != __version__:
+        return f"it has sam3-tvm {__version__} and not {version}; install the same version"
+    hide_torch()
+    try:
+        Sam3.load(folder)
+    except (HarnessError, ModelError) as error:
+        return str(error).removesuffix(".")
+    if _digest(Path(folder)) != digest:
+        return f"its {folder} is another one than that of this machine; copy this one there"
+    return None
+
+
+class Segmenter:
+    """Segments images in a worker, which loads the model once."""
+
+    def __init__(self, folder: str, prompts: Sequence[Prompt | ObjectPrompt], threshold: float, threads: int) -> None:
+        """Loads the folder, whose files `check_node` has checked."""
+        share_cpus()
+        os.environ[BINDING_VARIABLE] = "0"  # all workers of a node would be bound to its first CPUs
+        configure_threads(threads)
+        hide_torch()
+        self._model = Sam3.load(folder, check=False)
+        self._prompts, self._threshold = prompts, threshold
+
+    def start(self) -> None:
+        """Returns when the worker can segment."""
+
+    def segment(self, image: Path) -> Segmentation | FailedImage:
+        """Segments an image; one that cannot be segmented does not end the worker."""
+        try:
+            return segment(self._model, self._prompts, self._threshold, image)
+        except Exception as error:
+            return FailedImage(image, f"it cannot be segmented ({type(error).__name__}: {reason(error)}).")
+
+
+def _compute(
+    workers: int, threads: int, arguments: tuple[Any, ...], images: Sequence[Path]
+) -> Iterator[tuple[int, Segmentation | FailedImage]]:
+    """Yields segmentations as workers return them; a worker that is lost is replaced, and its image tried again.
+
+    Raises:
+        HarnessError: Workers do not start.
+    """
+    import ray
+
+    create = ray.remote(Segmenter).options(num_cpus=threads, memory=_MEMORY).remote
+    waiting = deque(range(len(images)))
+    losses = dict.fromkeys(waiting, 0)
+    # What a worker is doing: the index of its image, or None while it starts, which it may do when a node has room.
+    running: dict[Any, tuple[Any, int | None]] = {}
+    failed_starts = 0
+
+    def start() -> None:
+        worker = create(*arguments)
+        running[worker.start.remote()] = worker, None
+
+    for _ in range(min(workers, len(images))):
+        start()
+    while waiting or any(index is not None for _, index in running.values()):
+        (answer,), _ = ray.wait(list(running))
+        worker, index = running.pop(answer)
+        try:
+            result = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            if index is None:
+                failed_starts += 1
+                if failed_starts >= _TRIES:
+                    if running:
+                        continue
+                    last = str(error).strip().splitlines()[-1]
+                    raise HarnessError(f"No worker of Ray can start ({last}); give other --threads.") from error
+            else:
+                losses[index] += 1
+                if losses[index] < _TRIES:
+                    waiting.appendleft(index)
+                else:
+                    sentence = f"its worker was lost {_TRIES} times, killed or out of memory; scale the image down."
+                    yield index, FailedImage(images[index], sentence)
+            if waiting:
+                start()
+            continue
+        failed_starts = 0 if index is None else failed_starts
+        if waiting:
+            following = waiting.popleft()
+            running[worker.segment.remote(images[following].resolve())] = worker, following
+        if index is not None:
+            yield index, result
