@@ -88,6 +88,8 @@ ENVIRONMENT = {
     "core/processes/call.py": "what a new process starts with",
     "core/processes/template.py": "that a process which is forked sees no GPU",
     "core/processes/child.py": "what a process that was forked takes over from its caller",
+    "app/segment/cluster.py": "that the threads of workers are not bound to the same CPUs",
+    "core/cluster.py": "what Ray logs and where its cluster is",
     "runtime/threads.py": "the number of threads, where only the runtime is installed",
     "compiler/doctor/probes.py": "what a parallel loop does without the variables",
     "compiler/doctor/diagnosis.py": "which variables are set and have no effect",

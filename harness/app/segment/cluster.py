@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from harness import __version__
 from harness.app.segment.job import Computation, FailedImage, Job, Segmentation, segment
+from harness.core import cluster
 from harness.core.errors import HarnessError
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, share_cpus
@@ -35,8 +34,6 @@ _MEMORY = 2 << 30
 """Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
 _RETRIES = 2
 """How often an image is tried again whose worker was lost."""
-_QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DATA_LOG_LEVEL": "CRITICAL", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Ray's variables, unless the environment has them: no log on the terminal, and nothing is sent to its makers."""
 
 
 @contextmanager
@@ -53,44 +50,14 @@ def connect(folder: Path, job: Job, threads: int | None = None, address: str | N
     Raises:
         HarnessError: Ray is not installed, there is no cluster, or a node cannot run the folder.
     """
-    if find_spec("ray") is None or find_spec("pyarrow") is None:
-        raise HarnessError("Ray is not installed; pip install 'sam3-tvm[ray]', or leave out --ray.")
     threads = DEFAULT_THREADS if threads is None else threads
     if threads < 1:
         raise HarnessError(f"A worker cannot run on {threads} threads; give 1 or more.")
     digest = _digest(folder)
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    import ray
-
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with _silence():
-            ray.init(address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        place = address or os.environ.get("RAY_ADDRESS") or "this machine"
-        raise HarnessError(
-            f"There is no Ray to use at {place} ({reason(error)}); start a cluster with `ray start`, "
-            "or leave the address out for a Ray on this machine."
-        ) from error
-    try:
-        signal.signal(signal.SIGTERM, handler)  # which Ray replaces
+    with cluster.connect(address) as dashboard:
         workers = _count_workers(str(folder.resolve()), digest, threads)
         arguments = (str(folder.resolve()), job.prompts, job.threshold, threads)
         yield partial(_compute, workers, threads, arguments)
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Drops what native code writes to stderr in the context: Ray tells there that its log is off."""
-    with os.fdopen(os.dup(2), "wb") as stderr, Path(os.devnull).open("wb") as null:
-        os.dup2(null.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr.fileno(), 2)
 
 
 def _digest(folder: Path) -> str | None:

@@ -1,0 +1,103 @@
+"""Connects this process to a Ray: to a cluster, or to one that is started on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.core.errors import HarnessError
+from harness.runtime.errors import reason
+from harness.runtime.threads import usable_cpus
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+"""Ray's environment variable with the default of the address."""
+_VARIABLES = {
+    # No log on the terminal, and nothing is sent to Ray's makers.
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_DATA_LOG_LEVEL": "CRITICAL",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # it prints the traceback of each task that an interrupt ended
+}
+"""Ray's variables, unless the environment has them."""
+_CLUSTER_VARIABLES = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_py_gcs_connect_timeout_s": "5"}
+"""Those for a cluster: by default Ray asks whatever listens at the address for ten minutes."""
+_SECONDS = 5
+"""Time for a cluster to accept a connection."""
+
+
+@contextmanager
+def connect(address: str | None = None) -> Iterator[str | None]:
+    """Connects to Ray in the context; a Ray that was started for it ends with it.
+
+    Args:
+        address: `HOST:PORT` of a cluster that this machine belongs to. By default `RAY_ADDRESS`, otherwise a Ray is
+            started on this machine.
+
+    Yields:
+        The address of the cluster's dashboard; None if there is none.
+
+    Raises:
+        HarnessError: Ray is not installed, or there is no cluster.
+    """
+    if find_spec("ray") is None:
+        raise HarnessError("Ray is not installed; pip install 'sam3-tvm[ray]', or leave out --ray.")
+    address = address or os.environ.get(ADDRESS_VARIABLE) or None
+    if address is not None:
+        _check(address)
+    for name, value in (_VARIABLES if address is None else _VARIABLES | _CLUSTER_VARIABLES).items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    local = {"num_cpus": usable_cpus(), "include_dashboard": False} if address is None else {}
+    start = partial(ray.init, address or "local", log_to_driver=False, logging_level="ERROR", **local)
+    # In a thread, so that an interrupt waits for what Ray is starting; all of that ends with the thread.
+    with ThreadPoolExecutor(1) as executor:
+        try:
+            with _silence():
+                context = executor.submit(start).result()
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise _no_cluster(address or "this machine", reason(error)) from error
+        try:
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # for which Ray prints its stack
+            yield context.dashboard_url or None
+        finally:
+            ray.shutdown()
+
+
+def _check(address: str) -> None:
+    """Refuses an address where nothing accepts connections."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise HarnessError(
+            f"The address {address!r} of Ray is not HOST:PORT; give that of the cluster's head, whose port is 6379 "
+            "unless `ray start` says otherwise."
+        )
+    try:
+        socket.create_connection((host, int(port)), _SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, reason(error)) from error
+
+
+def _no_cluster(place: str, problem: str) -> HarnessError:
+    return HarnessError(
+        f"There is no Ray to use at {place} ({problem}); start one with `ray start` on this machine, "
+        "or leave the address out for a Ray of this command."
+    )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drops what native code writes to stderr in the context: Ray says there that its log is off."""
+    with os.fdopen(os.dup(2), "wb") as stderr, Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr.fileno(), 2)
