@@ -11,15 +11,18 @@ from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points import detector_programs, predict_masks, trunk_features
 from harness.models.sam3.deployed.interactive import ClickHead
 from harness.models.sam3.deployed.options import Sam3Options
-from harness.models.sam3.groups import note_groups
+from harness.models.sam3.groups import float32_paths, note_groups
 from harness.models.sam31.build import build_case
 from harness.models.sam31.modules import ClickFeatures, ClickPointer, tracker_of
+
+FLOAT32 = float32_paths("detector.", "tracker.model.interactive_sam_mask_decoder")
+"""Paths of the modules that stay float32 in half precision: those of SAM 3."""
 
 
 def programs(case: Case, settings: Settings, options: Sam3Options) -> Iterator[Program]:
     """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
     model = build_case(case, settings)
-    note_groups(model)
+    note_groups(model, FLOAT32)
     yield from detector_programs(model.detector, case, options)
     if options.clicks:
         yield interactive_features(model)
