@@ -59,9 +59,7 @@ def test_it_is_compiled_and_runs_with_its_state(plugged_in: None, tmp_path: Path
     done = command("pack", "--seed", "1", "--into", "model", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     hold_to_pytorch(tmp_path / "model", 1, error)
-    with pytest.raises(
-        ArtifactError, match=r"model has the model recurrent, not sam3 or sam3\.1: give a"
-    ):
+    with pytest.raises(ArtifactError, match=r"model has the model recurrent, not sam3 or sam3\.1: give a"):
         Sam3.load(tmp_path / "model")
 
 

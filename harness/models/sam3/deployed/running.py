@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from harness.compiler.deployment.deployable import Deployable
 from harness.compiler.deployment.describing import check_matches
 from harness.core.case import Case
-from harness.core.errors import HarnessError
 from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
 from harness.runtime.manifest import read_any_manifest
@@ -45,11 +44,6 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
         if run.settings.model is not None:
             folder = run.settings.model
             manifest = read_any_manifest(folder)
-            if manifest.model != deployable.model:
-                raise HarnessError(
-                    f"{folder} was compiled from the model {manifest.model}, and {run.case.component} judges "
-                    f"{deployable.model}: leave out --component {run.case.component}, or give a folder of it."
-                )
             check_matches(manifest, run.case, run.settings, deployable.options.read(folder, manifest), options)
         else:
             folder = stack.enter_context(scratch_folder(parent))
