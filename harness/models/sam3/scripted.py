@@ -166,7 +166,7 @@ def judge_numbers(
 
 
 def pool(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins outputs of half precision that are judged as one array, because one of them has too few numbers.
+    """Joins outputs that are judged as one array, because one of them has too few numbers.
 
     The error of a few numbers says little about its usual size, by which the oracle verdict divides. A component draws
     further errors there (`harness.parity.monte_carlo`); the whole model has others of the same kind.
