@@ -33,6 +33,7 @@ from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import seed_weights
 from harness.models.sam31.build import build_architecture
 from harness.models.sam31.components import BUILDER
+from harness.models.sam31.deployed.entry_points import FLOAT32
 from harness.parity.references import select
 from harness.runtime import Sam3
 from harness.runtime.errors import ModelError
@@ -101,6 +102,11 @@ def test_the_shallow_model_is_strict(
 ) -> None:
     case = Case(component, DEFAULT_STRATEGY, HOST.name)
     assert verified(case, verification_settings, (), verifying_process, request).outcome.status is Status.PASSED
+
+
+def test_what_stays_float32_is_named_as_the_model_names_it() -> None:
+    model = build_architecture(TINY)
+    assert [path for path in FLOAT32 if path not in dict(model.named_modules())] == []
 
 
 def test_the_page_offers_clicks_and_kinds(folder: Path, tmp_path: Path) -> None:
