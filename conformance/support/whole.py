@@ -14,6 +14,7 @@ from harness.core.outcome import Status, Verdict
 from harness.core.processes.call import Template
 from harness.core.program import Arrays
 from harness.core.settings import SEEDED, Settings
+from harness.models.registry import DEFAULT_MODEL, subjects
 from harness.models.sam3.scripted import Script
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.upstream import upstream
@@ -29,10 +30,12 @@ def verified(
     """Verifies a case by these questions, all if there are none.
 
     The test is skipped where nothing can run it, and fails where it is not as expected. The case that the tests'
-    compiled model is of judges that folder.
+    compiled SAM 3 is of judges that folder.
     """
     settings = replace(settings, questions=questions)
-    if case == Case(case.component, DEFAULT_STRATEGY, HOST.name) and settings == replace(SEEDED, questions=questions):
+    is_default = case == Case(case.component, DEFAULT_STRATEGY, HOST.name)
+    is_compiled = is_default and subjects()[case.component].model == DEFAULT_MODEL
+    if is_compiled and settings == replace(SEEDED, questions=questions):
         settings = replace(settings, model=request.getfixturevalue("shallow_artifact"))
     result = verify_case(case, settings, template=process)
     if result.outcome.status is Status.UNAVAILABLE:

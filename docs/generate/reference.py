@@ -70,7 +70,7 @@ def entry_points() -> str:
     """Returns the page of the functions in a compiled folder, from the docstrings of their builders."""
     from harness.models.sam3.deployed import entry_points as module
 
-    builders = [function for _, function in _functions(module) if function.__name__ != "programs"]
+    builders = [function for _, function in _functions(module) if function.__annotations__["return"] == "Program"]
     sections = [f"## {function.__name__}\n\n{_text(function)}\n" for function in builders]
     kernels = [_constant(f"harness.models.sam3.deployed.deployable:{name}") for name in ("PREPROCESS", "RESIZE_MASKS")]
     compiled = [f"## {name.strip('`').lower()}\n\nMaps {meaning}\n" for name, _, meaning, _ in kernels]

@@ -27,7 +27,10 @@ from harness.models.registry import DEFAULT_MODEL, models
 
 
 class ModelCommand(TyperCommand):
-    """A command with `--model`, whose context's `obj` gets the `ModelOptions` of the named model, or of the default."""
+    """A command with `--model`, whose context's `obj` gets the `ModelOptions` of that model.
+
+    Without `--model` it is the model that the checkpoint is of, or the default one.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -35,8 +38,12 @@ class ModelCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Adds the options of the model that the arguments name, then parses them."""
-        named = [word for flag, word in pairwise(["", *args]) if flag == "--model" or word.startswith("--model=")]
-        model = models().get(named[-1].removeprefix("--model=") if named else DEFAULT_MODEL)
+        name, checkpoint = _value("--model", args), _value("--checkpoint", args)
+        if name is None and checkpoint is not None and Path(checkpoint).exists():
+            options.require_compiler()
+            name = options.model_of(Path(checkpoint))
+            args = ["--model", name, *args]
+        model = models().get(name or DEFAULT_MODEL)
         deployable = None if model is None else model.deployable
         self._options = ModelOptions if deployable is None else deployable.options
         self.params = [*self._own, *_parameters(self._options)]
@@ -47,6 +54,12 @@ class ModelCommand(TyperCommand):
         added = {parameter.name for parameter in self.params} - {parameter.name for parameter in self._own}
         ctx.obj = self._options(**{name: ctx.params.pop(name) for name in added})
         return super().invoke(ctx)
+
+
+def _value(flag: str, arguments: list[str]) -> str | None:
+    """Returns the last value of an option among the arguments of a command; None if it is not given."""
+    values = [word for before, word in pairwise(["", *arguments]) if before == flag or word.startswith(f"{flag}=")]
+    return values[-1].removeprefix(f"{flag}=") if values else None
 
 
 def _parameters(model_options: type[ModelOptions]) -> list[Any]:
@@ -67,7 +80,9 @@ def compile_(
     ] = DEFAULT_PRECISION,
     frontend: Annotated[str, typer.Option(help=f"{', '.join(FRONTENDS)}: what imports the model.")] = DEFAULT_FRONTEND,
     budget: options.BudgetOption = None,
-    model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
+    model: Annotated[
+        str, typer.Option(help="Name of the model.", show_default="the checkpoint's, or sam3")
+    ] = DEFAULT_MODEL,
     checkpoint: options.CheckpointOption = None,
     allow_partial: options.PartialOption = False,
     seed: options.SeedOption = 0,

@@ -15,18 +15,19 @@ from harness.cli.console import console, print_sentence, running_stage
 from harness.core.errors import HarnessError
 from harness.core.files import check_writable, write_json
 from harness.core.names import select_names
-from harness.models.registry import DEFAULT_MODEL, models
+from harness.models.registry import models
 
 
 def inspect(
     checkpoint: Annotated[Path, typer.Argument(help="File of weights, index of several, or folder of one of these.")],
-    model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
+    model: Annotated[str | None, typer.Option(help="Name of the model. Default: the first that takes it.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for all that is known, with all names.")
     ] = None,
 ) -> None:
     """Tell what a checkpoint is: its layout, what it fits, dtypes, size, SHA-256, and what it can do."""
     options.require_compiler()
+    model = model or options.model_of(checkpoint)
     select_names("model", (model,), tuple(models()))
     inspect_checkpoint = models()[model].inspect_checkpoint
     if inspect_checkpoint is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +22,7 @@ from harness.core.errors import HarnessError
 from harness.core.names import select_names
 from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
-from harness.models.registry import models, subjects
+from harness.models.registry import DEFAULT_MODEL, models, subjects
 
 COMPILES = ("tvm", "torch", "sam3")
 """Modules that compiling and verifying need, all from the extra `verify`."""
@@ -127,6 +128,16 @@ def chosen_weights(
             "give one of them"
         )
     return select_names("weights", names or (Weights.SEEDED.value,), available)
+
+
+def model_of(checkpoint: Path) -> str:
+    """Returns the name of the first model that takes a checkpoint; the default one's if none does."""
+    for name, model in models().items():
+        if model.describe_checkpoint is not None:
+            with suppress(HarnessError):
+                model.describe_checkpoint(checkpoint)
+                return name
+    return DEFAULT_MODEL
 
 
 def print_checkpoint(name: str, checkpoint: Path | None) -> tuple[str, ...]:

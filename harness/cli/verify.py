@@ -21,7 +21,7 @@ from harness.core.files import make_folder
 from harness.core.names import select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors, Remote
-from harness.models.registry import DEFAULT_MODEL, models, subjects
+from harness.models.registry import models, subjects
 from harness.models.selection import select
 from harness.runtime.manifest import Manifest, read_any_manifest
 
@@ -147,6 +147,13 @@ def verify(
             f"--model judges whole models, and {component_case.component} is a component: leave one of them out"
         )
     chosen = {case.component for case in cases}
+    if manifest is not None:
+        for name in chosen:
+            if (model_name := subjects()[name].model) != manifest.model:
+                raise HarnessError(
+                    f"--model is a folder of {manifest.model}, and {name} is a subject of {model_name}: "
+                    f"leave out --component {name}, or give a folder of {model_name}"
+                )
     if question and (len(chosen) > 1 or not all(subjects()[name].whole for name in chosen)):
         raise HarnessError("--question needs one whole model: give --component end_to_end, or another")
     float32 = options.chosen_groups(budget or (), cases)
@@ -232,14 +239,12 @@ def verify(
 
 
 def _default_subjects(folder: Path | None, manifest: Manifest | None, checkpoint: Path | None) -> tuple[str, ...]:
-    """Returns the default subjects: all that are not slow, or those that a compiled model can answer.
-
-    A checkpoint is taken for one of the default model.
+    """Returns the default subjects: all that are not slow, of a checkpoint's model, or those that a folder answers.
 
     Raises:
         HarnessError: The model answers none of them.
     """
-    chosen = models()[DEFAULT_MODEL].subjects if checkpoint is not None else subjects()
+    chosen = subjects() if checkpoint is None else models()[options.model_of(checkpoint)].subjects
     quick = {name: subject for name, subject in chosen.items() if not subject.long}
     if folder is None or manifest is None:
         return tuple(quick)

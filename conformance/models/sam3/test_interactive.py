@@ -11,7 +11,7 @@ import torch
 
 from conformance.support.shallow import interactive_model
 from harness.models.sam3.deployed.entry_points import predict_masks
-from harness.models.sam3.deployed.interactive import InteractiveFeatures, MaskPrediction
+from harness.models.sam3.deployed.interactive import InteractiveFeatures, MaskPrediction, click_head
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.upstream import upstream
@@ -45,7 +45,7 @@ def predicted(name: str, clicks: int) -> tuple[np.ndarray, np.ndarray]:
     """Logits and IoU of all four masks, from a model for so many clicks."""
     inputs = encode_object_prompt(PROMPTS[name], SIZE, Capacity(clicks=clicks)).inputs
     with upstream(), torch.no_grad():
-        module = MaskPrediction(interactive_model()).eval()
+        module = MaskPrediction(click_head(interactive_model())).eval()
         masks, iou, _ = module(*features(), *map(torch.from_numpy, inputs.values()))
     return masks[0].numpy(), iou[0].numpy()
 
@@ -91,7 +91,9 @@ def test_without_the_mask_absent_places_would_matter() -> None:
     inputs = encode_object_prompt(PROMPTS["click"], SIZE, Capacity(clicks=16)).inputs
     padded = {**inputs, "labels": np.where(inputs["labels"] == -2, -1, inputs["labels"])}
     with upstream(), torch.no_grad():
-        masks, _, _ = MaskPrediction(interactive_model()).eval()(*features(), *map(torch.from_numpy, padded.values()))
+        masks, _, _ = MaskPrediction(click_head(interactive_model())).eval()(
+            *features(), *map(torch.from_numpy, padded.values())
+        )
     assert np.abs(masks[0].numpy() - predicted("click", 16)[0]).max() > 1e-2
 
 
@@ -100,7 +102,7 @@ def test_a_box_is_its_corners() -> None:
     inputs = encode_object_prompt(PROMPTS["box"], SIZE, Capacity(clicks=3)).inputs
     swapped = [array[:, [1, 0, *range(2, 6)]] for array in (inputs["coordinates"], inputs["labels"])]
     with upstream(), torch.no_grad():
-        module = MaskPrediction(interactive_model()).eval()
+        module = MaskPrediction(click_head(interactive_model())).eval()
         rest = (inputs["mask"], inputs["has_mask"])
         masks, _, _ = module(*features(), *map(torch.from_numpy, (*swapped, *rest)))
     np.testing.assert_allclose(masks[0].numpy(), predicted("box", 3)[0], rtol=2e-5, atol=2e-5)
@@ -115,4 +117,4 @@ def test_the_questions_ask_for_every_kind_of_prompt_and_three_rounds() -> None:
         (True, False), (False, True), (True, True), (False, False)
     }  # fmt: skip
     assert len({question.image for question in questions}) >= 3
-    assert predict_masks(interactive_model(), Sam3Options()).outputs == ("masks", "iou", "object_score")
+    assert predict_masks(click_head(interactive_model()), Sam3Options()).outputs == ("masks", "iou", "object_score")

@@ -49,7 +49,8 @@ def test_interactive(
         questions = [question for question in load_questions() if question.float64 or not half]
         answers = [name for one in questions if not names or one.name in names for name in one.answers]
         outputs = ("logits", "masks") if half else OUTPUTS
-        assert verdicts == [f"{answer}/{name}" for answer in answers for name in outputs] + (["iou"] if half else [])
+        together = ["iou"] if any(one.float64 for one in questions if not names or one.name in names) else []
+        assert verdicts == [f"{answer}/{name}" for answer in answers for name in outputs] + together
 
 
 @cache
@@ -128,6 +129,20 @@ def test_undecided_pixels_may_differ(whole_fp32_case: Case) -> None:
     assert verdict.reason.startswith(f"{np.count_nonzero(undecided)} pixels differ")
 
 
+def test_ious_that_are_less_accurate_than_pytorchs_are_seen_together() -> None:
+    """Each number is inside the strict gate, and all of them are further from float64 than PyTorch's."""
+    generator = np.random.default_rng(0)
+    exact = [generator.uniform(size=3 - number % 2 * 2) for number in range(8)]
+
+    def rounded(size: float) -> list[Arrays]:
+        return [{"iou": (iou + generator.normal(scale=size, size=iou.shape)).astype(np.float32)} for iou in exact]
+
+    pytorch = [Reference(one, one, {"iou": iou}) for one, iou in zip(rounded(1e-6), exact, strict=True)]
+    for size, kind in ((1e-6, VerdictKind.STRICT), (3e-6, VerdictKind.FAILED)):
+        (verdict,) = judge_ious(list(zip(rounded(size), pytorch, strict=True)))
+        assert (verdict.name, verdict.kind, verdict.outside) == ("iou", kind, 0)
+
+
 # --- half precision ---
 
 SIZE = (80, 60)
@@ -203,7 +218,7 @@ def test_faults_are_seen_in_half_precision(fault: Callable[[Arrays], None] | Non
     with upstream():
         asked = list(zip(answers, actual, strict=True))
         verdicts = [verdict for answer, arrays in asked for verdict in answer.judge(arrays, by_oracle=True)]
-        verdicts += judge_ious([(arrays, answer.reference) for answer, arrays in asked])
+        verdicts += judge_ious([(arrays, answer.reference) for answer, arrays in asked], by_oracle=True)
     assert [verdict.name for verdict in verdicts] == [
         *(f"{answer.name}/{name}" for answer in answers for name in ("logits", "masks")),
         "iou",

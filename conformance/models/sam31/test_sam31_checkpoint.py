@@ -118,9 +118,3 @@ def test_inspect_says_what_it_is(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["inspect", str(path), "--model", "sam3.1"])
     assert done.exit_code == 0
     assert "SAM 3.1 under upstream's names" in re.sub(r"\s+", " ", done.output)
-
-
-def test_compile_says_that_there_is_nothing_to_deploy(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=sentence("nothing-to-deploy", model="sam3.1")):
-        arguments = ["compile", "--model", "sam3.1", "--out", str(tmp_path / "model")]
-        CliRunner().invoke(app, arguments, catch_exceptions=False)

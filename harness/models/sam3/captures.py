@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 BUILDER = "harness.models.sam3.build"
-"""The module whose `build_architecture` and `give_weights` build SAM 3."""
+"""The module that builds SAM 3: its `build_architecture`, `give_weights`, `build_case` and `image_model`."""
 
 
 class Activations(dict[str, "torch.Tensor"]):

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from harness.compiler.lowering.groups import keep_float32, note_paths
 
-_SCORING = "dot_prod_scoring"
-_PRESENCE = "transformer.decoder.presence_token_head"
-_MASK_DECODER = "inst_interactive_predictor.model.sam_mask_decoder"
-FLOAT32 = (
-    "backbone.language_backbone.resizer",
-    f"{_SCORING}.prompt_proj",
-    _SCORING,
-    "transformer.decoder.bbox_embed.layers.2",
-    *(
-        f"{head}.layers.{layer}"
-        for head in (_PRESENCE, f"{_MASK_DECODER}.iou_prediction_head", f"{_MASK_DECODER}.pred_obj_score_head")
-        for layer in range(3)
-    ),
-)
+
+def float32_paths(image_model: str, mask_decoder: str) -> tuple[str, ...]:
+    """Returns the paths of the modules that stay float32.
+
+    Args:
+        image_model: Beginning of the paths in the image model, which is empty or ends in a dot.
+        mask_decoder: Path of the mask decoder that answers clicks.
+    """
+    scoring = f"{image_model}dot_prod_scoring"
+    presence = f"{image_model}transformer.decoder.presence_token_head"
+    heads = presence, f"{mask_decoder}.iou_prediction_head", f"{mask_decoder}.pred_obj_score_head"
+    return (
+        f"{image_model}backbone.language_backbone.resizer",
+        f"{scoring}.prompt_proj",
+        scoring,
+        f"{image_model}transformer.decoder.bbox_embed.layers.2",
+        *(f"{head}.layers.{layer}" for head in heads for layer in range(3)),
+    )
+
+
+FLOAT32 = float32_paths("", "inst_interactive_predictor.model.sam_mask_decoder")
 """Paths of the modules that project the words and the pooled prompt, and of the heads that predict logits, boxes,
 presence, IoU and object scores.
 
@@ -30,10 +38,10 @@ of the model's operations, and half precision would save nothing. The errors wit
 """
 
 
-def note_groups(model: Any) -> None:
-    """Notes on each module of a model its path, and on the modules of `FLOAT32` that they stay float32."""
+def note_groups(model: Any, float32: Collection[str] = FLOAT32) -> None:
+    """Notes on each module of a model its path, and on the modules of the paths `float32` that they stay float32."""
     note_paths(model)
     parts = dict(model.named_modules())
-    for path in FLOAT32:
+    for path in float32:
         if path in parts:
             keep_float32(parts[path])

@@ -16,9 +16,8 @@ from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
-from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import Sam3Options
-from harness.models.sam3.deployed.running import deployed_model
+from harness.models.sam3.deployed.running import deployable_of, deployed_model
 from harness.models.sam3.fixtures import Question
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.cache import load_outputs, save_outputs, saved_folder
@@ -74,12 +73,15 @@ class Script(Generic[Question]):
 class ScriptedWorkload:
     """The questions of a case, answered by the compiled model through the runtime as users ask it."""
 
-    def __init__(self, scripts: Sequence[Script[Any]], options: Sam3Options, case: Case, settings: Settings) -> None:
+    def __init__(
+        self, scripts: Sequence[Script[Any]], options: Sam3Options, builder: str, case: Case, settings: Settings
+    ) -> None:
         """Reads the questions; upstream's model is built for the first answer that is not in the cache.
 
         Args:
             scripts: The kinds of questions.
             options: The options that the compiled model must have.
+            builder: The module that builds upstream's model.
             case: The case.
             settings: Its settings.
 
@@ -95,13 +97,14 @@ class ScriptedWorkload:
         self._questions = [
             (script, [question for question in questions if question.name in names]) for script, questions in loaded
         ]
-        self._upstream = UpstreamModel(case, settings)
+        self._upstream = UpstreamModel(case, settings, builder)
         self._saved = saved_folder(case)
 
     @property
     def programs(self) -> dict[str, Program]:
         """Builds and returns the entry points of the compiled model that the questions need."""
-        return {program.name: program for program in programs(self._case, self._settings, self._options)}
+        programs = deployable_of(self._case).programs(self._case, self._settings, self._options)
+        return {program.name: program for program in programs}
 
     def run(self, run: Run) -> bool:
         """Compiles the folder, asks every question and saves the answers; returns False if code cannot be run here."""
@@ -163,7 +166,7 @@ def judge_numbers(
 
 
 def pool(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins outputs of half precision that are judged as one array, because one of them has too few numbers.
+    """Joins outputs that are judged as one array, because one of them has too few numbers.
 
     The error of a few numbers says little about its usual size, by which the oracle verdict divides. A component draws
     further errors there (`harness.parity.monte_carlo`); the whole model has others of the same kind.

@@ -20,7 +20,7 @@ from harness.core.files import cache_root
 from harness.core.precision import PRECISIONS
 from harness.core.program import Arrays, Program, Symbolic
 from harness.core.settings import Settings
-from harness.models.sam3.build import build_case, build_video_model
+from harness.models.sam3.build import build_video_model
 from harness.models.sam3.captures import BUILDER, Activations, Capture
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.fixtures import AnyQuestion, Fixture
@@ -71,17 +71,21 @@ class UpstreamModel:
     @cached_property
     def image(self) -> Any:
         """Builds the image model."""
-        return build_case(self._case, self._settings, interactive=False)
+        return self._image_model(interactive=False)
 
     @cached_property
     def interactive(self) -> Any:
         """Builds the image model with upstream's tracker and interactive predictor."""
-        return build_case(self._case, self._settings, interactive=True)
+        return self._image_model(interactive=True)
 
     @cached_property
     def video(self) -> Any:
         """Builds the video model."""
         return build_video_model(self.interactive, self._case.scale)
+
+    def _image_model(self, *, interactive: bool) -> Any:
+        builder = import_module(self._builder)
+        return builder.image_model(builder.build_case(self._case, self._settings, interactive=interactive))
 
     def key(self, kind: str, code: Sequence[str], inputs: Fixture | None = None) -> dict[str, Any]:
         """Returns the key of a cached array: kind, weights, inputs, import closure of the modules `code`, versions."""
@@ -119,6 +123,7 @@ class UpstreamModel:
         """Returns the activations that a run captures, with a model that is built already if one is given."""
 
         def make() -> Arrays:
+            build_case = import_module(self._builder).build_case
             whole = model or build_case(self._case, self._settings, interactive=capture.interactive)
             with self.shared_trunk(whole):
                 tensors = capture.run(whole, capture.load_inputs(self._settings.image))

@@ -10,6 +10,7 @@ from harness.core.case import WEIGHTS, Case
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import Settings
 from harness.models.sam3 import end_to_end, interactive, video
+from harness.models.sam3.captures import BUILDER
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Component
 from harness.models.sam3.deployed.options import CLICKS_ALONE, GROUNDING_ALONE, WITH_VIDEO, Sam3Options
@@ -41,16 +42,17 @@ def open_component(component: Component, case: Case, settings: Settings) -> Work
     return TracedWorkload(source.programs, source.trace, source.reference, case, source.draws)
 
 
-def scripted_subject(script: str, options: Sam3Options, **fields: Any) -> Subject:
+def scripted_subject(script: str, options: Sam3Options, builder: str = BUILDER, **fields: Any) -> Subject:
     """Returns the subject of a whole model that is asked questions.
 
     Args:
         script: The module whose `SCRIPTS` define the questions, how they are asked and how the answers are judged.
         options: The options that the compiled model must have.
+        builder: The module that builds the model.
         fields: Further fields of the subject.
     """
     return Subject(
-        open=partial(open_scripts, script, options),
+        open=partial(open_scripts, script, options, builder),
         model=NAME,
         uses_rope=True,
         whole=True,
@@ -59,11 +61,11 @@ def scripted_subject(script: str, options: Sam3Options, **fields: Any) -> Subjec
     )
 
 
-def open_scripts(script: str, options: Sam3Options, case: Case, settings: Settings) -> Workload:
+def open_scripts(script: str, options: Sam3Options, builder: str, case: Case, settings: Settings) -> Workload:
     """Returns the workload of the scripts of a module."""
     from harness.models.sam3.scripted import ScriptedWorkload
 
-    return ScriptedWorkload(import_module(script).SCRIPTS, options, case, settings)
+    return ScriptedWorkload(import_module(script).SCRIPTS, options, builder, case, settings)
 
 
 END_TO_END = scripted_subject(

@@ -41,11 +41,15 @@ class TriNeck(nn.Module):
         self.interactive_convs = deepcopy(self.convs)
         self.propagation_convs = deepcopy(self.convs)
 
-    def forward(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], None, None]:
-        """Returns the detector's feature maps and positions, as SAM 3's neck does."""
+    def forward(self, images: Tensor) -> tuple[list[Tensor], ...]:
+        """Returns the detector's feature maps and positions and those for clicks, as SAM 3's neck with the tracker's.
+
+        Upstream's `SAM3VLBackboneTri` returns those for clicks under another name.
+        """
         trunk = self.trunk(images)[-1]
-        features = [level(trunk) for level in self.convs]
-        return features, [self.position_encoding(level) for level in features], None, None
+        detector, clicks = ([level(trunk) for level in levels] for levels in (self.convs, self.interactive_convs))
+        positions = [self.position_encoding(level) for level in detector]
+        return detector, positions, clicks, positions
 
 
 class MultiplexTracker(nn.Module):
@@ -68,6 +72,7 @@ class MultiplexTracker(nn.Module):
             transformer=two_way_transformer(),
             transformer_dim=CHANNELS,
             use_high_res_features=True,
+            dynamic_multimask_via_stability=True,
             pred_obj_scores=True,
             pred_obj_scores_mlp=True,
             use_multimask_token_for_obj_ptr=True,

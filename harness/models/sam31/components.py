@@ -9,7 +9,9 @@ from typing import Any
 from harness.models.sam3.captures import Activations, Capture
 from harness.models.sam3.components.component import Arguments, Component, single_sample
 
-MULTIPLEX = Capture("multiplex", "harness.models.sam31.capture", interactive=True, builder="harness.models.sam31.build")
+BUILDER = "harness.models.sam31.build"
+"""The module that builds SAM 3.1, as `harness.models.sam3.build` builds SAM 3."""
+MULTIPLEX = Capture("multiplex", "harness.models.sam31.capture", interactive=True, builder=BUILDER)
 """Three objects, clicked and tracked through a clip."""
 NECK_OUTPUTS = (
     *(f"detector_{level}" for level in range(3)),

@@ -25,36 +25,66 @@ def _blend(pointers: Tensor, present: Tensor, no_object: nn.Module) -> Tensor:
     return torch.where(present, pointers, no_object(pointers))
 
 
-class TriNeckFeatures(nn.Module):
-    """The three necks, with the convolutions of the mask decoders that depend on the image alone."""
+class ClickFeatures(nn.Module):
+    """The neck for clicks, with the convolutions of the mask decoder that depend on the image alone."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        neck, tracker = model.detector.backbone.vision_backbone, tracker_of(model)
-        self.detector = neck.convs
-        self.interactive = neck.interactive_convs
-        self.propagation = neck.propagation_convs
-        self.interactive_decoder = tracker.interactive_sam_mask_decoder
-        self.propagation_decoder = tracker.sam_mask_decoder
+        tracker = tracker_of(model)
+        self.levels = model.detector.backbone.vision_backbone.interactive_convs
+        self.decoder = tracker.interactive_sam_mask_decoder
         self.no_memory = tracker.interactivity_no_mem_embed
+
+    def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
+        """Maps [1, 1024, 72, 72] to [1, 32, 288, 288], [1, 64, 144, 144] and, without memory, [1, 256, 72, 72]."""
+        finest, finer, image = (level(trunk) for level in self.levels)
+        return self.decoder.conv_s0(finest), self.decoder.conv_s1(finer), image + self.no_memory.view(1, -1, 1, 1)
+
+
+class PropagationFeatures(nn.Module):
+    """The neck for propagation, with the convolutions of the mask decoder that depend on the image alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.levels = model.detector.backbone.vision_backbone.propagation_convs
+        self.decoder = tracker_of(model).sam_mask_decoder
+
+    def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
+        """Maps [1, 1024, 72, 72] to [1, 32, 288, 288], [1, 64, 144, 144] and, for memories, [1, 256, 72, 72]."""
+        finest, finer, features = (level(trunk) for level in self.levels)
+        return self.decoder.conv_s0(finest), self.decoder.conv_s1(finer), features
+
+
+class TriNeckFeatures(nn.Module):
+    """The three necks."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.detector = model.detector.backbone.vision_backbone.convs
+        self.clicks = ClickFeatures(model)
+        self.propagation = PropagationFeatures(model)
 
     def forward(self, trunk: Tensor) -> tuple[Tensor, ...]:
         """Maps [1, 1024, 72, 72] to nine feature maps.
 
         Returns:
-            The detector's [1, 256, S, S] for S = 288, 144, 72; for clicks [1, 32, 288, 288], [1, 64, 144, 144] and
-            [1, 256, 72, 72] without memory; the same for propagation, whose last map gets memories later.
+            The detector's [1, 256, S, S] for S = 288, 144, 72; those of `ClickFeatures` and `PropagationFeatures`.
         """
-        detector = tuple(level(trunk) for level in self.detector)
-        finest, finer, image = (level(trunk) for level in self.interactive)
-        clicks = (
-            self.interactive_decoder.conv_s0(finest),
-            self.interactive_decoder.conv_s1(finer),
-            image + self.no_memory.view(1, -1, 1, 1),
-        )
-        finest, finer, features = (level(trunk) for level in self.propagation)
-        propagation = self.propagation_decoder.conv_s0(finest), self.propagation_decoder.conv_s1(finer), features
-        return (*detector, *clicks, *propagation)
+        return (*(level(trunk) for level in self.detector), *self.clicks(trunk), *self.propagation(trunk))
+
+
+class ClickPointer(nn.Module):
+    """The projection of mask tokens to object pointers."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        tracker = tracker_of(model)
+        self.obj_ptr_proj = tracker.interactive_obj_ptr_proj
+        self.no_object = tracker.no_obj_ptr_linear
+
+    def forward(self, tokens: Tensor, object_logits: Tensor) -> Tensor:
+        """Maps tokens [B, 4, 256] and object logits [B, 1] to a pointer of each mask, [B, 4, 256]."""
+        return _blend(self.obj_ptr_proj(tokens), (object_logits > 0)[:, None], self.no_object)
 
 
 class ClickMaskDecoder(nn.Module):
@@ -65,8 +95,7 @@ class ClickMaskDecoder(nn.Module):
         tracker = tracker_of(model)
         self.decoder = tracker.interactive_sam_mask_decoder
         self.positions = tracker.interactive_sam_prompt_encoder.pe_layer
-        self.obj_ptr_proj = tracker.interactive_obj_ptr_proj
-        self.no_object = tracker.no_obj_ptr_linear
+        self.pointer = ClickPointer(model)
 
     def forward(
         self, image_embed: Tensor, high_res_0: Tensor, high_res_1: Tensor, sparse: Tensor, dense: Tensor
@@ -80,8 +109,7 @@ class ClickMaskDecoder(nn.Module):
         masks, ious, tokens, object_logits = predict_masks(
             self.decoder, self.positions, image_embed, high_res_0, high_res_1, sparse, dense
         )
-        pointers = _blend(self.obj_ptr_proj(tokens), (object_logits > 0)[:, None], self.no_object)
-        return masks, ious, object_logits, pointers
+        return masks, ious, object_logits, self.pointer(tokens, object_logits)
 
 
 class ClickMaskPointer(nn.Module):
@@ -102,7 +130,7 @@ class ClickMaskPointer(nn.Module):
         *_, pointers = self.decoder(image_embed, high_res_0, high_res_1, sparse, dense)
         present = (masks.flatten(1) > 0).any(dim=1, keepdim=True)
         object_logits = torch.where(present, PRESENT, ABSENT)
-        return _blend(pointers[:, 0], present, self.decoder.no_object), object_logits
+        return _blend(pointers[:, 0], present, self.decoder.pointer.no_object), object_logits
 
 
 class MultiplexMaskDecoder(nn.Module):

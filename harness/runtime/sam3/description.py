@@ -11,7 +11,9 @@ from harness.runtime.decoding import convert
 from harness.runtime.manifest import MANIFEST, ArtifactError, Manifest
 
 NAME = "sam3"
-"""The name of the model in manifests."""
+"""The name of SAM 3 in manifests."""
+SAM_3_1 = "sam3.1"
+"""The name of SAM 3.1, whose folders answer prompts on images through the same entry points."""
 
 
 class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class Sam3Description(Struct, frozen=True):
 
 
 def read_sam3_description(folder: Path, manifest: Manifest) -> Sam3Description:
-    """Reads SAM 3's part of a manifest.
+    """Reads SAM 3's or SAM 3.1's part of a manifest.
 
     Args:
         folder: The folder of the manifest, which errors name.
@@ -63,8 +65,10 @@ def read_sam3_description(folder: Path, manifest: Manifest) -> Sam3Description:
     Raises:
         ArtifactError: The folder has another model, or this part is damaged.
     """
-    if manifest.model != NAME:
-        raise ArtifactError(f"{folder} has the model {manifest.model}, not {NAME}: give a folder of {NAME}")
+    if manifest.model not in (NAME, SAM_3_1):
+        raise ArtifactError(
+            f"{folder} has the model {manifest.model}, not {NAME} or {SAM_3_1}: give a folder of one of them"
+        )
     try:
         return convert(manifest.extra, Sam3Description)
     except ValueError as error:

@@ -18,7 +18,13 @@ from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.sam3.build import build_case
 from harness.models.sam3.components import COMPONENTS
-from harness.models.sam3.deployed.interactive import FrameMemory, InteractiveFeatures, MaskPrediction
+from harness.models.sam3.deployed.interactive import (
+    ClickHead,
+    FrameMemory,
+    InteractiveFeatures,
+    MaskPrediction,
+    click_head,
+)
 from harness.models.sam3.deployed.modules import Grounding, ImageEncoding, TextEncoding
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.segmentation import (
@@ -55,21 +61,26 @@ def programs(case: Case, settings: Settings, options: Sam3Options) -> Iterator[P
     """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
     model = build_case(case, settings, interactive=options.clicks > 0)
     note_groups(model)
-    yield encode_image(model, with_trunk=options.clicks > 0)
-    if not options.no_grounding:
-        yield encode_text(model)
-        yield ground(model, options)
-        yield embed_pixels(model, options, upsampling=TARGETS[case.target].upsampling)
-        yield predict_query_masks(model)
+    yield from detector_programs(model, case, options)
     if options.clicks:
         yield interactive_features(model, for_video=options.video)
-        yield predict_masks(model, options)
+        yield predict_masks(click_head(model), options)
     if options.video:
         yield object_pointers(model)
         yield memory_attention(model)
         yield encode_memory(model, "encode_memory", INPUT_MASK_SIZE)
         yield encode_memory(model, "encode_predicted_memory", PROMPT_MASK_SIZE)
         yield mask_pointer(model)
+
+
+def detector_programs(model: Any, case: Case, options: Sam3Options) -> Iterator[Program]:
+    """Yields the entry points of an image model that encode an image, and find what a text, a box or a point means."""
+    yield encode_image(model, with_trunk=options.clicks > 0)
+    if not options.no_grounding:
+        yield encode_text(model)
+        yield ground(model, options)
+        yield embed_pixels(model, options, upsampling=TARGETS[case.target].upsampling)
+        yield predict_query_masks(model)
 
 
 def encode_image(model: Any, *, with_trunk: bool = False) -> Program:
@@ -172,13 +183,16 @@ def interactive_features(model: Any, *, for_video: bool) -> Program:
     For videos it also returns the features fp32 [1, 256, 72, 72] that attend to memories.
     """
     outputs = ("image_embedding", "high_res_0", "high_res_1", *(("features",) if for_video else ()))
-    channels = model.backbone.vision_backbone.trunk.channel_list[-1]
-    trunk = torch.zeros(1, channels, SMALLEST, SMALLEST)
     module = InteractiveFeatures(model, with_features=for_video).eval()
-    return Program("interactive_features", module, {"trunk": trunk}, outputs)
+    return Program("interactive_features", module, {"trunk": trunk_features(model)}, outputs)
 
 
-def predict_masks(model: Any, options: Sam3Options) -> Program:
+def trunk_features(model: Any) -> torch.Tensor:
+    """Returns zeros in the shape of the trunk's features of an image model, [1, 1024, 72, 72] at full width."""
+    return torch.zeros(1, model.backbone.vision_backbone.trunk.channel_list[-1], SMALLEST, SMALLEST)
+
+
+def predict_masks(head: ClickHead, options: Sam3Options) -> Program:
     """Maps the outputs of `interactive_features` and one object's prompt to four masks; P = options.clicks + 3.
 
     Further inputs: coordinates fp32 [1, P, 2] (x, y) in pixels of the 1008x1008 image; labels int64 [1, P]: 1 for a
@@ -199,7 +213,7 @@ def predict_masks(model: Any, options: Sam3Options) -> Program:
         "has_mask": torch.ones(1, dtype=torch.bool),
     }
     outputs = ("masks", "iou", "object_score", *(("pointers",) if options.video else ()))
-    return Program("predict_masks", MaskPrediction(model, with_pointers=options.video).eval(), inputs, outputs)
+    return Program("predict_masks", MaskPrediction(head, with_pointers=options.video).eval(), inputs, outputs)
 
 
 def object_pointers(model: Any) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,23 +33,56 @@ class InteractiveFeatures(nn.Module):
         return (*outputs, features) if self.with_features else outputs
 
 
+class ObjectPointer(nn.Module):
+    """The projection of mask tokens to object pointers, at the end of `Sam3TrackerBase._forward_sam_heads`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        tracker = tracker_of(model)
+        self.obj_ptr_proj = tracker.obj_ptr_proj
+        self.no_obj_ptr = tracker.no_obj_ptr
+
+    def forward(self, tokens: Tensor, object_logits: Tensor) -> Tensor:
+        """Maps tokens [B, 4, 256] and object logits [B, 1] to a pointer of each mask, [B, 4, 256]."""
+        present = (object_logits > 0).float()[:, None]
+        pointers: Tensor = present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
+        return pointers
+
+
+@dataclass(frozen=True)
+class ClickHead:
+    """The modules that answer clicks on encoded images.
+
+    Attributes:
+        prompt_encoder: Upstream's `PromptEncoder`.
+        mask_decoder: Upstream's `MaskDecoder`.
+        pointer: Maps mask tokens and object logits to object pointers, as `ObjectPointer` does.
+    """
+
+    prompt_encoder: Any
+    mask_decoder: Any
+    pointer: nn.Module
+
+
+def click_head(model: Any) -> ClickHead:
+    """Returns the modules of SAM 3's tracker that answer clicks."""
+    tracker = tracker_of(model)
+    return ClickHead(tracker.sam_prompt_encoder, tracker.sam_mask_decoder, ObjectPointer(model))
+
+
 class MaskPrediction(nn.Module):
     """Prompt encoder and mask decoder for prompts of a fixed number of places, some of which may be absent.
 
     An absent place is masked out of every attention, so that the result is that of the shorter prompt.
     """
 
-    def __init__(self, model: Any, with_pointers: bool = False) -> None:
-        """Takes the model, and whether the object pointer of each mask is also returned."""
+    def __init__(self, head: ClickHead, with_pointers: bool = False) -> None:
+        """Takes the modules, and whether the object pointer of each mask is also returned."""
         super().__init__()
-        tracker = tracker_of(model)
-        self.prompt_encoder = tracker.sam_prompt_encoder
-        self.decoder = tracker.sam_mask_decoder
-        self.register_buffer("image_pe", tracker.sam_prompt_encoder.get_dense_pe())
-        self.with_pointers = with_pointers
-        if with_pointers:
-            self.obj_ptr_proj = tracker.obj_ptr_proj
-            self.no_obj_ptr = tracker.no_obj_ptr
+        self.prompt_encoder = head.prompt_encoder
+        self.decoder = head.mask_decoder
+        self.register_buffer("image_pe", head.prompt_encoder.get_dense_pe())
+        self.pointer = head.pointer if with_pointers else None
 
     def forward(
         self,
@@ -77,11 +111,8 @@ class MaskPrediction(nn.Module):
                 repeat_image=True,
                 high_res_features=[high_res_0, high_res_1],
             )
-        if not self.with_pointers:
-            return masks, iou, object_score
-        # The end of Sam3TrackerBase._forward_sam_heads, for every token.
-        present = (object_score > 0).float()[:, None]
-        return masks, iou, object_score, present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
+        outputs = masks, iou, object_score
+        return outputs if self.pointer is None else (*outputs, self.pointer(tokens, object_score))
 
 
 class FrameMemory(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import typer
 from msgspec import to_builtins
@@ -15,7 +15,7 @@ from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.models.sam3.checkpoints.loading import CLICKS, POINT_PROMPTS, open_checkpoint
+from harness.models.sam3.checkpoints.loading import CLICKS, POINT_PROMPTS, Checkpoint, open_checkpoint
 from harness.runtime.manifest import Manifest
 from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Description, read_sam3_description
@@ -23,7 +23,13 @@ from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Descr
 
 @dataclass(frozen=True)
 class Sam3Options(ModelOptions):
-    """The capacity of a compiled SAM 3, and which part of it is left out."""
+    """The capacity of a compiled SAM 3, and which part of it is left out.
+
+    Attributes:
+        open_checkpoint: Reads a checkpoint of the model, with the values of its tensors or without.
+    """
+
+    open_checkpoint: ClassVar[Callable[..., Checkpoint]] = staticmethod(open_checkpoint)
 
     points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = Capacity().points
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = Capacity().boxes
@@ -55,7 +61,7 @@ class Sam3Options(ModelOptions):
             HarnessError: Nothing is left to compile, or what the tracker needs is missing.
         """
         clicks = self.clicks
-        if clicks and CLICKS not in _abilities(settings):
+        if clicks and CLICKS not in self._abilities(settings):
             print_note(f"{settings.checkpoint} has no weights for clicks; they are left out.")
             clicks = 0
         if self.no_grounding and not clicks:
@@ -75,7 +81,7 @@ class Sam3Options(ModelOptions):
 
     def manifest_part(self, settings: Settings) -> Mapping[str, Any]:
         """Returns capacity, vocabulary, and whether the weights know points as prompts."""
-        point_prompts = POINT_PROMPTS in _abilities(settings)
+        point_prompts = POINT_PROMPTS in self._abilities(settings)
         description: dict[str, Any] = to_builtins(Sam3Description(self.capacity, VOCABULARY_FILE, point_prompts))
         return description
 
@@ -84,12 +90,11 @@ class Sam3Options(ModelOptions):
         clicks = f", {self.clicks} clicks on an object" if self.clicks else ""
         return f"up to {self.points} points and {self.boxes} boxes a prompt{clicks}"
 
-
-def _abilities(settings: Settings) -> Collection[str]:
-    """Returns what weights can do; opens a checkpoint that nobody has described."""
-    if settings.checkpoint is None:
-        return (POINT_PROMPTS, CLICKS)
-    return settings.abilities or open_checkpoint(settings.checkpoint, values=False).abilities
+    def _abilities(self, settings: Settings) -> Collection[str]:
+        """Returns what weights can do; opens a checkpoint that nobody has described."""
+        if settings.checkpoint is None:
+            return (POINT_PROMPTS, CLICKS)
+        return settings.abilities or self.open_checkpoint(settings.checkpoint, values=False).abilities
 
 
 GROUNDING_ALONE = Sam3Options(clicks=0)

@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.compiler.deployment.deployable import Deployable
 from harness.compiler.deployment.describing import check_matches
+from harness.core.case import Case
 from harness.core.files import scratch_folder
 from harness.core.outcome import Stage
-from harness.models.sam3.deployed.options import Sam3Options
 from harness.runtime.manifest import read_any_manifest
 from harness.runtime.sam3.model import Sam3
 
@@ -35,20 +36,20 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
     """
     from harness.compiler.deployment.compiling import compile_into
     from harness.models.registry import subjects
-    from harness.models.sam3.deployed.deployable import DEPLOYABLE
 
     progress, executor = run.progress, run.executor
+    deployable = deployable_of(run.case)
     options = subjects()[run.case.component].options
     with ExitStack() as stack:
         if run.settings.model is not None:
             folder = run.settings.model
             manifest = read_any_manifest(folder)
-            check_matches(manifest, run.case, run.settings, Sam3Options.read(folder, manifest), options)
+            check_matches(manifest, run.case, run.settings, deployable.options.read(folder, manifest), options)
         else:
             folder = stack.enter_context(scratch_folder(parent))
             with progress.time_steps(_stage_of) as on_stage:
                 compiled = compile_into(
-                    DEPLOYABLE,
+                    deployable,
                     run.case,
                     folder,
                     run.settings,
@@ -71,6 +72,15 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
         with progress.time_stage(Stage.RUN):
             yield model
         executor.close()  # other processes may be waiting for the device
+
+
+def deployable_of(case: Case) -> Deployable:
+    """Returns what `sam3-tvm compile` writes of the model of a case."""
+    from harness.models.registry import models, subjects
+
+    deployable = models()[subjects()[case.component].model].deployable
+    assert deployable is not None  # its whole models are subjects
+    return deployable
 
 
 def _stage_of(step: str) -> Stage:

@@ -18,6 +18,7 @@ from harness.models.sam3.scripted import Answer, Script, judge_numbers, photogra
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix
+from harness.parity.verdict import judge_by_gate
 from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.model import Sam3
@@ -59,15 +60,16 @@ def _answer_rounds(image: EncodedImage, question: Question, source: Arrays | Non
 
 
 def judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, by_oracle: bool) -> Iterator[Verdict]:
-    """Yields the verdicts on all rounds, in half precision with one on the predicted IoU of all rounds together."""
+    """Yields the verdicts on all rounds, with one on the predicted IoU of those that were answered in float64."""
     rounds: list[tuple[Arrays, Reference]] = []
     for answer in answers:
         size = load_image(answer.question.image).size
         for name, actual, reference in answer.parts(answer.question.answers):
             yield from judge_round(name, actual, reference, size, expectation, by_oracle=by_oracle)
-            rounds.append((actual, reference))
-    if by_oracle:
-        yield from judge_ious(rounds)
+            if reference.exact:
+                rounds.append((actual, reference))
+    if rounds:
+        yield from judge_ious(rounds, by_oracle=by_oracle)
 
 
 def judge_round(
@@ -79,24 +81,30 @@ def judge_round(
     *,
     by_oracle: bool = False,
 ) -> tuple[Verdict, ...]:
-    """Judges one round; in half precision without the predicted IoU, and inside `upstream()`.
+    """Judges one round, inside `upstream()`; the predicted IoU by the strict gate, and in half precision not at all.
+
+    One or three numbers say little about the usual size of an error, so `judge_ious` compares them with float64.
 
     Args:
         name: Prefix of the names of the verdicts.
         actual: The compiled model's answer, `harness.models.sam3.interactive.OUTPUTS`.
         reference: Upstream's answer from `harness.models.sam3.interactive.upstream`.
         size: Width and height of the photograph.
-        expectation: If it allows the oracle verdict, logits and IoU may pass on it.
+        expectation: If it allows the oracle verdict, logits may pass on it.
         by_oracle: Whether the case is in half precision. Logits may then pass by the oracle, and masks are held to
             upstream's decision on the compiled model's own logits.
     """
-    outputs = ("logits",) if by_oracle else ("logits", "iou")
 
-    def numbers(arrays: Arrays) -> Arrays:
-        return {f"{name}/{output}": arrays[output] for output in outputs if output in arrays}
+    def numbers(arrays: Arrays, output: str) -> Arrays:
+        return {f"{name}/{output}": arrays[output]} if output in arrays else {}
 
-    compiled, expected = numbers(actual), reference.map(numbers)
+    compiled, expected = numbers(actual, "logits"), reference.map(partial(numbers, output="logits"))
     verdicts = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)
+    if not by_oracle:
+        compiled_iou, expected_iou = numbers(actual, "iou"), reference.map(partial(numbers, output="iou"))
+        verdicts += judge_by_gate(compiled_iou, expected_iou.first, expected_iou.again)
+        compiled |= compiled_iou
+        expected = Reference(expected.first | expected_iou.first, expected.again, expected.exact)
     if by_oracle:
         from harness.models.sam3.interactive.upstream import decide_masks
 
@@ -114,14 +122,14 @@ def judge_round(
     )
 
 
-def judge_ious(rounds: Sequence[tuple[Arrays, Reference]]) -> tuple[Verdict, ...]:
-    """Judges the predicted IoU of all rounds in half precision."""
+def judge_ious(rounds: Sequence[tuple[Arrays, Reference]], *, by_oracle: bool = False) -> tuple[Verdict, ...]:
+    """Judges the predicted IoU of all rounds against float64; in half precision by the oracle."""
     compiled = {"iou": pool(actual["iou"] for actual, _ in rounds)}
     first, again, exact = (
         {"iou": pool(arrays["iou"] for arrays in runs)}
         for runs in zip(*((reference.first, reference.again, reference.exact) for _, reference in rounds), strict=True)
     )
-    verdicts = judge_numbers(compiled, Reference(first, again, exact), by_oracle=True)
+    verdicts = judge_numbers(compiled, Reference(first, again, exact), by_oracle=by_oracle)
     return add_distributions(verdicts, compiled, first)
 
 

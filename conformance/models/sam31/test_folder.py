@@ -1,0 +1,149 @@
+"""SAM 3.1, compiled: its folder takes no option but the checkpoint, and finds and clicks what PyTorch does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from conformance.support.commands import run_command
+from conformance.support.folders import change_manifest
+from conformance.support.whole import verified
+from harness.app.ui.sessions import make_page
+from harness.cli.main import app
+from harness.compiler.targets import HOST
+from harness.core.case import DEFAULT_STRATEGY, TINY, Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import Status
+from harness.core.processes.call import Template
+from harness.core.settings import SEEDED, Settings
+from harness.models.sam3.build import build_architecture as build_sam3
+from harness.models.sam3.checkpoints.names import video_name
+from harness.models.sam3.end_to_end import script as end_to_end
+from harness.models.sam3.interactive import script as interactive
+from harness.models.sam3.source import UpstreamModel
+from harness.models.sam3.upstream import upstream
+from harness.models.sam3.weights import seed_weights
+from harness.models.sam31.build import build_architecture
+from harness.models.sam31.components import BUILDER
+from harness.models.sam31.deployed.entry_points import FLOAT32
+from harness.parity.references import select
+from harness.runtime import Sam3
+from harness.runtime.errors import ModelError
+from harness.runtime.manifest import read_any_manifest
+from harness.runtime.sam3.images import load_image
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as the published one, with the numbers of seed 0."""
+    model, path = build_architecture(TINY), tmp_path_factory.mktemp("weights") / "sam3.1_multiplex.pt"
+    seed_weights(model, 0)
+    torch.save(model.state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compiled") / "sam31"
+    done = run_command("compile", "--checkpoint", str(checkpoint), "--scale", TINY, "--out", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "sam3.1_multiplex.pt: SAM 3.1 under upstream's names" in done.stdout
+    return path
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy", copy_function=os.link))
+
+
+def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
+    manifest = read_any_manifest(folder)
+    assert (manifest.model, manifest.trained) == ("sam3.1", True)
+    assert Sam3.load(folder).description.capacity.clicks == 16
+
+
+@pytest.mark.parametrize(
+    ("script", "question", "judge"),
+    [
+        pytest.param(end_to_end, "text_and_box", end_to_end.judge_answer, id="text and box"),
+        pytest.param(interactive, "refined", interactive.judge_round, id="clicks"),
+        pytest.param(interactive, "clicks", interactive.judge_round, id="one mask"),
+    ],
+)
+def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, folder: Path) -> None:
+    asked = next(one for one in script.load_questions() if one.name == question)
+    asked = msgspec.structs.replace(asked, float64=False)
+    with upstream():
+        pytorch = UpstreamModel(Case("", DEFAULT_STRATEGY, HOST.name, TINY), SEEDED, BUILDER)
+        expected = pytorch.answer(script.UPSTREAM, asked)
+        (actual,) = script.ask_compiled(Sam3.load(folder, check=False), [asked], pytorch)
+        size = load_image(asked.image).size
+        verdicts = [
+            verdict
+            for name in asked.answers
+            for verdict in judge(name, select(actual, name), expected.part(name), size)
+        ]
+    assert verdicts
+    assert [verdict for verdict in verdicts if not verdict.kind.passes] == []
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("component", ["sam31_end_to_end", "sam31_interactive"])
+def test_the_shallow_model_is_strict(
+    component: str, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
+) -> None:
+    case = Case(component, DEFAULT_STRATEGY, HOST.name)
+    assert verified(case, verification_settings, (), verifying_process, request).outcome.status is Status.PASSED
+
+
+def test_what_stays_float32_is_named_as_the_model_names_it() -> None:
+    model = build_architecture(TINY)
+    assert [path for path in FLOAT32 if path not in dict(model.named_modules())] == []
+
+
+def test_the_page_offers_clicks_and_kinds(folder: Path, tmp_path: Path) -> None:
+    page = make_page(Sam3.load(folder, check=False), "sam31", None, tmp_path, None, 1)
+    assert (page.abilities["clicks"], page.abilities["boxes"]) == (16, 48)
+
+
+def test_it_has_no_video(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="so it tracks nothing"):
+        Sam3.load(folder, check=False).start_session([])
+
+
+def test_weights_of_the_other_model_are_refused(copy: Path, checkpoint: Path, tmp_path: Path) -> None:
+    state = build_sam3(TINY, interactive=True).state_dict()
+    earlier = tmp_path / "sam3.pt"
+    torch.save({video_name(name): torch.zeros_like(tensor) for name, tensor in state.items()}, earlier)
+    with pytest.raises(HarnessError, match=r"sam3\.pt is not of SAM 3\.1, .*, or the model sam3 for weights of SAM 3"):
+        pack(copy, earlier)
+    change_manifest(copy, model="sam3")
+    with pytest.raises(HarnessError, match=r"sam3\.1_multiplex\.pt is of SAM 3\.1, .*, and the model is SAM 3: use"):
+        pack(copy, checkpoint)
+
+
+def pack(folder: Path, weights: Path) -> None:
+    CliRunner().invoke(app, ["pack", "--into", str(folder), "--checkpoint", str(weights)], catch_exceptions=False)
+
+
+def test_other_weights_of_it_are_packed(copy: Path, tmp_path: Path) -> None:
+    model = build_architecture(TINY)
+    seed_weights(model, 1)
+    torch.save(model.state_dict(), tmp_path / "trained.pt")
+    pack(copy, tmp_path / "trained.pt")
+    manifest = read_any_manifest(copy)
+    assert (manifest.model, manifest.weights.partition(",")[0]) == ("sam3.1", "trained.pt")
+
+
+def test_a_folder_is_judged_as_its_model(folder: Path) -> None:
+    arguments = ["verify", "--model", str(folder), "--scale", "shallow", "--component", "interactive"]
+    with pytest.raises(HarnessError, match=r"a folder of sam3\.1, and interactive is a subject of sam3: leave out"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -1,0 +1,1 @@
+"""Holds the entry points of the compiled SAM 3.1."""

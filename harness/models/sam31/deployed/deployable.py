@@ -1,0 +1,44 @@
+"""Defines SAM 3.1 for deployment: SAM 3's entry points, functions on images and vocabulary, around other modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from harness.core.case import Case, Weights
+from harness.core.errors import HarnessError
+from harness.core.program import Program
+from harness.core.settings import Settings
+from harness.models.sam3.deployed.deployable import DEPLOYABLE as SAM_3
+from harness.models.sam3.deployed.options import Sam3Options
+from harness.models.sam31.checkpoint import Sam31Checkpoint, open_checkpoint
+from harness.runtime.sam3.description import SAM_3_1
+
+
+class Sam31Options(Sam3Options):
+    """The options of a compiled SAM 3.1, which are SAM 3's."""
+
+    open_checkpoint: ClassVar[Callable[..., Sam31Checkpoint]] = staticmethod(open_checkpoint)
+
+    def fit(self, case: Case, settings: Settings, print_note: Callable[[str], None]) -> Self:
+        """Returns the options as `Sam3Options.fit` does; errors are the same, and videos are refused."""
+        if self.video:
+            raise HarnessError("A compiled SAM 3.1 answers prompts on images alone; leave out --video.")
+        return super().fit(case, settings, print_note)
+
+
+GROUNDING_ALONE = Sam31Options(clicks=0)
+"""The options of a model that answers no prompts for one object."""
+CLICKS_ALONE = Sam31Options(no_grounding=True)
+"""The options of a model that answers prompts for one object and no others."""
+
+
+def _programs(case: Case, settings: Settings, options: Sam31Options) -> Iterator[Program]:
+    from harness.models.sam31.deployed.entry_points import programs
+
+    return programs(case, settings, options)
+
+
+DEPLOYABLE = replace(SAM_3, model=SAM_3_1, programs=_programs, options=Sam31Options, weights=(Weights.SEEDED.value,))
+"""The whole model, which `sam3-tvm compile --model sam3.1` writes into a folder."""
