@@ -176,9 +176,10 @@ def test_a_saved_session_goes_on(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_tracks_without_an_option(folder: Path, tmp_path: Path) -> None:
+    clip, out = tmp_path / "clip", tmp_path / "out"
+    clip.mkdir()
     for number, pixels in enumerate(frames()[:2]):
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    out = tmp_path / "out"
-    arguments = ["track", str(tmp_path), "--click", "40,30", "--model", str(folder), "--out", str(out)]
-    done = run_command(*arguments)
+        Image.fromarray(pixels).save(clip / f"{number}.png")
+    done = run_command("track", str(clip), "--click", "40,30", "--model", str(folder), "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "in 2 frames" in done.stdout + done.stderr
