@@ -37,7 +37,6 @@ TOY = Target(
     pipeline=default_pipeline,
     compile_problem=HOST.compile_problem,
     run_problem=no_problem,
-    device=tvm.cpu,
 )
 
 

@@ -257,13 +257,6 @@ def run_problem(processors: Processors = THIS_MACHINE) -> str | None:
     return device_problem("cuda") or llvm.run_problem(processors)  # the library's other half runs on the CPU
 
 
-def cuda_device() -> tvm.runtime.Device:
-    """Returns TVM's device for the first NVIDIA GPU."""
-    import tvm
-
-    return tvm.cuda()
-
-
 CUDA = Target(
     name="cuda",
     summary="NVIDIA GPUs (compiled with nvcc, run where there is a device)",
@@ -271,7 +264,7 @@ CUDA = Target(
     pipeline=cuda_pipeline,
     compile_problem=compile_problem,
     run_problem=run_problem,
-    device=cuda_device,
+    device_type="cuda",
     examine=examine,
     device_code=device_code,
     architectures=compiled_architectures,

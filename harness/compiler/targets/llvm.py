@@ -176,13 +176,6 @@ def _required_cpu(processors: Processors) -> tuple[str, list[str]]:
     return required_cpu(tvm.target.Target(host_of(processors)))
 
 
-def cpu_device() -> tvm.runtime.Device:
-    """Returns TVM's device for the CPU."""
-    import tvm
-
-    return tvm.cpu()
-
-
 LLVM = Target(
     name="llvm",
     summary="this machine's CPU, with every instruction set it has",
@@ -190,7 +183,6 @@ LLVM = Target(
     pipeline=llvm_pipeline,
     compile_problem=compile_problem,
     run_problem=run_problem,
-    device=cpu_device,
     precisions=("fp32", "bf16"),
     tunable=True,
     symbolic=True,

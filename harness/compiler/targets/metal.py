@@ -116,13 +116,6 @@ def run_problem(_processors: Processors = THIS_MACHINE) -> str | None:
     return device_problem("metal")
 
 
-def metal_device() -> tvm.runtime.Device:
-    """Returns TVM's device for the first Apple GPU."""
-    import tvm
-
-    return tvm.metal()
-
-
 METAL = Target(
     name="metal",
     summary="Apple GPUs (source is generated anywhere, run on macOS)",
@@ -130,7 +123,7 @@ METAL = Target(
     pipeline=metal_pipeline,
     compile_problem=compile_problem,
     run_problem=run_problem,
-    device=metal_device,
+    device_type="metal",
     examine=examine,
     precisions=("fp32", "fp16"),
     emulated=True,

@@ -54,7 +54,7 @@ class Target:
         pipeline: Returns the pass from an imported module to a module that is ready for code generation, tuned or not.
         compile_problem: None if this machine can compile for the target, otherwise the reason in one sentence.
         run_problem: None if this machine can run code for processors, otherwise the reason in one sentence.
-        device: Returns TVM's device.
+        device_type: TVM's name of the kind of device.
         examine: For targets with their own generated source: returns the resources of its kernels and checks their
             limits.
         device_code: For targets whose libraries carry other device code than TVM's.
@@ -74,7 +74,7 @@ class Target:
     pipeline: Pipeline
     compile_problem: Callable[[], str | None]
     run_problem: RunProblem
-    device: Callable[[], tvm.runtime.Device]
+    device_type: str = "cpu"
     examine: Examine | None = None
     device_code: DeviceCode | None = None
     architectures: Callable[[tvm.target.Target], tuple[str, ...]] | None = None
@@ -84,3 +84,9 @@ class Target:
     symbolic: bool = False
     upsampling: bool = False
     forkable: bool = False
+
+    def device(self) -> tvm.runtime.Device:
+        """Returns TVM's first device of the kind."""
+        import tvm
+
+        return tvm.runtime.device(self.device_type)

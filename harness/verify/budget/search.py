@@ -198,61 +198,49 @@ def conditions_of(case: Case, settings: Settings) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass
 class Log:
-    """Measurements under some conditions, in a file that is rewritten as a whole after each; none is repeated.
+    """Measurements under some conditions, in a file that is rewritten as a whole after each.
 
     Attributes:
-        file: The file; an existing one is continued.
-        conditions: A digest of everything that errors depend on besides the groups.
-        reused_count: Number of measurements that were in the file.
-        new_count: Number of new measurements.
+        measurements: The measurements by their groups in half precision.
     """
 
-    file: Path
-    conditions: str
-    reused_count: int = 0
-    new_count: int = 0
+    def __init__(self, file: Path, conditions: str) -> None:
+        """Reads the file, if it exists.
 
-    def __post_init__(self) -> None:
+        Args:
+            file: The file.
+            conditions: A digest of everything that errors depend on besides the groups.
+
+        Raises:
+            HarnessError: The file cannot be read.
+        """
         from harness.verify.budget.measurement import Measurement
 
+        self._file, self._conditions = file, conditions
         try:
-            self._lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+            self._lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         except (OSError, ValueError) as error:
-            raise HarnessError(f"cannot read {self.file}: {error}; {ADVICE}") from error
-        self._measurements: dict[Groups, Measurement] = {}
+            raise HarnessError(f"cannot read {file}: {error}; {ADVICE}") from error
+        self.measurements: dict[Groups, Measurement] = {}
         for number, line in enumerate(self._lines, 1):
             try:
                 data = convert(json.loads(line), dict[str, Any])
-                if data["conditions"] == self.conditions:
+                if data["conditions"] == conditions:
                     measurement = convert(data, Measurement)
-                    self._measurements[frozenset(measurement.half)] = measurement
+                    self.measurements[frozenset(measurement.half)] = measurement
             except (ValueError, KeyError, RecursionError) as error:
-                raise HarnessError(f"{self.file} is damaged in line {number}: delete it to measure again") from error
-        self._used: set[Groups] = set()
+                raise HarnessError(f"{file} is damaged in line {number}: delete it to measure again") from error
 
-    def get_or_measure(self, half: Groups, measure: Callable[[Groups], Measurement]) -> Measurement:
-        """Returns a measurement from the file, or makes it and adds it to the file.
+    def add(self, measurement: Measurement) -> None:
+        """Adds a measurement, and writes the file.
 
         Raises:
             HarnessError: The file cannot be written.
         """
-        if half in self._measurements:
-            self.reused_count += half not in self._used
-            self._used.add(half)
-            return self._measurements[half]
-        measurement = measure(half)
-        self._lines.append(json.dumps({"conditions": self.conditions, **asdict(measurement)}))
-        write_text(self.file, "".join(f"{line}\n" for line in self._lines), advice=ADVICE, durable=True)
-        self._measurements[half] = measurement
-        self._used.add(half)
-        self.new_count += 1
-        return measurement
-
-    def contains(self, half: Groups) -> bool:
-        """Returns whether a measurement exists."""
-        return half in self._measurements
+        self._lines.append(json.dumps({"conditions": self._conditions, **asdict(measurement)}))
+        write_text(self._file, "".join(f"{line}\n" for line in self._lines), advice=ADVICE, durable=True)
+        self.measurements[frozenset(measurement.half)] = measurement
 
 
 class Search:
@@ -261,6 +249,8 @@ class Search:
     def __init__(self, bench: Bench, log: Log, rates: Rates, on_stage: Callable[[str], None]) -> None:
         """Measures float32, half precision throughout, and each group alone."""
         self._bench, self._log, self._rates, self._on_stage = bench, log, rates, on_stage
+        self._used: set[Groups] = set()
+        self._new_count = 0
         groups = bench.groups
         self._base = self._measure(NO_GROUPS, "float32")
         self._half = self._measure(frozenset(groups), "half precision")
@@ -311,8 +301,8 @@ class Search:
             str(target.attrs.get("mcpu", "")),
             bool(rounding_kernels(target)) if "cpu" in target.keys else None,
             refused,
-            self._log.reused_count,
-            self._log.new_count,
+            len(self._used) - self._new_count,
+            self._new_count,
         )
 
     def _fastest_within(self, limit: float) -> tuple[Measurement, int]:
@@ -343,9 +333,12 @@ class Search:
         return choose(self._contributions, capacities)
 
     def _measure(self, half: Groups, step: str) -> Measurement:
-        if not self._log.contains(half):
+        if half not in self._log.measurements:
             self._on_stage(step)
-        return self._log.get_or_measure(half, self._bench.measure)
+            self._log.add(self._bench.measure(half))
+            self._new_count += 1
+        self._used.add(half)
+        return self._log.measurements[half]
 
     def _contribution(self, group: str, measurement: Measurement) -> Contribution:
         """Returns the effects of a group from the measurement of it alone in half precision."""
