@@ -125,4 +125,4 @@ def test_what_is_no_checkpoint_of_sam_3_is_refused(name: str, expected: str, tmp
     torch.save({"layer1.weight": torch.ones(2)}, tmp_path / "other.pt")
     torch.save(images(tiny()) | {"tracker.model.interactive_mask_decoder.a": torch.ones(1)}, tmp_path / "later.pt")
     with pytest.raises(HarnessError, match=expected):
-        CliRunner().invoke(app, ["inspect", str(tmp_path / name)], catch_exceptions=False)
+        CliRunner().invoke(app, ["inspect", str(tmp_path / name), "--model", "sam3"], catch_exceptions=False)

@@ -115,6 +115,6 @@ def test_inspect_says_what_it_is(tmp_path: Path) -> None:
     assert facts["scale"] == "tiny"
     assert facts["does"] == ["texts", "boxes", "points", "clicks", "video"]
     assert not facts["unused"]
-    done = CliRunner().invoke(app, ["inspect", str(path), "--model", "sam3.1"])
+    done = CliRunner().invoke(app, ["inspect", str(path)])
     assert done.exit_code == 0
     assert "SAM 3.1 under upstream's names" in re.sub(r"\s+", " ", done.output)
