@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.runtime.artifact import Artifact
+from harness.runtime.sam3.description import SAM_3_1
 from harness.runtime.sam3.image_model import ImageModel
 
 if TYPE_CHECKING:
@@ -58,10 +59,12 @@ class Sam3(ImageModel):
             ModelError: The video cannot be opened, or this model was compiled without tracking.
         """
         # Images need fewer packages than videos.
+        from harness.runtime.sam3.video.multiplex import MultiplexTracker
         from harness.runtime.sam3.video.session import Session
         from harness.runtime.sam3.video.tracker import Tracker
 
-        return Session(self, Tracker(self.artifact), video, keep=keep)
+        tracker = MultiplexTracker if self.manifest.model == SAM_3_1 else Tracker
+        return Session(self, tracker(self.artifact), video, tracker.rules, keep=keep)
 
     def resume_session(self, path: str | Path, video: Any) -> Session:
         """Continues a session that `Session.save` wrote to a file, as if it had not been interrupted.

@@ -29,6 +29,7 @@ from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.detector import Detections, Detector, EncodedFrame
 from harness.runtime.sam3.video.memory_bank import AttentionInputs, MemoryBank, MemoryEntry, PromptOutput, Retention
 from harness.runtime.sam3.video.session import Session, TrackedFrame
+from harness.runtime.sam3.video.slots import Placement, Slots
 from harness.runtime.sam3.video.tracker import Bits, TrackedMasks, Tracker
 
 Floats = npt.NDArray[np.float32]
@@ -64,9 +65,9 @@ class RecordingTracker(Tracker):
         self.frame = 0
         self.computed: Computed = {}
 
-    def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
+    def track(self, features: Tensors, attended: AttentionInputs, slots: Slots | None = None) -> TrackedMasks:
         """Tracks as `Tracker.track` and records mask and object logits."""
-        tracked = super().track(features, attended)
+        tracked = super().track(features, attended, slots)
         self.record(logits=tracked.logits, object_logits=tracked.object_logits[:, 0])
         return tracked
 
@@ -76,16 +77,20 @@ class RecordingTracker(Tracker):
         self.record(clicked_logits=logits[None], clicked_object_logits=output.object_logits[:, 0])
         return output, logits
 
-    def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def encode_memory(
+        self, features: Tensors, logits: Floats, object_logits: Floats, placement: Placement | None = None
+    ) -> Bits:
         """Encodes a memory as `Tracker.encode_memory`, and records it with the objects that it has."""
-        bits = super().encode_memory(features, logits, object_logits)
+        bits = super().encode_memory(features, logits, object_logits, placement)
         self.record(memories=bits, remembered=object_logits > 0)
         return bits
 
-    def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def encode_prompt_memory(
+        self, features: Tensors, logits: Floats, object_logits: Floats, placement: Placement | None = None
+    ) -> Bits:
         """Encodes the memory of new objects as `Tracker.encode_prompt_memory`, and counts the objects."""
         self.record()["births"] += len(logits)
-        return super().encode_prompt_memory(features, logits, object_logits)
+        return super().encode_prompt_memory(features, logits, object_logits, placement)
 
     def record(self, **arrays: npt.NDArray[Any]) -> Arrays:
         """Appends arrays to those of the frame, and returns all of them."""

@@ -6,7 +6,7 @@ model/sam3_video_base.py and VI its model/sam3_video_inference.py, with the line
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from harness.runtime.sam3.video.masks import (
 from harness.runtime.sam3.video.memory_bank import (
     MISSING_MASK_LOGIT,
     MemoryBank,
+    MemoryEntry,
     PromptOutput,
     Retention,
     consolidate,
@@ -43,6 +44,7 @@ from harness.runtime.sam3.video.rules import (
     state_after_click,
     state_after_removal,
 )
+from harness.runtime.sam3.video.slots import Placement, Slots, best_fit
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE, Tracker
 
 if TYPE_CHECKING:
@@ -88,8 +90,11 @@ class Bucket:
             bucket = self._clear_around(frame)
             return bucket, self.mask_logits[frame], self.bank.conditioning[frame].object_logits[:, 0]
         attended = self.bank.read(self.bank.plan(frame, num_frames=length, reverse=reverse))
-        output = tracker.track(features, attended)
-        entry = tracked_entry(output.pointers, output.object_logits, output.iou)
+        output = tracker.track(features, attended, self.bank.slots)
+        entry = replace(
+            tracked_entry(self._in_slots(output.pointers), output.object_logits, output.iou),
+            features=tracker.remembered_features(features),
+        )
         bucket = self._with_logits(self.bank.track(frame, entry), frame, output.logits)
         return bucket, output.logits, output.object_logits[:, 0]
 
@@ -97,33 +102,56 @@ class Bucket:
         """Returns the mask logits [288, 288] that a click on an object refines; None if there are none."""
         if frame in self.cleared_frames or frame not in self.mask_logits:
             return None
-        mask: Floats = self.mask_logits[frame][self.bank.objects.index(object_id)]
+        row = self.bank.objects.index(object_id)
+        if row >= len(self.mask_logits[frame]):
+            return None  # it was added later
+        mask: Floats = self.mask_logits[frame][row]
         return mask
 
     def condition(
-        self, tracker: Tracker, features: Tensors, frame: int, outputs: Mapping[int, tuple[PromptOutput, Floats]]
+        self,
+        tracker: Tracker,
+        features: Tensors,
+        frame: int,
+        outputs: Mapping[int, tuple[PromptOutput, Floats]],
+        *,
+        detected: bool = False,
     ) -> Bucket:
         """Returns the bucket with the frame as a conditioning frame of all its objects (TP:491, VB:497).
 
         The frame's memory must be encoded afterwards. Objects without an output keep their earlier output on the frame,
-        or are empty there.
+        or are empty there. In SAM 3.1 a frame that was tracked before stays so if a detector made the outputs
+        (`add_new_masks`).
 
         Args:
             tracker: The tracker.
             features: The frame's.
             frame: Its number.
             outputs: By object, the model's output for its prompt, and its mask logits [288, 288].
+            detected: Whether these are masks of the detector.
         """
-        object_ids, previous = self.bank.objects, self.bank.entry(frame)
+        object_ids, slots, previous = self.bank.objects, self.bank.slots, self.bank.entry(frame)
+        given = frozenset(outputs) if previous is None else previous.given | frozenset(outputs)
+        if slots is not None and previous is not None and previous.pointer is not None:
+            previous = replace(previous, pointer=slots.demux(previous.pointer))
         empty = np.zeros((1, 0), np.float32)  # not needed where every object is known
         if previous is None and len(outputs) < len(object_ids):
             empty = tracker.use_mask(features, np.zeros((INPUT_MASK_SIZE, INPUT_MASK_SIZE), np.float32)).pointer
         entry = consolidate(
             object_ids, {object_id: output for object_id, (output, _) in outputs.items()}, previous, empty
         )
+        assert entry.pointer is not None
+        entry = replace(
+            entry,
+            pointer=self._in_slots(entry.pointer),
+            features=tracker.remembered_features(features),
+            given=given,
+        )
         missing = np.full((1, MASK_SIZE, MASK_SIZE), MISSING_MASK_LOGIT)
         masks = {object_id: logits[None] for object_id, (_, logits) in outputs.items()}
         logits = merge_rows(object_ids, masks, self.mask_logits.get(frame), missing)
+        if slots is not None and detected and frame in self.bank.tracked:
+            return self._with_logits(self.bank.track(frame, entry), frame, logits)
         bank = self.bank.condition(frame, entry, tuple(outputs))
         return self._with_logits(bank, frame, logits)._clear_around(frame)
 
@@ -155,32 +183,79 @@ class Bucket:
         self, tracker: Tracker, features: Tensors, frame: int, logits: Floats, object_logits: Floats
     ) -> Bucket:
         """Encodes the frame's memory from mask logits [B, 1152, 1152] and object logits [B]."""
-        return replace(self, bank=self.bank.with_memory(frame, tracker.encode_memory(features, logits, object_logits)))
+        memory = tracker.encode_memory(features, logits, object_logits, self._placement(frame))
+        return replace(self, bank=self.bank.with_memory(frame, memory))
 
     def encode_prompt_memory(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
-        """Encodes the memory of a conditioning frame from its masks without overlaps (TP:617)."""
+        """Encodes the memory of a frame with a prompt from its masks without overlaps (TP:617)."""
         enlarged = remove_logit_overlaps(resize(self.mask_logits[frame], PROMPT_MASK_SIZE, PROMPT_MASK_SIZE))
-        object_logits = self.bank.conditioning[frame].object_logits[:, 0]
-        return replace(
-            self, bank=self.bank.with_memory(frame, tracker.encode_prompt_memory(features, enlarged, object_logits))
-        )
+        entry = self.bank.entry(frame)
+        assert entry is not None
+        memory = tracker.encode_prompt_memory(features, enlarged, entry.object_logits[:, 0], self._placement(frame))
+        return replace(self, bank=self.bank.with_memory(frame, memory))
 
     def encode_predicted_memory(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
         """Encodes the memory of a tracked frame from the masks that the model predicted (TB:1030)."""
         enlarged = resize(self.mask_logits[frame], PROMPT_MASK_SIZE, PROMPT_MASK_SIZE)
         object_logits = self.bank.tracked[frame].object_logits[:, 0]
-        return replace(
-            self, bank=self.bank.with_memory(frame, tracker.encode_predicted_memory(features, enlarged, object_logits))
-        )
+        memory = tracker.encode_predicted_memory(features, enlarged, object_logits, self._placement(frame))
+        return replace(self, bank=self.bank.with_memory(frame, memory))
 
     def remove(self, object_id: int) -> Bucket:
         """Returns the bucket without an object; masks that were cleared for other objects come back (TP:1252)."""
         rows = [row for row, member in enumerate(self.bank.objects) if member != object_id]
         bank = self.bank.remove(object_id)
         mask_logits = {
-            frame: logits[rows] for frame, logits in self.mask_logits.items() if bank.entry(frame) is not None
+            frame: logits[[row for row in rows if row < len(logits)]]
+            for frame, logits in self.mask_logits.items()
+            if bank.entry(frame) is not None
         }
         return Bucket(bank, mask_logits, frozenset(prompt for prompt in self.user_prompts if prompt[1] != object_id))
+
+    def single(self, object_id: int) -> Bucket:
+        """Returns a bucket of one of the objects, with its pointers and without memories, which the others share.
+
+        SAM 3.1 makes one for the first click on an object (`_extract_object_to_singleton_state`).
+        """
+        row, slots = self.bank.objects.index(object_id), self.bank.slots
+        assert slots is not None
+        alone = Slots().add(1)
+
+        def entry_of(entry: MemoryEntry) -> MemoryEntry:
+            rows = slice(row, row + 1)
+            return replace(
+                entry,
+                memory=None,
+                features=None,
+                pointer=None if entry.pointer is None else alone.mux(slots.demux(entry.pointer)[rows]),
+                object_logits=entry.object_logits[rows],
+                iou=entry.iou[rows],
+                given=entry.given & {object_id},
+            )
+
+        known = {frame: logits for frame, logits in self.mask_logits.items() if row < len(logits)}
+        bank = replace(
+            self.bank,
+            objects=(object_id,),
+            slots=alone,
+            conditioning={frame: entry_of(entry) for frame, entry in self.bank.conditioning.items()},
+            tracked={frame: entry_of(entry) for frame, entry in self.bank.tracked.items()},
+            inputs={frame: ids & {object_id} for frame, ids in self.bank.inputs.items()},
+        )
+        user_prompts = frozenset(prompt for prompt in self.user_prompts if prompt[1] == object_id)
+        return Bucket(bank, {frame: logits[[row]] for frame, logits in known.items()}, user_prompts)
+
+    def _in_slots(self, pointers: Floats) -> Floats:
+        """Returns pointers [B, 256] as they are remembered: for SAM 3.1 in their slots."""
+        return pointers if self.bank.slots is None else self.bank.slots.mux(pointers)
+
+    def _placement(self, frame: int) -> Placement | None:
+        """Returns the slots of the objects, and which of them have a prompt on a frame; None for SAM 3."""
+        entry = self.bank.entry(frame)
+        if self.bank.slots is None or entry is None:
+            return None
+        given = np.array([object_id in entry.given for object_id in self.bank.objects], np.float32)
+        return Placement(self.bank.slots, given)
 
     def _with_logits(self, bank: MemoryBank, frame: int, logits: Floats) -> Bucket:
         """Returns the bucket with another bank and mask logits [B, 288, 288] of a frame, which a click refines."""
@@ -190,12 +265,12 @@ class Bucket:
         )
 
     def _clear_around(self, frame: int) -> Bucket:
-        """Clears the masks around a conditioning frame if the bucket has one object.
+        """Clears the masks around a conditioning frame if the bucket has one object; SAM 3.1 does not.
 
         Upstream clears these frames in its copies for single objects. Nothing attends to these copies, but a click on
         such a frame finds no mask to refine.
         """
-        if len(self.bank.objects) > 1:
+        if len(self.bank.objects) > 1 or self.bank.slots is not None:
             return self
         near = {index for index in self.bank.tracked if abs(index - frame) <= self.bank.rules.num_maskmem}
         return replace(
@@ -203,23 +278,30 @@ class Bucket:
         )
 
 
-def new_bucket(
-    tracker: Tracker, features: Tensors, frame: int, logits: Floats, bank: MemoryBank, size: tuple[int, int]
+def add_detections(
+    tracker: Tracker,
+    features: Tensors,
+    frame: int,
+    logits: Floats,
+    bucket: Bucket,
+    objects: Sequence[int],
+    size: tuple[int, int],
 ) -> Bucket:
-    """Returns a bucket of new objects, each with the mask of a detection (`_tracker_add_new_objects`, VB:1517).
+    """Returns a bucket with the masks of detections of its new objects (`_tracker_add_new_objects`, VB:1517).
 
     Args:
         tracker: The tracker.
         features: The frame's.
         frame: Its number.
-        logits: fp32 [B, 288, 288], the detections' masks.
-        bank: An empty bank for these objects.
+        logits: fp32 [n, 288, 288], the detections' masks.
+        bucket: The bucket, with the new objects.
+        objects: The ids of the n new objects.
         size: Width and height of the video.
     """
     masks = resize(logits, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
     outputs = [tracker.use_mask(features, mask.astype(np.float32)) for mask in masks]
     prompts = zip(outputs, mask_to_logits(resize_to_video(masks, size)), strict=True)
-    bucket = Bucket(bank).condition(tracker, features, frame, dict(zip(bank.objects, prompts, strict=True)))
+    bucket = bucket.condition(tracker, features, frame, dict(zip(objects, prompts, strict=True)), detected=True)
     return bucket.encode_prompt_memory(tracker, features, frame)
 
 
@@ -288,7 +370,7 @@ class Masklets:
             assert detections is not None
             self._recondition(frame, object_id, detections.logits[[detection]])
         logits[plan.suppressed] = SUPPRESSED_LOGIT
-        self._encode_memories(frame, logits)
+        self._encode_memories(frame, logits, previous_state.ids)
         birth_logits = self._add_objects(frame, detections, previous_state, plan)
         for removed_id in plan.removed:
             self._drop(removed_id)
@@ -323,8 +405,8 @@ class Masklets:
         Raises:
             ModelError: The prompt or the id is invalid; nothing has changed.
         """
-        bucket = self._bucket_of(object_id)
-        previous = None if bucket is None else bucket.previous_logits(frame.index, object_id)
+        number = self._number_of(object_id)
+        previous = None if number is None else self.buckets[number].previous_logits(frame.index, object_id)
         if previous is not None:
             prompt = replace(prompt, mask=np.clip(previous, -LARGEST_LOGIT, LARGEST_LOGIT))
         encoded = self._model.encode_object_prompt(prompt, frame.image.size)
@@ -367,19 +449,27 @@ class Masklets:
         """
         state = state_after_click(self.state, object_id, frame.index)
         number = next(item.bucket for item in state.objects if item.id == object_id)
-        bucket = self.buckets.get(number) or Bucket(MemoryBank((object_id,), self._retention))
+        previous = self._number_of(object_id)
+        if previous is None:
+            bucket = Bucket(self._tracker.new_bank((object_id,), self._retention))
+        elif self.buckets[previous].bank.slots is not None and len(self.buckets[previous].bank.objects) > 1:
+            bucket, number = self.buckets[previous].single(object_id), state.next_bucket
+            state = replace(state, next_bucket=number + 1)
+            self._drop(object_id)
+        else:
+            bucket, number = self.buckets[previous], previous
         self.buckets[number] = bucket.add_prompt(
             self._tracker, frame.features, frame.index, object_id, output, logits
         ).clear_detections_near(frame.index, object_id)
         self.state = state
         return VisibleObject(without_holes_and_sprinkles(resized)[0] > 0, CLICKED_SCORE)
 
-    def _bucket_of(self, object_id: int) -> Bucket | None:
-        """Returns the bucket of an object; None for a new object."""
-        return next((bucket for bucket in self.buckets.values() if object_id in bucket.bank.objects), None)
+    def _number_of(self, object_id: int) -> int | None:
+        """Returns the number of an object's bucket; None for a new object."""
+        return next((number for number, bucket in self.buckets.items() if object_id in bucket.bank.objects), None)
 
     def _track(self, frame: EncodedFrame, length: int | None, reverse: bool) -> tuple[Floats, Floats]:
-        """Returns mask logits [N, 288, 288] and object logits [N] of all objects, bucket by bucket."""
+        """Returns mask logits [N, 288, 288] and object logits [N] of all objects, in the order of the state."""
         masks, presence = [np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)], [np.zeros(0, np.float32)]
         for number, bucket in self.buckets.items():
             self.buckets[number], logits, scores = bucket.track_frame(
@@ -387,27 +477,29 @@ class Masklets:
             )
             masks.append(logits)
             presence.append(scores)
-        return np.concatenate(masks), np.concatenate(presence)
+        members = [object_id for bucket in self.buckets.values() for object_id in bucket.bank.objects]
+        order = [members.index(object_id) for object_id in self.state.ids]
+        return np.concatenate(masks)[order], np.concatenate(presence)[order]
 
     def _recondition(self, frame: EncodedFrame, object_id: int, detected: Floats) -> None:
         """Makes the frame conditioning with a detection's logits [1, 288, 288], as if the user gave it (VB:475)."""
-        number = next(number for number, bucket in self.buckets.items() if object_id in bucket.bank.objects)
+        number = self._number_of(object_id)
+        assert number is not None
         mask = resize(detected, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
         output = self._tracker.use_mask(frame.features, mask[0].astype(np.float32))
         logits = mask_to_logits(resize_to_video(mask, frame.image.size))[0]
         self.buckets[number] = self.buckets[number].condition(
-            self._tracker, frame.features, frame.index, {object_id: (output, logits)}
+            self._tracker, frame.features, frame.index, {object_id: (output, logits)}, detected=True
         )
 
-    def _encode_memories(self, frame: EncodedFrame, logits: Floats) -> None:
-        """Encodes the memories of all objects, suppressing those that lose most of their pixels to others (VB:1437)."""
+    def _encode_memories(self, frame: EncodedFrame, logits: Floats, ids: tuple[int, ...]) -> None:
+        """Encodes the memories of objects, suppressing those that lose most of their pixels to others (VB:1437)."""
         if not len(logits):
             return
         enlarged = suppress_shrunken(resize(logits, INPUT_MASK_SIZE, INPUT_MASK_SIZE))
         presence = object_logits(enlarged)
-        start = 0
         for number, bucket in self.buckets.items():
-            rows = slice(start, start := start + len(bucket.bank.objects))
+            rows = [ids.index(object_id) for object_id in bucket.bank.objects]
             self.buckets[number] = bucket.encode_memory(
                 self._tracker, frame.features, frame.index, enlarged[rows], presence[rows]
             )
@@ -415,13 +507,23 @@ class Masklets:
     def _add_objects(
         self, frame: EncodedFrame, detections: Detections | None, previous_state: VideoState, plan: FramePlan
     ) -> Floats:
-        """Adds new objects in a bucket; returns the logits [births, 288, 288] of their detections."""
+        """Adds new objects in a bucket; returns the logits [births, 288, 288] of their detections.
+
+        In SAM 3.1 the bucket is an earlier one if it has enough free slots (MX:2690).
+        """
         if detections is None or not plan.births:
             return np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)
-        bank = MemoryBank(tuple(birth.object_id for birth in plan.births), self._retention)
+        objects = tuple(birth.object_id for birth in plan.births)
         logits = detections.logits[[birth.detection for birth in plan.births]]
-        self.buckets[previous_state.next_bucket] = new_bucket(
-            self._tracker, frame.features, frame.index, logits, bank, frame.image.size
+        slots = [(key, bucket.bank.slots) for key, bucket in self.buckets.items() if bucket.bank.slots is not None]
+        number = best_fit(slots, len(objects))
+        if number is None:
+            number, bucket = previous_state.next_bucket, Bucket(self._tracker.new_bank(objects, self._retention))
+        else:
+            bucket = self.buckets[number]
+            bucket = replace(bucket, bank=bucket.bank.add(frame.index, objects))
+        self.buckets[number] = add_detections(
+            self._tracker, frame.features, frame.index, logits, bucket, objects, frame.image.size
         )
         return logits
 

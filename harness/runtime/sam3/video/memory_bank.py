@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
+from harness.runtime.sam3.video.slots import Slots
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,6 +43,9 @@ class MemoryRules:
         max_obj_ptrs_in_encoder: Maximum number of pointers of non-conditioning frames, plus one.
         use_memory_selection: Whether non-conditioning frames are selected by their scores.
         mf_threshold: A score above it makes a frame valid; PyTorch compares in float32.
+        use_maskmem_tpos_v2: Whether a conditioning frame has the rank of its age, and the last row only where its
+            age has none (`use_maskmem_tpos_v2` of SAM 3.1).
+        only_obj_ptrs_in_the_past_for_eval: Whether pointers of conditioning frames still to come are left out.
     """
 
     max_cond_frames_in_attn: int = 4
@@ -49,6 +53,8 @@ class MemoryRules:
     max_obj_ptrs_in_encoder: int = 16
     use_memory_selection: bool = True
     mf_threshold: float = 0.01
+    use_maskmem_tpos_v2: bool = False
+    only_obj_ptrs_in_the_past_for_eval: bool = True
 
     def pointer_span(self, num_frames: int | None) -> int:
         """Returns the pointers of a video, fewer in a shorter one (TB:524, TB:696); a stream counts as a long video."""
@@ -56,6 +62,10 @@ class MemoryRules:
 
 
 RULES = MemoryRules()
+MULTIPLEX_RULES = MemoryRules(
+    use_memory_selection=False, use_maskmem_tpos_v2=True, only_obj_ptrs_in_the_past_for_eval=False
+)
+"""Those of `build_sam3_multiplex_video_model`, which builds SAM 3.1."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +118,15 @@ def plan_attention(
     recent = recent_frames(frame, scores, span, reverse, rules)
 
     # Conditioning frames share the last row (TB:675); the row of the others grows with their rank in age (TB:616).
-    memories = [(index, rules.num_maskmem - 1) for index in selected]
+    ages = [(index, (index - frame) if reverse else (frame - index)) for index in selected]
+    memories = [(index, _conditioning_rank(age, rules)) for index, age in ages]
     recent_memories = [
         (index, rank) for rank, index in enumerate(recent[: rules.num_maskmem - 1]) if index in available
     ]
     memories.extend(reversed(recent_memories))  # the oldest one first
 
-    # Pointers of conditioning frames that are still to come are left out (TB:700).
-    ages = [(index, (index - frame) if reverse else (frame - index)) for index in selected]
-    pointers = [(index, age) for index, age in ages if age >= 0]
+    # SAM 3 leaves out pointers of conditioning frames that are still to come (TB:700).
+    pointers = [(index, abs(age)) for index, age in ages if age >= 0 or not rules.only_obj_ptrs_in_the_past_for_eval]
     # With memory selection upstream stops one short of the oldest (TB:724). The age of the others is their rank.
     pointer_frames = recent[:-1] if rules.use_memory_selection else recent
     pointers.extend((index, age) for age, index in enumerate(pointer_frames, start=1) if index in available)
@@ -124,6 +134,12 @@ def plan_attention(
     return AttentionPlan(
         tuple(memories), tuple((index, float(np.float32(age) / largest_age)) for index, age in pointers)
     )
+
+
+def _conditioning_rank(age: int, rules: MemoryRules) -> int:
+    """Returns the row of a conditioning frame; with the rank of its age, the row falls where that of others grows."""
+    last = rules.num_maskmem - 1
+    return last - age if rules.use_maskmem_tpos_v2 and 0 < age <= last else last
 
 
 def closest_conditioning_frames(frame: int, conditioning: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -274,6 +290,11 @@ class MemoryEntry:
         object_logits: fp32 [B, 1], above zero where an object is present.
         iou: fp32 [B] of a tracked frame, [B, 1] of a consolidated one; the score depends on it.
         score: `effective_iou`; None on a consolidated frame, until an object is removed (TP:1267).
+        features: SAM 3.1 alone: fp32 [1, 256, 72, 72] of the frame; dropped together with the memory.
+        given: SAM 3.1 alone: the objects with a click or a mask on the frame.
+
+    SAM 3.1 has memories [buckets, 256, 72, 72] and pointers [buckets, 16, 256], zero where a slot had no object.
+    Objects that were added later have no rows in earlier frames.
     """
 
     memory: Array | None
@@ -281,22 +302,27 @@ class MemoryEntry:
     object_logits: Floats
     iou: Floats
     score: np.float32 | None = None
+    features: Array | None = None
+    given: frozenset[int] = frozenset()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        arrays = (self.memory, self.pointer, self.object_logits, self.iou)
+        arrays = (self.memory, self.pointer, self.object_logits, self.iou, self.features)
         return sum(array.nbytes for array in arrays if array is not None)
 
-    def select(self, rows: Sequence[int]) -> MemoryEntry:
-        """Returns the entry of some of the objects, with their score (TP:1252)."""
-        logits, iou = self.object_logits[list(rows)], self.iou[list(rows)]
-        return MemoryEntry(
-            memory=None if self.memory is None else self.memory[list(rows)],
-            pointer=None if self.pointer is None else self.pointer[list(rows)],
+    def select(self, rows: Sequence[int], buckets: Sequence[int] | None = None) -> MemoryEntry:
+        """Returns the entry of some of the objects, and for SAM 3.1 of some buckets, with their score (TP:1252)."""
+        known = [row for row in rows if row < len(self.object_logits)]
+        logits, iou = self.object_logits[known], self.iou[known]
+        first_axis = known if buckets is None else list(buckets)
+        return replace(
+            self,
+            memory=None if self.memory is None else self.memory[first_axis],
+            pointer=None if self.pointer is None else self.pointer[first_axis],
             object_logits=logits,
             iou=iou,
-            score=effective_iou(logits, iou),
+            score=effective_iou(logits, iou) if known else None,
         )
 
 
@@ -322,12 +348,15 @@ class AttentionInputs:
         ranks: int64 [M].
         pointers: fp32 [P, B, 256].
         times: fp32 [P].
+        features: SAM 3.1 alone: fp32 [M, 256, 72, 72] of the memories' frames. Its memories are
+            [M, buckets, 256, 72, 72] and its pointers [P, buckets, 16, 256].
     """
 
     memories: Array
     ranks: npt.NDArray[np.int64]
     pointers: Array
     times: Floats
+    features: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +370,8 @@ class MemoryBank:
         conditioning: By frame, in the order in which frames became conditioning.
         tracked: By frame.
         inputs: The objects that have a click or a mask on each conditioning frame.
-        first_frame: The first frame; None while there is none.
+        first_frame: The first frame, or the latest on which objects were added; None while there is none.
+        slots: The objects' slots; None for SAM 3, which has none.
     """
 
     objects: tuple[int, ...]
@@ -351,6 +381,7 @@ class MemoryBank:
     tracked: Mapping[int, MemoryEntry] = field(default_factory=dict)
     inputs: Mapping[int, frozenset[int]] = field(default_factory=dict)
     first_frame: int | None = None
+    slots: Slots | None = None
 
     @property
     def latest(self) -> int | None:
@@ -381,7 +412,9 @@ class MemoryBank:
         plan = plan_attention(
             frame, tuple(self.conditioning), scores, num_frames=num_frames, reverse=reverse, rules=self.rules
         )
-        return plan if self.retention is Retention.EVERYTHING else self._drop_missing(plan)
+        # An object that left its bucket in SAM 3.1 has pointers without memories.
+        complete = self.retention is Retention.EVERYTHING and self.slots is None
+        return plan if complete else self._drop_missing(plan)
 
     def read(self, plan: AttentionPlan) -> AttentionInputs:
         """Returns the arrays that a plan names.
@@ -399,7 +432,15 @@ class MemoryBank:
             ranks=np.array([rank for _, rank in plan.memories], np.int64),
             pointers=np.stack(pointers) if pointers else template[None][:0],
             times=np.array([time for _, time in plan.pointers], np.float32),
+            features=None
+            if self.slots is None
+            else np.concatenate([_require(entries[frame].features, frame) for frame, _ in plan.memories]),
         )
+
+    def add(self, frame: int, objects: Sequence[int]) -> MemoryBank:
+        """Adds objects that are found on the latest frame to free slots; they have no rows in earlier frames."""
+        assert self.slots is not None
+        return replace(self, objects=(*self.objects, *objects), slots=self.slots.add(len(objects)), first_frame=frame)
 
     def track(self, frame: int, entry: MemoryEntry) -> MemoryBank:
         """Stores the entry of a tracked frame, in place of an earlier one (TP:861).
@@ -487,13 +528,19 @@ class MemoryBank:
             return MemoryBank((), self.retention, self.rules)
         bank = self
         for frame in [frame for frame, ids in self.inputs.items() if object_id in ids]:
-            bank = bank._clear(frame, object_id)
+            # Objects that were added to a bucket of SAM 3.1 have the memory of its first frame, too.
+            if self.slots is None or len(bank.conditioning) > 1 or len(bank.inputs[frame]) > 1:
+                bank = bank._clear(frame, object_id)
+            else:
+                bank = replace(bank, inputs={**bank.inputs, frame: frozenset()})
         rows = [row for row, member in enumerate(self.objects) if member != object_id]
+        slots, buckets = (None, None) if self.slots is None else self.slots.remove([self.objects.index(object_id)])
         return replace(
             bank,
             objects=remaining,
-            conditioning={frame: entry.select(rows) for frame, entry in bank.conditioning.items()},
-            tracked={frame: entry.select(rows) for frame, entry in bank.tracked.items()},
+            conditioning={frame: entry.select(rows, buckets) for frame, entry in bank.conditioning.items()},
+            tracked={frame: entry.select(rows, buckets) for frame, entry in bank.tracked.items()},
+            slots=slots,
         )._drop_unreachable()
 
     def _clear(self, frame: int, object_id: int) -> MemoryBank:
@@ -517,7 +564,12 @@ class MemoryBank:
         """Returns a plan without the memories and pointers that were dropped."""
         entries = {**self.tracked, **self.conditioning}
         # A memory that the latest frame lacks was not dropped, but is not encoded yet.
-        missing = {frame for frame, entry in entries.items() if entry.memory is None and frame != self.latest}
+        # One that an object of SAM 3.1 lacks, because it left its bucket, lacks its frame's features as well.
+        missing = {
+            frame
+            for frame, entry in entries.items()
+            if entry.memory is None and (frame != self.latest or (self.slots is not None and entry.features is None))
+        }
         return AttentionPlan(
             memories=tuple((frame, rank) for frame, rank in plan.memories if frame not in missing),
             pointers=tuple((frame, time) for frame, time in plan.pointers if entries[frame].pointer is not None),
@@ -575,7 +627,7 @@ def _reachable_arrays(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEnt
     """Returns a frame's entry without its memory if it cannot be read any more, and likewise without its pointer."""
     if frame in reach.memories:
         return entry
-    return replace(entry, memory=None, pointer=entry.pointer if frame in reach.pointers else None)
+    return replace(entry, memory=None, features=None, pointer=entry.pointer if frame in reach.pointers else None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ class TrackedObject:
     Attributes:
         id: Its number, which is unique in the video.
         bucket: The number of its bucket. The objects of a bucket were found on one frame together, and share
-            conditioning frames and selected memories (VB:1532).
+            conditioning frames and selected memories (VB:1532); in SAM 3.1 they may share them with earlier ones.
         first_frame: The frame on which it was found.
         score: The score of the detection that it was found by, or 1 for a clicked object.
         unmatched: Number of frames on which no detection showed it though its mask had pixels.
@@ -191,6 +191,8 @@ class Rules:
 
 DISAMBIGUATED = Rules()
 """`apply_temporal_disambiguation=True` (MB:716-740)."""
+MULTIPLEX = Rules(detection_score=0.4, new_score=0.65)
+"""The thresholds of `build_sam3_multiplex_video_predictor`, which builds SAM 3.1."""
 UNDISAMBIGUATED = Rules(hotstart_frames=0, hotstart_unmatched=0, hotstart_duplicates=0, recondition_every=0)
 """`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and no output is delayed."""
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.masklets import Bucket
-from harness.runtime.sam3.video.memory_bank import RULES
+from harness.runtime.sam3.video.memory_bank import MULTIPLEX_RULES, RULES
 from harness.runtime.sam3.video.outputs import FrameResult
 from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor
 from harness.runtime.sam3.video.rules import VideoState
@@ -196,9 +196,15 @@ def _check(state: _State) -> None:
     for bucket in (bucket for group in state.groups for bucket in group.buckets.values()):
         bank = bucket.bank
         entries = (*bank.conditioning.values(), *bank.tracked.values())
-        arrays = [array for entry in entries for array in (entry.memory, entry.pointer, entry.object_logits, entry.iou)]
-        rows = {array.shape[:1] for array in (*arrays, *bucket.mask_logits.values()) if array is not None}
-        if not rows <= {(len(bank.objects),)} or bank.rules != RULES:
+        shared = [array for entry in entries for array in (entry.memory, entry.pointer) if array is not None]
+        single = [
+            *bucket.mask_logits.values(),
+            *(array for entry in entries for array in (entry.object_logits, entry.iou)),
+        ]
+        buckets = len(bank.objects) if bank.slots is None else len(bank.slots.taken)
+        rows = {len(array) for array in single}
+        fitting = rows <= {len(bank.objects)} if bank.slots is None else max(rows, default=0) <= len(bank.slots.places)
+        if not fitting or {len(array) for array in shared} - {buckets} or bank.rules not in (RULES, MULTIPLEX_RULES):
             raise ValueError("its memories are not those of its objects")
     for result in (*state.frame_results.values(), *((*saved.hotstart_buffer, *saved.outputs) if saved else ())):
         width, height = result.size

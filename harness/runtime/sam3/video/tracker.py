@@ -5,7 +5,7 @@ TB is upstream's model/sam3_tracker_base.py and TP its model/sam3_tracking_predi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,15 @@ from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity, read_sam3_description
 from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
-from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs, PromptOutput
+from harness.runtime.sam3.video.memory_bank import (
+    MISSING_MASK_LOGIT,
+    AttentionInputs,
+    MemoryBank,
+    PromptOutput,
+    Retention,
+)
+from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
+from harness.runtime.sam3.video.slots import Placement, Slots
 
 Bits = npt.NDArray[np.uint16]
 _QUIET_NAN = np.uint16(0x7FC0)
@@ -42,16 +50,6 @@ INPUT_MASK_SIZE = 1152
 """Height and width of a given mask, and of one that is encoded into a memory (`input_mask_size`, TB:116)."""
 PROMPT_MASK_SIZE = 1008
 """Height and width of a prompt's mask before it is encoded (`image_size`)."""
-ENTRIES = (
-    "interactive_features",
-    "predict_masks",
-    "object_pointers",
-    "memory_attention",
-    "encode_memory",
-    "encode_predicted_memory",
-    "mask_pointer",
-)
-"""The entry points that tracking needs besides those that find objects."""
 POINTERS = 20
 """Pointers that the entry point `object_pointers` takes; upstream's rules give at most 19."""
 _POINTER_TOKENS = 4
@@ -81,7 +79,23 @@ class Tracker:
     batch would take as long, and more memory in proportion to its objects (docs/evidence/log/).
 
     `features` are a frame's, from the entry point `interactive_features`.
+
+    Attributes:
+        entries: The entry points that tracking needs besides those that find objects.
+        rules: Upstream's thresholds for the model.
     """
+
+    rules: ClassVar[Rules] = DISAMBIGUATED
+
+    entries: ClassVar[tuple[str, ...]] = (
+        "interactive_features",
+        "predict_masks",
+        "object_pointers",
+        "memory_attention",
+        "encode_memory",
+        "encode_predicted_memory",
+        "mask_pointer",
+    )
 
     def __init__(self, artifact: LoadedModel) -> None:
         """Checks the entry points of a loaded model.
@@ -89,7 +103,7 @@ class Tracker:
         Raises:
             ModelError: The model was compiled without tracking.
         """
-        if missing := [name for name in ENTRIES if name not in artifact.manifest.entries]:
+        if missing := [name for name in self.entries if name not in artifact.manifest.entries]:
             raise ModelError(
                 f"This model has no entry point {missing[0]}, so it tracks nothing; compile it again with "
                 "`sam3-tvm compile --video`."
@@ -97,7 +111,15 @@ class Tracker:
         self._artifact = artifact
         self._capacity: Capacity = read_sam3_description(artifact.folder, artifact.manifest).capacity
 
-    def track(self, features: Tensors, attended: AttentionInputs) -> TrackedMasks:
+    def new_bank(self, objects: tuple[int, ...], retention: Retention) -> MemoryBank:
+        """Returns an empty bank for new objects."""
+        return MemoryBank(objects, retention)
+
+    def remembered_features(self, _features: Tensors) -> Floats | None:
+        """Returns the features of a frame that its memory has beside it; SAM 3 has none."""
+        return None
+
+    def track(self, features: Tensors, attended: AttentionInputs, _slots: Slots | None = None) -> TrackedMasks:
         """Predicts the masks of B objects on a frame that attends to their memories (`track_step`, TB:925)."""
         tokens = self._pointer_tokens(attended)
         count = attended.memories.shape[1]
@@ -127,7 +149,9 @@ class Tracker:
         )
         return PromptOutput(outputs["pointers"], outputs["object_logits"], np.ones((1, 1), np.float32))
 
-    def encode_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def encode_memory(
+        self, features: Tensors, logits: Floats, object_logits: Floats, _placement: Placement | None = None
+    ) -> Bits:
         """Encodes the masks of B objects on a tracked frame, rounded to bfloat16 as upstream keeps them (TP:1150).
 
         Args:
@@ -137,12 +161,16 @@ class Tracker:
         """
         return self._encode("encode_memory", features, logits, object_logits)
 
-    def encode_prompt_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def encode_prompt_memory(
+        self, features: Tensors, logits: Floats, object_logits: Floats, _placement: Placement | None = None
+    ) -> Bits:
         """Encodes masks of prompts, fp32 [B, 1008, 1008], of which only the signs count (TB:818)."""
         saturated = np.where(logits > 0, -MISSING_MASK_LOGIT, MISSING_MASK_LOGIT)
         return self._encode("encode_predicted_memory", features, saturated, object_logits)
 
-    def encode_predicted_memory(self, features: Tensors, logits: Floats, object_logits: Floats) -> Bits:
+    def encode_predicted_memory(
+        self, features: Tensors, logits: Floats, object_logits: Floats, _placement: Placement | None = None
+    ) -> Bits:
         """Encodes masks fp32 [B, 1008, 1008] as the model predicts them, without a plan (TB:1030)."""
         return self._encode("encode_predicted_memory", features, logits, object_logits)
 
