@@ -17,11 +17,11 @@ from harness.models.sam31.memory_attention import DecoupledMemoryAttention
 from harness.models.sam31.multiplex import (
     CHANNELS,
     MASKS,
-    SLOTS,
     MultiplexMaskDecoder,
     memory_encoder,
     two_way_transformer,
 )
+from harness.runtime.sam3.video.slots import SLOTS
 
 LEVELS = 3
 """Feature maps of a neck: SAM 3's but the coarsest."""

@@ -15,7 +15,7 @@ from harness.models.sam3.tracker.clicks import MASK_SIZE
 from harness.models.sam3.tracker.clip import Clip, load_clip
 from harness.models.sam31 import modules
 from harness.models.sam31.components import NECK_OUTPUTS
-from harness.models.sam31.multiplex import SLOTS
+from harness.runtime.sam3.video.slots import SLOTS
 
 OBJECTS = 3
 FRAMES = 3

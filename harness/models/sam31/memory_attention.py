@@ -22,13 +22,16 @@ class SimpleRoPEAttention(nn.Module):
         super().__init__()
         self.freqs_cis = compute_axial_cis(channels // HEADS, end_x=grid[1], end_y=grid[0])
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, pointer_tokens: int = 0) -> Tensor:
-        """Attends from q [B, L, C] to k and v [B, r·L + pointer_tokens, C]; pointers keep their phase."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, pointer_tokens: int = 0, present: Tensor | None = None
+    ) -> Tensor:
+        """Attends from q [B, L, C] to present k and v [B, r·L + pointer_tokens, C]; pointers keep their phase."""
         q, k, v = (tokens.unflatten(-1, (HEADS, -1)).transpose(1, 2) for tokens in (q, k, v))
         spatial = k.shape[-2] - pointer_tokens
         q, rotated = self.apply_rope(q, k[:, :, :spatial])
         k = cat((rotated, k[:, :, spatial:]), dim=-2)
-        return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        mask = None if present is None else present.view(1, 1, 1, -1)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
     def apply_rope(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates queries [B, heads, L, D] and keys [B, heads, r·L, D]."""
@@ -67,6 +70,7 @@ class DecoupledMemoryAttentionLayer(nn.Module):
         memories: Tensor,
         memory_positions: Tensor,
         pointer_tokens: int,
+        present: Tensor | None,
     ) -> Tensor:
         """Updates tokens [B, L, C], whose shapes and other arguments are those of `DecoupledMemoryAttention`."""
         normed = self.norm1(tokens)
@@ -76,7 +80,7 @@ class DecoupledMemoryAttentionLayer(nn.Module):
         tokens = tokens + self.self_attn_out_proj(attended)
         q = self.image_cross_attn_q_proj(frame) + self.cross_attn_q_proj(self.norm2(tokens))
         k = self.image_cross_attn_k_proj(memory_frames) + self.cross_attn_k_proj(memories) + memory_positions
-        attended = self.cross_attention_rope(q, k, self.cross_attn_v_proj(memories), pointer_tokens)
+        attended = self.cross_attention_rope(q, k, self.cross_attn_v_proj(memories), pointer_tokens, present)
         tokens = tokens + self.cross_attn_out_proj(attended)
         changed: Tensor = tokens + self.linear2(gelu(self.linear1(self.norm3(tokens))))
         return changed
@@ -99,6 +103,7 @@ class DecoupledMemoryAttention(nn.Module):
         memories: Tensor,
         pointers: Tensor,
         pointer_positions: Tensor,
+        present: Tensor | None = None,
     ) -> Tensor:
         """Returns the conditioned frame of each bucket, [B, L, C].
 
@@ -110,6 +115,7 @@ class DecoupledMemoryAttention(nn.Module):
             memories: Memories of the buckets, [B, M·L, C].
             pointers: Object pointers of the buckets, [B, P, C].
             pointer_positions: Their positions in time, [1, P, C].
+            present: The keys that are not padding, bool [M·L + P]; None where none is.
         """
         pointer_tokens = pointers.shape[1]
         tokens = (frame + POSITION_SCALE * frame_positions).expand(len(memories), -1, -1)
@@ -117,6 +123,6 @@ class DecoupledMemoryAttention(nn.Module):
         memories = cat((memories, pointers), dim=1)
         positions = cat((memory_positions, pointer_positions), dim=1)
         for layer in self.layers:
-            tokens = layer(frame, tokens, memory_frames, memories, positions, pointer_tokens)
+            tokens = layer(frame, tokens, memory_frames, memories, positions, pointer_tokens, present)
         normed: Tensor = self.norm(tokens)
         return normed

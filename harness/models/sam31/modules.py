@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from harness.models.sam3.components.modules import clip_indices, flatten_grid
 from harness.models.sam3.components.tracker_modules import predict_masks
-from harness.models.sam31.multiplex import SLOTS, mask_channels
+from harness.models.sam31.multiplex import mask_channels
+from harness.runtime.sam3.video.slots import SLOTS
 
 PRESENT, ABSENT = 10.0, -10.0
 """Object logits of given masks."""
@@ -215,6 +216,7 @@ class MultiplexMemoryAttention(nn.Module):
         ranks: Tensor,
         pointers: Tensor,
         pointer_pos: Tensor,
+        present: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Conditions a frame on M memories, which have the features of their frames, and on pointers.
 
@@ -225,6 +227,7 @@ class MultiplexMemoryAttention(nn.Module):
             ranks: Row of each memory in the table of temporal positions, int64 [M].
             pointers: [16·P, B, 256].
             pointer_pos: [16·P, 1, 256].
+            present: The keys that are not padding, bool [5184·M + 16·P]; None where none is.
 
         Returns:
             The conditioned frame of each bucket, [B, 256, 72, 72].
@@ -240,5 +243,6 @@ class MultiplexMemoryAttention(nn.Module):
             memories=memories.flatten(3).permute(1, 0, 3, 2).flatten(1, 2),
             pointers=pointers.transpose(0, 1),
             pointer_positions=pointer_pos.transpose(0, 1),
+            present=present,
         )
         return (attended.transpose(1, 2).unflatten(2, tuple(features.shape[-2:])),)

@@ -12,8 +12,8 @@ from sam3.sam.mask_decoder import MLP
 from sam3.sam.transformer import TwoWayTransformer
 from torch import Tensor, nn
 
-SLOTS = 16
-"""Objects of a bucket."""
+from harness.runtime.sam3.video.slots import SLOTS
+
 MASKS = 3
 """Masks of an object."""
 CHANNELS = 256

@@ -27,9 +27,11 @@ class Sam3Options(ModelOptions):
 
     Attributes:
         open_checkpoint: Reads a checkpoint of the model, with the values of its tensors or without.
+        needs_symbolic_axes: Whether tracking attends to any number of memories.
     """
 
     open_checkpoint: ClassVar[Callable[..., Checkpoint]] = staticmethod(open_checkpoint)
+    needs_symbolic_axes: ClassVar[bool] = True
 
     points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = Capacity().points
     boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = Capacity().boxes
@@ -68,7 +70,7 @@ class Sam3Options(ModelOptions):
             raise HarnessError("Without grounding and without clicks nothing is left; leave out one of them.")
         if self.video and not clicks:
             raise HarnessError("Tracking needs the part of the model that answers clicks; leave out --clicks 0.")
-        if self.video and not takes_symbolic_axes(case):
+        if self.video and self.needs_symbolic_axes and not takes_symbolic_axes(case):
             raise HarnessError(
                 f"Tracking attends to any number of memories, which takes {describe_symbolic_support()}; "
                 "leave out --video, or the others."

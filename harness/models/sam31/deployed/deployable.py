@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from harness.core.case import Case, Weights
-from harness.core.errors import HarnessError
 from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE as SAM_3
@@ -17,15 +16,10 @@ from harness.runtime.sam3.description import SAM_3_1
 
 
 class Sam31Options(Sam3Options):
-    """The options of a compiled SAM 3.1, which are SAM 3's."""
+    """The options of a compiled SAM 3.1, which are SAM 3's; it tracks with a fixed number of memories."""
 
+    needs_symbolic_axes: ClassVar[bool] = False
     open_checkpoint: ClassVar[Callable[..., Sam31Checkpoint]] = staticmethod(open_checkpoint)
-
-    def fit(self, case: Case, settings: Settings, print_note: Callable[[str], None]) -> Self:
-        """Returns the options as `Sam3Options.fit` does; errors are the same, and videos are refused."""
-        if self.video:
-            raise HarnessError("A compiled SAM 3.1 answers prompts on images alone; leave out --video.")
-        return super().fit(case, settings, print_note)
 
 
 GROUNDING_ALONE = Sam31Options(clicks=0)
