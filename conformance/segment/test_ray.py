@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,9 +85,9 @@ def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [child for child in processes(process) if "ray::Segmenter" in " ".join(child.cmdline())]
 
 
-def left(started: list[psutil.Process]) -> list[psutil.Process]:
+def left(started: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Those that still run some seconds later."""
-    return psutil.wait_procs(started, timeout=30)[1]
+    return psutil.wait_procs(started, timeout=seconds)[1]
 
 
 @pytest.fixture
@@ -185,14 +186,14 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=100)
     assert (process.returncode, stderr.count("\n")) == (130, 1), stderr
-    assert not left(started)
+    assert not left(started, 10)
     assert len(json.loads((out / "annotations.json").read_text())["images"]) == len(done(out))
     first = len(done(out))
     with start(arguments) as process:
         wait(process, lambda: len(done(out)) > first)
         started = processes(process)
         process.kill()
-    assert not left(started)
+    assert not left(started, 120)  # agents of Ray look for it every few seconds
     before = done(out)
     times = {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before}
     finished = run(arguments)
@@ -210,19 +211,20 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1", f"--temp-dir={tmp_path / 'ray'}"]
+    head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1"]
     for photograph in sorted(photographs.iterdir())[2:]:
         photograph.unlink()
     address = ("--ray", "--ray-address", f"127.0.0.1:{port}")
-    with subprocess.Popen(head, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with tempfile.TemporaryDirectory() as short, start([*head, f"--temp-dir={short}"]) as process:  # sockets need it
         try:
-            while not listens(port):
-                assert process.poll() is None
-                time.sleep(0.1)
+            wait(process, lambda: listens(port))
             refused = run(command(photographs, tmp_path / "out", tiny_artifact, *address, "--threads", "2"))
             finished = run(command(photographs, tmp_path / "out", tiny_artifact, *address))
         finally:
+            started = processes(process)
             process.terminate()
+            for child in left(started, 20):
+                child.kill()
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert "No node of the cluster has 2 CPUs" in refused.stderr
     assert finished.returncode == 0, finished.stderr
