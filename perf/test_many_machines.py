@@ -78,8 +78,8 @@ def test_many_machines(whole_case: Case, benchmark: Any, options: Options) -> No
     print(figures)
     assert figures["one worker / without Ray"] >= OF_ONE_PROCESS
     assert figures["two workers / one"] >= OF_TWO_WORKERS
-    assert figures["second worker's memory / first's"] <= OF_A_SECOND
-    if whole_case.scale == "full":  # of the shallow model, few nodes compute more images than one process can write
+    if whole_case.scale == "full":  # the shallow model has few weights to share, and outruns the process that writes
+        assert figures["second worker's memory / first's"] <= OF_A_SECOND
         assert efficiencies[NODES[-1]] >= EFFICIENCY
 
 
