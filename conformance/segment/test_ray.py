@@ -217,7 +217,7 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
     address = ("--ray", "--ray-address", f"127.0.0.1:{port}")
     with tempfile.TemporaryDirectory() as short, start([*head, f"--temp-dir={short}"]) as process:  # sockets need it
         try:
-            wait(process, lambda: listens(port))
+            wait(process, (Path(short) / "session_latest" / "sockets" / "raylet").exists)
             refused = run(command(photographs, tmp_path / "out", tiny_artifact, *address, "--threads", "2"))
             finished = run(command(photographs, tmp_path / "out", tiny_artifact, *address))
         finally:
@@ -229,8 +229,3 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
     assert "No node of the cluster has 2 CPUs" in refused.stderr
     assert finished.returncode == 0, finished.stderr
     assert len(done(tmp_path / "out")) == 2
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as attempt:
-        return attempt.connect_ex(("127.0.0.1", port)) == 0
