@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -38,6 +39,10 @@ sys.addaudithook(end)
 def command(photographs: Path, out: Path, model: Path, *arguments: str) -> list[str]:
     first = [sys.executable, "-m", "harness", "segment", str(photographs), "--text", "cat", "--text", "dog"]
     return [*first, "--threshold", "0.78", "--model", str(model), "--out", str(out), *arguments]
+
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""The variables of a cluster's users; `ray start` wants a token."""
 
 
 def environment(*folders: Path) -> dict[str, str]:
@@ -205,8 +210,9 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
 
 
 def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
-    """A node that has no room for a worker, and then one that has."""
+    """A command without the cluster's token, one whose workers have no room, and one that works."""
     pytest.importorskip("ray")
+    arguments = command(photographs, tmp_path / "out", tiny_artifact, "--ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -214,17 +220,26 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
     head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1"]
     for photograph in sorted(photographs.iterdir())[2:]:
         photograph.unlink()
-    address = ("--ray", "--ray-address", f"127.0.0.1:{port}")
-    with tempfile.TemporaryDirectory() as short, start([*head, f"--temp-dir={short}"]) as process:  # sockets need it
+    arguments += ["--ray-address", f"127.0.0.1:{port}"]
+    with tempfile.TemporaryDirectory() as short, pytest.MonkeyPatch.context() as patch:  # sockets need a short path
+        for name, value in TOKEN.items():
+            patch.setenv(name, value)
+        process = start([*head, f"--temp-dir={short}"])
         try:
             wait(process, (Path(short) / "session_latest" / "sockets" / "raylet").exists)
-            refused = run(command(photographs, tmp_path / "out", tiny_artifact, *address, "--threads", "2"))
-            finished = run(command(photographs, tmp_path / "out", tiny_artifact, *address))
+            patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            stranger = run(arguments)
+            patch.setenv("RAY_AUTH_TOKEN", TOKEN["RAY_AUTH_TOKEN"])
+            refused = run([*arguments, "--threads", "2"])
+            finished = run(arguments)
         finally:
             started = processes(process)
             process.terminate()
             for child in left(started, 20):
                 child.kill()
+            process.communicate()
+    assert (stranger.returncode, stranger.stderr.count("\n")) == (2, 1), stranger.stderr
+    assert "wants its token" in stranger.stderr
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert "No node of the cluster has 2 CPUs" in refused.stderr
     assert finished.returncode == 0, finished.stderr

@@ -63,6 +63,10 @@ def connect(address: str | None = None) -> Iterator[str | None]:
             with _silence():
                 context = executor.submit(start).result()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if "AuthenticationError" in str(error.__cause__):
+                raise HarnessError(
+                    f"The cluster at {address} wants its token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+                ) from error
             raise _no_cluster(address or "this machine", reason(error)) from error
         try:
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # for which Ray prints its stack
