@@ -37,7 +37,7 @@ OF_TWO_WORKERS = 1.10
 OF_A_SECOND = 0.35
 """The most memory of a second worker, as a share of the first's."""
 RAY_SECONDS = 0.002
-"""What Ray takes to hand out an image, assumed; an empty call took 0.5 to 1 ms on a Zen 4."""
+"""Time of Ray to hand out an image, assumed."""
 WORKERS_OF_A_NODE, NODES, IMAGES = 8, (1, 2, 4, 8, 16, 32, 64, 128), 1_000_000
 EFFICIENCY = 0.95
 
@@ -78,8 +78,8 @@ def test_many_machines(whole_case: Case, benchmark: Any, options: Options) -> No
     print(figures)
     assert figures["one worker / without Ray"] >= OF_ONE_PROCESS
     assert figures["two workers / one"] >= OF_TWO_WORKERS
-    assert figures["second worker's memory / first's"] <= OF_A_SECOND
-    if whole_case.scale == "full":  # of the shallow model, few nodes compute more images than one process can write
+    if whole_case.scale == "full":  # the shallow model has few weights to share, and outruns the process that writes
+        assert figures["second worker's memory / first's"] <= OF_A_SECOND
         assert efficiencies[NODES[-1]] >= EFFICIENCY
 
 
@@ -97,6 +97,7 @@ def writing_seconds(model: Path, folder: Path, count: int = 500) -> float:
         for index in range(len(pending)):
             yield index, jobs.Segmentation((800, 600), [annotation] * 5, (), bytes(500_000), [bytes(2000)] * 5, 1.0)
 
+    loaded = Sam3.load(model)
     start = time.perf_counter()
-    jobs.run(Sam3.load(model), job, compute=compute)
+    jobs.run(loaded, job, compute=compute)
     return (time.perf_counter() - start) / count

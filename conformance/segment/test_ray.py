@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,10 @@ sys.addaudithook(end)
 def command(photographs: Path, out: Path, model: Path, *arguments: str) -> list[str]:
     first = [sys.executable, "-m", "harness", "segment", str(photographs), "--text", "cat", "--text", "dog"]
     return [*first, "--threshold", "0.78", "--model", str(model), "--out", str(out), *arguments]
+
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""The variables of a cluster's users; `ray start` wants a token."""
 
 
 def environment(*folders: Path) -> dict[str, str]:
@@ -84,9 +90,9 @@ def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [child for child in processes(process) if "ray::Segmenter" in " ".join(child.cmdline())]
 
 
-def left(started: list[psutil.Process]) -> list[psutil.Process]:
+def left(started: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Those that still run some seconds later."""
-    return psutil.wait_procs(started, timeout=30)[1]
+    return psutil.wait_procs(started, timeout=seconds)[1]
 
 
 @pytest.fixture
@@ -185,14 +191,14 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=100)
     assert (process.returncode, stderr.count("\n")) == (130, 1), stderr
-    assert not left(started)
+    assert not left(started, 10)
     assert len(json.loads((out / "annotations.json").read_text())["images"]) == len(done(out))
     first = len(done(out))
     with start(arguments) as process:
         wait(process, lambda: len(done(out)) > first)
         started = processes(process)
         process.kill()
-    assert not left(started)
+    assert not left(started, 120)  # agents of Ray look for it every few seconds
     before = done(out)
     times = {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before}
     finished = run(arguments)
@@ -204,31 +210,37 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
 
 
 def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
-    """A node that has no room for a worker, and then one that has."""
+    """A command without the cluster's token, one whose workers have no room, and one that works."""
     pytest.importorskip("ray")
+    arguments = command(photographs, tmp_path / "out", tiny_artifact, "--ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1", f"--temp-dir={tmp_path / 'ray'}"]
+    head += ["--include-dashboard=false", f"--port={port}", "--num-cpus=1"]
     for photograph in sorted(photographs.iterdir())[2:]:
         photograph.unlink()
-    address = ("--ray", "--ray-address", f"127.0.0.1:{port}")
-    with subprocess.Popen(head, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    arguments += ["--ray-address", f"127.0.0.1:{port}"]
+    with tempfile.TemporaryDirectory() as short, pytest.MonkeyPatch.context() as patch:  # sockets need a short path
+        for name, value in TOKEN.items():
+            patch.setenv(name, value)
+        process = start([*head, f"--temp-dir={short}"])
         try:
-            while not listens(port):
-                assert process.poll() is None
-                time.sleep(0.1)
-            refused = run(command(photographs, tmp_path / "out", tiny_artifact, *address, "--threads", "2"))
-            finished = run(command(photographs, tmp_path / "out", tiny_artifact, *address))
+            wait(process, (Path(short) / "session_latest" / "sockets" / "raylet").exists)
+            patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            stranger = run(arguments)
+            patch.setenv("RAY_AUTH_TOKEN", TOKEN["RAY_AUTH_TOKEN"])
+            refused = run([*arguments, "--threads", "2"])
+            finished = run(arguments)
         finally:
+            started = processes(process)
             process.terminate()
+            for child in left(started, 20):
+                child.kill()
+            process.communicate()
+    assert (stranger.returncode, stranger.stderr.count("\n")) == (2, 1), stranger.stderr
+    assert "wants its token" in stranger.stderr
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert "No node of the cluster has 2 CPUs" in refused.stderr
     assert finished.returncode == 0, finished.stderr
     assert len(done(tmp_path / "out")) == 2
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as attempt:
-        return attempt.connect_ex(("127.0.0.1", port)) == 0

@@ -26,7 +26,7 @@ _VARIABLES = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # it prints the traceback of each task that an interrupt ended
 }
 """Ray's variables, unless the environment has them."""
-_CLUSTER_VARIABLES = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_py_gcs_connect_timeout_s": "5"}
+_CLUSTER_VARIABLES = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_py_gcs_connect_timeout_s": "15"}
 """Those for a cluster: by default Ray asks whatever listens at the address for ten minutes."""
 _SECONDS = 5
 """Time for a cluster to accept a connection."""
@@ -66,6 +66,10 @@ def connect(address: str | None = None, resources: Mapping[str, float] | None = 
             with _silence():
                 context = executor.submit(start).result()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if "AuthenticationError" in str(error.__cause__):
+                raise HarnessError(
+                    f"The cluster at {address} wants its token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+                ) from error
             raise _no_cluster(address or "this machine", reason(error)) from error
         try:
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # for which Ray prints its stack

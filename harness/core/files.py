@@ -91,8 +91,16 @@ def write_text(path: Path, text: str, *, advice: str = ADVICE, durable: bool = F
 
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = False, advice: str = ADVICE, durable: bool = False) -> None:
-    """Writes a value as JSON; see `write_bytes`."""
-    write_text(path, json_text(value, sort_keys=sort_keys), advice=advice, durable=durable)
+    """Writes the text `json_text`, which is never in memory as a whole; see `write_bytes`."""
+    with (
+        write_file(path, advice=advice) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        json.dump(value, file, indent=1, ensure_ascii=False, sort_keys=sort_keys)
+        file.write("\n")
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def json_text(value: Any, *, sort_keys: bool = False) -> str:
