@@ -151,13 +151,14 @@ TOO_LARGE = 413
 class BodyLimit:
     """Limits the body of a request to the size of a question, or, by PUT, of a photograph."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Limits the bodies that an application reads."""
+    def __init__(self, app: ASGIApp, question: int = LARGEST_QUESTION) -> None:
+        """Limits the bodies that an application reads; those of questions to so many bytes."""
         self._app = app
+        self._question = question
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
-        limit = LARGEST_UPLOAD if scope.get("method") == "PUT" else LARGEST_QUESTION
+        limit = LARGEST_UPLOAD if scope.get("method") == "PUT" else self._question
         length = 0
 
         async def receive_bounded() -> Message:

@@ -9,20 +9,18 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import AfterValidator, BaseModel
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from harness.app.results.objects import decode_mask
 from harness.app.results.overlay import color_of, mask_png
 from harness.app.segment.job import ANNOTATIONS
-from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Announce, Masks
 from harness.app.ui.photographs import Photograph
+from harness.app.ui.questions import KindsFields, ObjectFields, Text
 from harness.app.ui.sessions import Answer, Page, Session
 from harness.core.errors import HarnessError
 from harness.core.files import json_text
-from harness.runtime import ObjectPrompt
-from harness.runtime.sam3.image_model import THRESHOLD
 
 router = APIRouter(prefix="/api")
 
@@ -33,15 +31,6 @@ def page_of(request: Request) -> Page:
     return page
 
 
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("half of a surrogate pair is no letter") from error
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
 ThePage = Annotated[Page, Depends(page_of)]
 
 
@@ -57,37 +46,26 @@ def session_of(session: str, page: ThePage) -> Session:
 TheSession = Annotated[Session, Depends(session_of)]
 
 
-class ObjectQuestion(BaseModel):
-    """A prompt for one object.
+class ObjectQuestion(ObjectFields):
+    """A prompt for one object of a photograph.
 
     Attributes:
         photograph: Key of the photograph.
-        points, labels, box: See `harness.runtime.ObjectPrompt`.
         refines: Number of the answer whose mask is refined; None for none.
     """
 
     photograph: str
-    points: list[list[float]] = []
-    labels: list[int] | None = None
-    box: list[float] | None = None
     refines: int | None = None
 
 
-class KindsQuestion(BaseModel):
-    """A prompt for all objects of one or several kinds.
+class KindsQuestion(KindsFields):
+    """A prompt for all objects of one or several kinds on a photograph.
 
     Attributes:
         photograph: Key of the photograph.
-        texts: Noun phrases; boxes go with at most one.
-        boxes, box_labels: See `harness.runtime.Prompt`.
-        threshold: Objects score above this.
     """
 
     photograph: str
-    texts: list[Text] = []
-    boxes: list[list[float]] = []
-    box_labels: list[bool] | None = None
-    threshold: float = THRESHOLD
 
 
 class KeepRequest(BaseModel):
@@ -178,7 +156,7 @@ async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestio
     """Predicts the best mask of one object."""
     photograph = session.choose(page.photographs.get(question.photograph))
     refined = None if question.refines is None else session.logits(question.refines)
-    prompt = ObjectPrompt(question.points, question.labels, question.box, refined)
+    prompt = question.prompt(refined)
     page.model.encode_object_prompt(prompt, photograph.size)
     masks = await page.queue.run(session.key, partial(page.encodings.predict, photograph, prompt))
     return _answered(session.add_answer(photograph, masks))
@@ -188,9 +166,7 @@ async def ask_object(session: TheSession, page: ThePage, question: ObjectQuestio
 async def ask_kinds(session: TheSession, page: ThePage, question: KindsQuestion) -> dict[str, Any]:
     """Finds all objects of one or several kinds."""
     photograph = session.choose(page.photographs.get(question.photograph))
-    prompts = prompts_of_kinds(question.texts, question.boxes, question.box_labels)
-    if not 0 <= question.threshold <= 1:
-        raise HarnessError(f"The threshold {question.threshold} is no score; give a number from 0 to 1.")
+    prompts = question.prompts()
     for prompt in prompts:
         page.model.encode_prompt(prompt, photograph.size)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.app.results.coco import AnnotatedImage, data_set, distinct_names
 from harness.app.ui.encodings import Encodings, Logits, Masks, ModelQueue
+from harness.app.ui.errors import UnknownSessionError
 from harness.app.ui.photographs import ImageFolder, Photograph, Photographs
 from harness.core.errors import HarnessError
 from harness.runtime import Sam3
@@ -23,10 +24,6 @@ MOST_KEPT = 1000
 MOST_SESSIONS = 64
 """Maximum number of sessions of a server, those that were used last."""
 LONGEST_CATEGORY = 100
-
-
-class UnknownSessionError(HarnessError):
-    """A session that this server does not know."""
 
 
 @dataclass(frozen=True, eq=False)
