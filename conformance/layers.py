@@ -25,7 +25,7 @@ They are those of the test's process and of the processes that it waited for, so
 FOLDERS = {
     "kernel": ("aarch64", "schedules", "targets", "tuned", "tuning"),
     "part": ("budget", "diagnose", "execution", "explain", "lowering", "verify"),
-    "model": ("cli", "deployment", "models", "perf", "processes", "runtime", "segment", "track", "ui"),
+    "model": ("cli", "deployment", "models", "perf", "processes", "runtime", "segment", "serve", "track", "ui"),
 }
 """The folders whose tests have a layer of their own unless they are marked with another; other tests are laws."""
 

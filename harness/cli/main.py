@@ -23,6 +23,7 @@ from harness.cli.list import list_
 from harness.cli.pack import pack
 from harness.cli.report import report
 from harness.cli.segment import segment
+from harness.cli.serve import serve
 from harness.cli.serve_device import serve_device
 from harness.cli.track import track
 from harness.cli.tune import tune
@@ -60,6 +61,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "segment": segment,
     "track": track,
     "ui": ui,
+    "serve": serve,
     "serve-device": serve_device,
     "report": report,
     "list": list_,
