@@ -88,6 +88,12 @@ def verify(
     cpu: options.CpuOption = None,
     cuda_arch: options.CudaArchOption = None,
     remote: options.RemoteOption = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run the cases on the nodes of a Ray that have what they need.")
+    ] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
+    ] = None,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -113,6 +119,11 @@ def verify(
     compile_options = {"--diagnose": with_diagnosis, "--budget": budget, "--db": db, "--untuned": untuned}
     if model is not None and (flag := next((flag for flag, value in compile_options.items() if value), "")):
         raise HarnessError(f"--model judges what is compiled, and {flag} is for what is to be: leave one of them out")
+    alone = {"--remote": remote, "--diagnose": with_diagnosis, "--jobs": jobs > 1, "--judge-saved": judge_saved}
+    if ray and (flag := next((flag for flag, value in alone.items() if value), "")):
+        raise HarnessError(f"--ray and {flag} contradict each other: leave one of them out")
+    if ray_address is not None and not ray:
+        raise HarnessError("--ray-address is for --ray: give that, too")
     configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # freed memory may not fit beside a full model
@@ -186,8 +197,20 @@ def verify(
     package_versions = versions()
     flags = repro_flags(settings, threads, budget or ())
 
+    def verify_all(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
+        if not ray:
+            yield from verify_cases(cases, settings, limits, on_stage, jobs, float32)
+            return
+        from harness.core.cluster import connect
+        from harness.verify.cluster import check_nodes, resolved, resources_of_machine, run_on_node
+
+        with connect(ray_address, resources_of_machine()):
+            machine["runs on"] = f"{check_nodes()} nodes of a Ray"
+            # All cases wait for a node at a time.
+            yield from verify_cases(cases, resolved(settings), limits, on_stage, len(cases), float32, run_on_node)
+
     def run(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
-        for result in verify_cases(cases, settings, limits, on_stage, jobs, float32):
+        for result in verify_all(on_stage):
             if with_diagnosis:
                 groups = float32.get(result.case.component, NO_GROUPS)
                 result = add_diagnosis(result, settings, partial(on_stage, result.case), limits=limits, float32=groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -33,12 +33,13 @@ _SECONDS = 5
 
 
 @contextmanager
-def connect(address: str | None = None) -> Iterator[str | None]:
+def connect(address: str | None = None, resources: Mapping[str, float] | None = None) -> Iterator[str | None]:
     """Connects to Ray in the context; a Ray that was started for it ends with it.
 
     Args:
         address: `HOST:PORT` of a cluster that this machine belongs to. By default `RAY_ADDRESS`, otherwise a Ray is
             started on this machine.
+        resources: Resources of that one beside the CPUs, memory and GPUs, which Ray finds.
 
     Yields:
         The address of the cluster's dashboard; None if there is none.
@@ -55,8 +56,10 @@ def connect(address: str | None = None) -> Iterator[str | None]:
         os.environ.setdefault(name, value)
     import ray
 
-    local = {"num_cpus": usable_cpus(), "include_dashboard": False} if address is None else {}
-    start = partial(ray.init, address or "local", log_to_driver=False, logging_level="ERROR", **local)
+    local = {"num_cpus": usable_cpus(), "include_dashboard": False, "resources": resources}
+    start = partial(
+        ray.init, address or "local", log_to_driver=False, logging_level="ERROR", **(local if address is None else {})
+    )
     # In a thread, so that an interrupt waits for what Ray is starting; all of that ends with the thread.
     with ThreadPoolExecutor(1) as executor:
         try:

@@ -12,6 +12,7 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -41,6 +42,23 @@ class Limits:
 
 
 UNLIMITED = Limits()
+
+
+class RunIsolated(Protocol):
+    """A function that calls another in a process of its own, as `harness.core.processes.call.run_isolated` does."""
+
+    def __call__(
+        self,
+        function: str,
+        argument: Any,
+        *,
+        timeout: float | None = None,
+        memory_limit_bytes: int | None = None,
+        on_stage: Callable[[str], None] | None = None,
+        template: Template | None = None,
+        stop: threading.Event | None = None,
+    ) -> WorkerResult:
+        """Calls the function and returns how it ended."""
 
 
 @cache
@@ -79,6 +97,7 @@ def verify_case(
     template: Template | None = None,
     stop: threading.Event | None = None,
     float32: Groups = NO_GROUPS,
+    run: RunIsolated = run_isolated,
 ) -> Result:
     """Runs one case through its stages in a worker process, and compares its outcome with the expectation.
 
@@ -90,13 +109,14 @@ def verify_case(
         template: Template from `library_template`, which is forked if the case's target is `forkable`.
         stop: Event that another thread sets to end the case.
         float32: Groups of products that stay float32 in half precision.
+        run: Function that runs the worker process.
 
     Raises:
         HarnessError: The input or the environment is wrong.
         harness.core.processes.call.Stopped: `stop` was set.
     """
     expectation = expectation_for(case, expectations())
-    result = run_isolated(
+    result = run(
         "harness.verify.stages:run_request",
         (case, replace(settings, expectation=expectation), float32),
         timeout=limits.timeout,
@@ -115,6 +135,7 @@ def verify_cases(
     on_stage: Callable[[Case, str], None] = lambda case, stage: None,
     jobs: int = 1,
     float32: Mapping[str, Groups] = MappingProxyType({}),
+    run: RunIsolated = run_isolated,
 ) -> Iterator[Result]:
     """Verifies cases, and yields each result as soon as it is available.
 
@@ -125,6 +146,7 @@ def verify_cases(
         on_stage: Called with a case and the name of the stage that it enters; by several threads if `jobs` is above 1.
         jobs: Number of cases that run at a time. `core.processes.threads.share_cpus` makes them share CPUs well.
         float32: By the name of a subject, groups of products that stay float32 in half precision.
+        run: As for `verify_case`.
 
     Raises:
         HarnessError: The input or the environment is wrong; no other case continues then.
@@ -133,7 +155,7 @@ def verify_cases(
 
     def verify(case: Case) -> Result:
         groups = float32.get(case.component, NO_GROUPS)
-        return verify_case(case, settings, limits, partial(on_stage, case), template, stop, groups)
+        return verify_case(case, settings, limits, partial(on_stage, case), template, stop, groups, run)
 
     with closing(library_template()) as template:
         if jobs == 1:

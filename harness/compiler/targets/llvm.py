@@ -160,6 +160,15 @@ def lacks_matrix_unit_alone(processors: Processors = THIS_MACHINE) -> bool:
     return cpu_problem(name, required) is not None and cpu_problem(name, vectors) is None
 
 
+def required_features(processors: Processors) -> frozenset[str]:
+    """Returns the features that code for processors may use, in LLVM's spelling.
+
+    Raises:
+        HarnessError: LLVM does not know the named CPU.
+    """
+    return frozenset(_required_cpu(processors)[1])
+
+
 def _required_cpu(processors: Processors) -> tuple[str, list[str]]:
     """Returns LLVM's name of the CPU that code for processors needs, and the features that the code may use."""
     import tvm

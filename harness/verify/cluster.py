@@ -1,0 +1,151 @@
+"""Runs the processes of cases on the nodes of a Ray that have what the cases need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from harness import __version__
+from harness.compiler.targets import HOST
+from harness.compiler.targets.llvm import required_features
+from harness.core.case import Case
+from harness.core.errors import HarnessError
+from harness.core.outcome import CaseError
+from harness.core.processes.call import Stopped, Template, WorkerEnd, WorkerResult, run_isolated
+from harness.core.processes.threads import choose_threads, share_cpus, thread_count
+from harness.core.processors import Processors
+from harness.core.settings import Settings
+from harness.runtime.cpu import cpu_features
+
+FEATURES = {"amx": "amx-tile", "avx512": "avx512f", "arm64": "neon"}
+"""Resource of a node → the feature of its CPU, in LLVM's spelling."""
+_SHARE, _WHOLE = 0.001, 1.0
+"""A case takes a share of such a resource, so that it limits no number of cases."""
+_SECONDS = 0.2
+"""Time between two looks at whether a case was stopped."""
+
+
+def resources_of_machine() -> dict[str, float]:
+    """Returns the resources of this machine beside those that Ray finds: CPUs, memory and GPUs."""
+    features = cpu_features() or frozenset()
+    return {name: _WHOLE for name, feature in FEATURES.items() if feature in features}
+
+
+def resources_of_case(case: Case, processors: Processors) -> dict[str, float]:
+    """Returns the resources that a node must have to run a case; `GPU` is Ray's word for one."""
+    if case.target != HOST.name:
+        return {"GPU": _WHOLE}
+    if processors.cpu is None:
+        return {}
+    required = required_features(processors)
+    return {name: _SHARE for name, feature in FEATURES.items() if feature in required}
+
+
+def check_nodes() -> int:
+    """Checks that each node of the connected Ray has this version of the package, and returns their number.
+
+    Raises:
+        HarnessError: A node has another one, or none.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    for node in nodes:
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        try:
+            version = ray.get(ray.remote(num_cpus=0, scheduling_strategy=place)(_version).remote())
+        except ray.exceptions.RayError as error:
+            raise HarnessError(
+                f"sam3-tvm does not start on the node {node['NodeManagerAddress']} "
+                f"({str(error).strip().splitlines()[-1]}); install {__version__} in the Python of Ray there."
+            ) from error
+        if version != __version__:
+            raise HarnessError(
+                f"The node {node['NodeManagerAddress']} has sam3-tvm {version} and not {__version__}; "
+                "install the same version."
+            )
+    return len(nodes)
+
+
+def _version() -> str:
+    return __version__
+
+
+def run_on_node(
+    function: str,
+    argument: tuple[Case, Settings, Any],
+    *,
+    timeout: float | None = None,
+    memory_limit_bytes: int | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    template: Template | None = None,
+    stop: threading.Event | None = None,
+) -> WorkerResult:
+    """Runs a case as `run_isolated` does, in a process on a node; its stages are called when it has ended.
+
+    A node that is lost is replaced by another, twice.
+
+    Raises:
+        HarnessError: The input or the environment is wrong.
+        Stopped: `stop` was set before the case had ended.
+    """
+    import ray
+
+    case, settings, _ = argument
+    available = ray.cluster_resources()
+    # What no node has is compiled anywhere, as on a machine without.
+    needed = {
+        name: amount for name, amount in resources_of_case(case, settings.processors).items() if name in available
+    }
+    task = ray.remote(_run).options(
+        num_cpus=thread_count(),
+        num_gpus=needed.pop("GPU", 0),
+        resources=needed,
+        memory=memory_limit_bytes,
+        max_retries=2,
+    )
+    limits = {"timeout": timeout, "memory_limit_bytes": memory_limit_bytes}
+    answer = task.remote(function, argument, limits, thread_count(), template is not None)
+    while not ray.wait([answer], timeout=_SECONDS)[0]:
+        if stop is not None and stop.is_set():
+            ray.cancel(answer, force=True)
+            raise Stopped
+    try:
+        result: WorkerResult = ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, HarnessError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.OutOfMemoryError as error:
+        return WorkerResult(WorkerEnd.OUT_OF_MEMORY, error=CaseError("NodeMemory", str(error).partition("\n")[0]))
+    except ray.exceptions.RayError as error:
+        return WorkerResult(WorkerEnd.CRASHED, error=CaseError("NodeLost", str(error).partition("\n")[0]))
+    if on_stage is not None:
+        for crumb in result.breadcrumbs:
+            on_stage(crumb.stage)
+    return result
+
+
+@cache
+def _template() -> Template:
+    """Returns the template of this node's process, which ends with it."""
+    from harness.verify.runner import library_template
+
+    return library_template()
+
+
+def _run(function: str, argument: Any, limits: Mapping[str, Any], threads: int, has_template: bool) -> WorkerResult:
+    """Runs a case on the node that this process belongs to."""
+    choose_threads(threads)
+    share_cpus()
+    return run_isolated(function, argument, **limits, template=_template() if has_template else None)
+
+
+def resolved(settings: Settings) -> Settings:
+    """Returns settings whose paths mean the same in every folder."""
+    paths = {name: getattr(settings, name) for name in ("checkpoint", "image", "database", "model")}
+    return replace(settings, **{name: path.resolve() for name, path in paths.items() if path is not None})
