@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -210,6 +211,7 @@ class Service:
 def service(tiny_artifact: Path) -> Iterator[Service]:
     pytest.importorskip("ray")
     port = free_port()
+    before = set(Path(tempfile.gettempdir()).glob("sam3-tvm-serve-*"))
     with subprocess.Popen(
         command(tiny_artifact, port, "--keep", "2"),
         env=environment(),
@@ -228,6 +230,7 @@ def service(tiny_artifact: Path) -> Iterator[Service]:
             assert process.wait(60) == 0
             assert process.stdout.read() == "Stopped; nothing is served any more.\n"
             until(lambda: not any(member.is_running() for member in family), 30)
+            assert set(Path(tempfile.gettempdir()).glob("sam3-tvm-serve-*")) <= before
         finally:
             process.kill()
 
@@ -306,7 +309,7 @@ def found_by(service: Service) -> dict[str, Any]:
     return found
 
 
-def test_label_studio(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_studio(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of Label Studio's library asks the example, which asks the service."""
     api = pytest.importorskip("label_studio_ml.api")
     brush = pytest.importorskip("label_studio_sdk.converter.brush")
@@ -314,7 +317,8 @@ def test_label_studio(service: Service, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(backend, "get_local_path", lambda _backend, url: url)  # instead of a download
     control = "<BrushLabels name='brush' toName='image'><Label value='cat'/><Label value='dog'/></BrushLabels>"
     config = f"<View><Image name='image' value='$picture'/>{control}</View>"
-    client = api.init_app(backend).test_client()
+    client = api.init_app(backend, model_dir=str(tmp_path)).test_client()
+    assert client.post("/setup", json={"project": "1", "schema": config}).status_code == 200
     answer = client.post("/predict", json={"tasks": [{"data": {"picture": str(CAT)}}], "label_config": config})
     assert answer.status_code == 200
     (prediction,) = answer.get_json()["results"]

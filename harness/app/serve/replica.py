@@ -6,9 +6,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.app.results.coco import coco_annotations
@@ -17,6 +17,7 @@ from harness.app.segment.prompts import run_prompts
 from harness.app.ui.encodings import ENCODING, Encodings
 from harness.app.ui.photographs import Photograph, Photographs
 from harness.core.errors import HarnessError
+from harness.core.files import temporary_folder
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads
 from harness.runtime import ObjectPrompt, Prompt, Sam3
@@ -129,14 +130,19 @@ class Replica:
 
         configure_threads(threads)
         hide_torch()
-        self._files = TemporaryDirectory(prefix="sam3-tvm-serve-")
-        self._answerer = Answerer(Sam3.load(folder), Path(self._files.name), most_encoded)
+        self._cleanup = ExitStack()
+        files = self._cleanup.enter_context(temporary_folder("serve"))
+        self._answerer = Answerer(Sam3.load(folder), files, most_encoded)
         # TVM has a pool of threads for every thread that calls it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._answer = serve.batch(
             self._answer_batch, max_batch_size=MOST_TOGETHER, batch_wait_timeout_s=_GATHERING_SECONDS
         )
         self._encoded = Counter("sam3_tvm_encoded_images", description="Images that were encoded.")
+
+    def __del__(self) -> None:
+        """Removes the images; Ray Serve calls this before it ends the process."""
+        self._cleanup.close()
 
     async def __call__(self, question: Question) -> Answer:
         """Answers a question."""
