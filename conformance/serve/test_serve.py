@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,7 +189,12 @@ def test_a_service_that_cannot_start(tiny_artifact: Path, tmp_path: Path) -> Non
     assert "There is no Ray to use at 127.0.0.1:9" in refusal(
         command(tiny_artifact, port, "--ray-address", "127.0.0.1:9")
     )
-    assert "room" in refusal(command(tiny_artifact, port, "--replicas", "1000"))
+    assert "Ray has room for" in refusal(command(tiny_artifact, port, "--replicas", "1000"))
+    folder = Path(shutil.copytree(tiny_artifact, tmp_path / "damaged", copy_function=os.link))
+    weights = folder / "ground.safetensors"
+    weights.unlink()  # a hard link
+    weights.write_bytes(b"no weights")
+    assert f"A replica does not start: {weights} is damaged" in refusal(command(folder, port))
 
 
 class Service:

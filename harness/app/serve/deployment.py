@@ -87,11 +87,18 @@ def deploy(
         try:
             serve.run(application, name=APPLICATION, logging_config=quiet)
         except RuntimeError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise HarnessError(f"The service does not start ({last}); see Ray's logs.") from error
+            message = serve.status().applications[APPLICATION].deployments[MODEL].message
+            raise HarnessError(f"A replica does not start: {_last_error(message)}") from error
         yield
     finally:
         # A Ray that was killed at the same time does not answer.
         end = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
         end.start()
         end.join(_GRACE_SECONDS)
+
+
+def _last_error(message: str) -> str:
+    """Returns the sentence of the last error in a message of Ray Serve, which has the traceback of a replica."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    errors = [line.partition(": ")[2] for line in lines if line.startswith("harness.")]
+    return (errors or lines or ["Ray's logs say why."])[-1]

@@ -125,12 +125,12 @@ class Replica:
             threads: Threads of the model.
             most_encoded: Maximum number of encoded images in memory; those that were used last stay.
         """
+        self._cleanup = ExitStack()
         from ray import serve
         from ray.serve.metrics import Counter
 
         configure_threads(threads)
         hide_torch()
-        self._cleanup = ExitStack()
         files = self._cleanup.enter_context(temporary_folder("serve"))
         self._answerer = Answerer(Sam3.load(folder), files, most_encoded)
         # TVM has a pool of threads for every thread that calls it.
