@@ -82,7 +82,8 @@ class Handle:
         self.answer, self.seconds = answer, seconds
         self.keys: list[str] = []
 
-    def options(self, session_id: str) -> Handle:
+    def options(self, session_id: str, multiplexed_model_id: str) -> Handle:
+        assert session_id == multiplexed_model_id
         self.keys.append(session_id)
         return self
 

@@ -21,7 +21,7 @@ DEFAULT_PORT = 8364
 def serve(
     model: FolderOption = None,
     host: Annotated[str, typer.Option(help="Address to listen at; who reaches it is answered.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
     replicas: Annotated[int, typer.Option(min=1, help="Processes that load the model, on --threads CPUs each.")] = 1,
     keep: Annotated[int, typer.Option(min=1, help="Encoded images to keep in a replica's memory, 160 MB each.")] = 4,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused with 429.")] = 64,
@@ -49,7 +49,8 @@ def serve(
     manifest = read_any_manifest(folder)
     choose_threads(threads)
     hide_torch()
-    listen(host, port).close()  # Ray Serve would try a port that is taken again and again
+    with listen(host, port) as listener:  # Ray Serve would try a port that is taken again and again
+        port = listener.getsockname()[1]
     description = {
         "folder": folder.resolve().name,
         "scale": manifest.scale,
