@@ -27,9 +27,7 @@ def serve(
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused with 429.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer; later ones become a 504.")] = 300,
     threads: options.ThreadsOption = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
-    ] = None,
+    ray_address: options.RayAddressOption = None,
 ) -> None:
     """Serve a compiled model over HTTP until Ctrl-C: images and prompts in, data sets in COCO's format out.
 

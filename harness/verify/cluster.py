@@ -53,22 +53,25 @@ def check_nodes() -> int:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    for node in nodes:
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    answers = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(num_cpus=0, scheduling_strategy=place)(_version)
+            answers[task.remote()] = node["NodeManagerAddress"]
+    for answer, address in answers.items():
         try:
-            version = ray.get(ray.remote(num_cpus=0, scheduling_strategy=place)(_version).remote())
+            version = ray.get(answer)
         except ray.exceptions.RayError as error:
             raise HarnessError(
-                f"sam3-tvm does not start on the node {node['NodeManagerAddress']} "
-                f"({str(error).strip().splitlines()[-1]}); install {__version__} in the Python of Ray there."
+                f"sam3-tvm does not start on the node {address} ({str(error).strip().splitlines()[-1]}); "
+                f"install {__version__} in the Python of Ray there."
             ) from error
         if version != __version__:
             raise HarnessError(
-                f"The node {node['NodeManagerAddress']} has sam3-tvm {version} and not {__version__}; "
-                "install the same version."
+                f"The node {address} has sam3-tvm {version} and not {__version__}; install the same version."
             )
-    return len(nodes)
+    return len(answers)
 
 
 def _version() -> str:
