@@ -203,7 +203,7 @@ def verify(
         from harness.verify.cluster import check_nodes, resolved, resources_of_machine, run_on_node
 
         with connect(ray_address, resources_of_machine()):
-            count = check_nodes()
+            count = check_nodes(limits.memory_bytes)
             machine["runs on"] = f"{count} node{'' if count == 1 else 's'} of a Ray"
             # Ray limits the number of cases that run at a time.
             yield from verify_cases(cases, resolved(settings), limits, on_stage, len(cases), float32, run_on_node)
