@@ -132,17 +132,18 @@ def test_a_case_that_is_stopped(ray: Any) -> None:
 
 
 def test_the_report_is_that_of_this_machine(tmp_path: Path) -> None:
-    """Three cases run at a time, as far as there are CPUs, on a Ray that is started for the command."""
+    """Three cases, one of which fails, run on a Ray that is started for the command."""
     pytest.importorskip("ray")
     cases = []
     for name, arguments in {"ray": ("--ray",), "alone": ()}.items():
         report = tmp_path / name
         finished = verify("--threads", "1", "--report", str(report), *arguments)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+        assert finished.returncode == 1, finished.stdout + finished.stderr
         (path,) = report.glob("*.json")
         data = json.loads(path.read_text(encoding="utf-8"))
         assert ("runs on" in data["machine"]) == (name == "ray")
         fields = ("component", "status", "stage", "expected", "outputs")
         cases.append([{field: case[field] for field in fields} for case in data["cases"]])
     assert cases[0] == cases[1]
+    assert [case["status"] for case in cases[0]] == ["failed", "passed", "passed"]
     assert [case["component"] for case in cases[0]] == [CLIP.name, CLIP.name, PERCEPTRON.name]
