@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
+from conformance.cli.test_interrupted import MODELS
+from conformance.support.recurrent_segmenter import CLIP
+from conformance.support.small_network import PERCEPTRON
 from harness.core import cluster
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processes.call import Stopped, WorkerEnd
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.settings import SEEDED
+from harness.models.registry import MODELS_VARIABLE
 from harness.models.selection import select
 from harness.verify.cluster import check_nodes, resources_of_case, resources_of_machine, run_on_node
 
@@ -46,8 +50,18 @@ def test_what_a_node_must_have(target: str, processors: Processors, resources: s
 
 
 def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "verify", "--component", "box_head", "--strategy", "real", *arguments]
-    environment = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    components = [
+        "--component",
+        CLIP.name,
+        "--component",
+        PERCEPTRON.name,
+        "--strategy",
+        "lowering",
+        "--strategy",
+        "real",
+    ]
+    command = [sys.executable, "-m", "harness", "verify", *components, *arguments]
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT), MODELS_VARIABLE: MODELS}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
 
 
@@ -104,6 +118,10 @@ def test_a_node_of_another_version(ray: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("harness.verify.cluster.__version__", "0.0")
     with pytest.raises(HarnessError, match=r"^The node \S+ has sam3-tvm \S+ and not 0\.0; install the same version\.$"):
         check_nodes()
+    with pytest.raises(
+        HarnessError, match=r"^No node of the Ray has room for a case on \d+ threads; .*--memory-limit\.$"
+    ):
+        check_nodes(2**60)
 
 
 def test_a_case_that_is_stopped(ray: Any) -> None:
@@ -114,17 +132,18 @@ def test_a_case_that_is_stopped(ray: Any) -> None:
 
 
 def test_the_report_is_that_of_this_machine(tmp_path: Path) -> None:
-    """Two cases run at a time on a Ray that is started for the command."""
+    """Three cases, one of which fails, run on a Ray that is started for the command."""
     pytest.importorskip("ray")
     cases = []
     for name, arguments in {"ray": ("--ray",), "alone": ()}.items():
         report = tmp_path / name
-        finished = verify("--component", "scoring_head", "--threads", "1", "--report", str(report), *arguments)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+        finished = verify("--threads", "1", "--report", str(report), *arguments)
+        assert finished.returncode == 1, finished.stdout + finished.stderr
         (path,) = report.glob("*.json")
         data = json.loads(path.read_text(encoding="utf-8"))
         assert ("runs on" in data["machine"]) == (name == "ray")
         fields = ("component", "status", "stage", "expected", "outputs")
         cases.append([{field: case[field] for field in fields} for case in data["cases"]])
     assert cases[0] == cases[1]
-    assert [case["component"] for case in cases[0]] == ["box_head", "scoring_head"]
+    assert [case["status"] for case in cases[0]] == ["failed", "passed", "passed"]
+    assert [case["component"] for case in cases[0]] == [CLIP.name, CLIP.name, PERCEPTRON.name]

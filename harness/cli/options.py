@@ -108,6 +108,9 @@ BudgetOption = Annotated[
     list[Path] | None,
     typer.Option(help="File of `sam3-tvm budget`, which says what stays float32; repeat for several components."),
 ]
+RayAddressOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
+]
 RemoteOption = Annotated[
     str | None,
     typer.Option(help="HOST:PORT of a device to run on, usually an SSH tunnel's end; see serve-device."),

@@ -21,15 +21,13 @@ DEFAULT_PORT = 8364
 def serve(
     model: FolderOption = None,
     host: Annotated[str, typer.Option(help="Address to listen at; who reaches it is answered.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = DEFAULT_PORT,
     replicas: Annotated[int, typer.Option(min=1, help="Processes that load the model, on --threads CPUs each.")] = 1,
     keep: Annotated[int, typer.Option(min=1, help="Encoded images to keep in a replica's memory, 160 MB each.")] = 4,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused with 429.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer; later ones become a 504.")] = 300,
     threads: options.ThreadsOption = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
-    ] = None,
+    ray_address: options.RayAddressOption = None,
 ) -> None:
     """Serve a compiled model over HTTP until Ctrl-C: images and prompts in, data sets in COCO's format out.
 
@@ -49,7 +47,8 @@ def serve(
     manifest = read_any_manifest(folder)
     choose_threads(threads)
     hide_torch()
-    listen(host, port).close()  # Ray Serve would try a port that is taken again and again
+    with listen(host, port) as listener:  # Ray Serve would try a port that is taken again and again
+        port = listener.getsockname()[1]
     description = {
         "folder": folder.resolve().name,
         "scale": manifest.scale,

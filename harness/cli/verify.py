@@ -91,9 +91,7 @@ def verify(
     ray: Annotated[
         bool, typer.Option("--ray", help="Run the cases on the nodes of a Ray that have what they need.")
     ] = False,
-    ray_address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
-    ] = None,
+    ray_address: options.RayAddressOption = None,
 ) -> None:
     """Export, compile and run each case, and judge every output against PyTorch and float64.
 
@@ -212,8 +210,9 @@ def verify(
         from harness.verify.cluster import check_nodes, resolved, resources_of_machine, run_on_node
 
         with connect(ray_address, resources_of_machine()):
-            machine["runs on"] = f"{check_nodes()} nodes of a Ray"
-            # All cases wait for a node at a time.
+            count = check_nodes(limits.memory_bytes)
+            machine["runs on"] = f"{count} node{'' if count == 1 else 's'} of a Ray"
+            # Ray limits the number of cases that run at a time.
             yield from verify_cases(cases, resolved(settings), limits, on_stage, len(cases), float32, run_on_node)
 
     def run(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.runtime.errors import reason
@@ -56,10 +57,10 @@ def connect(address: str | None = None, resources: Mapping[str, float] | None = 
         os.environ.setdefault(name, value)
     import ray
 
-    local = {"num_cpus": usable_cpus(), "include_dashboard": False, "resources": resources}
-    start = partial(
-        ray.init, address or "local", log_to_driver=False, logging_level="ERROR", **(local if address is None else {})
-    )
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        settings |= {"num_cpus": usable_cpus(), "include_dashboard": False, "resources": resources}
+    start = partial(ray.init, address or "local", **settings)
     # In a thread, so that an interrupt waits for what Ray is starting; all of that ends with the thread.
     with ThreadPoolExecutor(1) as executor:
         try:

@@ -44,31 +44,43 @@ def resources_of_case(case: Case, processors: Processors) -> dict[str, float]:
     return {name: _SHARE for name, feature in FEATURES.items() if feature in required}
 
 
-def check_nodes() -> int:
+def check_nodes(memory_bytes: int | None = None) -> int:
     """Checks that each node of the connected Ray has this version of the package, and returns their number.
 
+    Args:
+        memory_bytes: Memory that a case takes of a node; it takes `thread_count` CPUs, too.
+
     Raises:
-        HarnessError: A node has another one, or none.
+        HarnessError: A node has another version, or none; or no node has room for a case.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
+    needed = {"CPU": thread_count(), "memory": memory_bytes or 0}
+    if not any(all(node["Resources"].get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
+        raise HarnessError(
+            f"No node of the Ray has room for a case on {thread_count()} threads; give fewer --threads, or a lower "
+            "--memory-limit."
+        )
+    answers = {}
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(num_cpus=0, scheduling_strategy=place)(_version)
+        answers[task.remote()] = node["NodeManagerAddress"]
+    for answer, address in answers.items():
         try:
-            version = ray.get(ray.remote(num_cpus=0, scheduling_strategy=place)(_version).remote())
+            version = ray.get(answer)
         except ray.exceptions.RayError as error:
             raise HarnessError(
-                f"sam3-tvm does not start on the node {node['NodeManagerAddress']} "
-                f"({str(error).strip().splitlines()[-1]}); install {__version__} in the Python of Ray there."
+                f"sam3-tvm does not start on the node {address} ({str(error).strip().splitlines()[-1]}); "
+                f"install {__version__} in the Python of Ray there."
             ) from error
         if version != __version__:
             raise HarnessError(
-                f"The node {node['NodeManagerAddress']} has sam3-tvm {version} and not {__version__}; "
-                "install the same version."
+                f"The node {address} has sam3-tvm {version} and not {__version__}; install the same version."
             )
-    return len(nodes)
+    return len(answers)
 
 
 def _version() -> str:

@@ -12,12 +12,16 @@ from pathlib import Path
 from harness.app.serve.gate import APPLICATION, MODEL, Gate
 from harness.app.serve.replica import MOST_TOGETHER, Replica
 from harness.core.errors import HarnessError
+from harness.core.processes.threads import SPIN_VARIABLE
+from harness.runtime.threads import BINDING_VARIABLE
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 """Sends the requests about one image to one replica."""
 _MOST_REQUESTS = 1000
 """Maximum number of requests that are checked or wait for their answers at a time."""
 
+_SHARING = {BINDING_VARIABLE: "0", SPIN_VARIABLE: "0"}
+"""Variables of replicas that share a machine: each would bind its threads to the first CPUs, and spin there."""
 _GRACE_SECONDS = 20
 """Time for running requests when the service ends."""
 
@@ -72,7 +76,7 @@ def deploy(
     model = serve.deployment(Replica).options(
         name=MODEL,
         num_replicas=replicas,
-        ray_actor_options={"num_cpus": threads},
+        ray_actor_options={"num_cpus": threads, "runtime_env": {"env_vars": _SHARING if replicas > 1 else {}}},
         max_ongoing_requests=MOST_TOGETHER,
         max_queued_requests=limits.queue,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),

@@ -114,9 +114,9 @@ class Gate:
         from ray.exceptions import RayActorError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-        # Requests about one image go to one replica, which has it encoded.
+        # Requests about one image go to one replica, which has it encoded, and are a batch of their own there.
         key = hashlib.sha256(question.image).hexdigest()
-        response = self._model.options(session_id=key).remote(question)
+        response = self._model.options(session_id=key, multiplexed_model_id=key).remote(question)
         try:
             answer: Answer = await asyncio.wait_for(response, self._seconds)
         except TimeoutError:
