@@ -56,7 +56,7 @@ def test_what_the_folder_is_not_is_refused(
 def test_a_folder_that_answers_nothing_is_refused(copy: Path, verify: Callable[..., tuple[int, str]]) -> None:
     change_manifest(copy, capacity={"points": 1, "boxes": 1, "clicks": 0, "video": False})
     code, printed = verify("--model", str(copy))
-    assert (code, "No question of a whole model can be asked" in printed) == (2, True), printed
+    assert (code, "The folder can answer no question" in printed) == (2, True), printed
     code, printed = verify("--model", str(copy), "--component", "interactive")
     assert (code, "interactive needs a model of Capacity(" in printed) == (2, True), printed
     change_manifest(copy, model="another")
