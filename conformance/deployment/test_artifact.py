@@ -351,7 +351,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     **{
         f"manifest {content!r}": (
             lambda folder, content=content: rewrite(folder / MANIFEST, content),  # type: ignore[misc]
-            sentence("damaged-manifest", "unreadable-manifest", path=MANIFEST),
+            sentence("damaged-manifest", "unreadable-manifest", "format-version"),
         )
         for content in (b"", b"{", b"[]", b'{"format": 1}', b'{"format": 1, "entries": 3}', b"\xff")
     },
