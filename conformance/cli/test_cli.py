@@ -178,14 +178,11 @@ def test_import_is_fast_and_light() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ("--component", "vision_backbon"),
-            (sentence("unknown-name", kind="component", name="vision_backbon", hint="vision_backbone"),),
-        ),
-        (("--target", "lvm"), (sentence("unknown-name", kind="target", name="lvm", hint="llvm"),)),
-        (("--strategy", "reel"), (sentence("unknown-name", kind="strategy", name="reel", hint="real"),)),
-        (("--scale", "fulll"), (sentence("unknown-name", kind="scale", name="fulll", hint="full"),)),
-        (("--weights", "outlier"), (sentence("unknown-name", kind="weights", name="outlier", hint="outliers"),)),
+        (("--component", "vision_backbon"), (sentence("unknown-name", name="vision_backbon", hint="vision_backbone"),)),
+        (("--target", "lvm"), (sentence("unknown-name", name="lvm", hint="llvm"),)),
+        (("--strategy", "reel"), (sentence("unknown-name", name="reel", hint="real"),)),
+        (("--scale", "fulll"), (sentence("unknown-name", name="fulll", hint="full"),)),
+        (("--weights", "outlier"), (sentence("unknown-name", name="outlier", hint="outliers"),)),
         ((*QUICK, "--strategy", "none"), (sentence("no-strategy", components="box_head", applying="real"),)),
         (("--seed", "x"), ("--seed",)),
         (("--seed", "-1"), ("--seed",)),

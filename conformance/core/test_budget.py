@@ -34,10 +34,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("[]", sentence("no-budget")),
         ("{}", sentence("no-budget")),
         (json.dumps(BUDGET.to_json() | {"format": 7}), sentence("budget-version", value=7)),
-        (
-            json.dumps(BUDGET.to_json() | {"float32": [1]}),
-            sentence("damaged-budget", error="`float32[0]`"),
-        ),
+        (json.dumps(BUDGET.to_json() | {"float32": [1]}), sentence("damaged-budget", error="`float32[0]`")),
         (json.dumps(BUDGET.to_json() | {"limit": "much"}), sentence("damaged-budget", error="`limit`")),
         (
             json.dumps({k: v for k, v in BUDGET.to_json().items() if k != "scale"}),

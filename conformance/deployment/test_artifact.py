@@ -99,13 +99,10 @@ def test_the_folder_is_what_the_manifest_says(shallow_artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (
-            ["compile", "--target", "cdua", "--out", "model"],
-            sentence("unknown-name", kind="target", name="cdua", hint="cuda"),
-        ),
+        (["compile", "--target", "cdua", "--out", "model"], sentence("unknown-name", name="cdua", hint="cuda")),
         (
             ["compile", "--scale", "half", "--out", "model"],
-            sentence("unknown-name", kind="scale", name="half", hint="shallow, full, tiny"),
+            sentence("unknown-name", name="half", hint="shallow, full, tiny"),
         ),
         (
             ["compile", "--strategy", "imaginary", "--out", "model"],
@@ -354,7 +351,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     **{
         f"manifest {content!r}": (
             lambda folder, content=content: rewrite(folder / MANIFEST, content),  # type: ignore[misc]
-            sentence("damaged-manifest", path=MANIFEST),
+            sentence("damaged-manifest", "unreadable-manifest", "format-version"),
         )
         for content in (b"", b"{", b"[]", b'{"format": 1}', b'{"format": 1, "entries": 3}', b"\xff")
     },

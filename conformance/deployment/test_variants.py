@@ -195,7 +195,7 @@ def test_a_damaged_file_is_found_before_it_is_packed(folder: Path) -> None:
 @pytest.mark.parametrize("content", ["{", '{"format": 1}', '{"format": 1, "names": [], "weights": {}, "files": {}}'])
 def test_a_damaged_description_is_a_sentence(folder: Path, content: str) -> None:
     (folder / VARIANTS).write_text(content)
-    with pytest.raises(ArtifactError, match=sentence("damaged-manifest", path=VARIANTS)):
+    with pytest.raises(ArtifactError, match=sentence("damaged-manifest", "unreadable-manifest", path=VARIANTS)):
         Artifact.load(folder)
 
 

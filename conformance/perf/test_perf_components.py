@@ -69,12 +69,12 @@ def test_the_named_sample_is_measured(tmp_path: Path) -> None:
         assert all(map(torch.equal, inputs, call.arguments))
         assert prepared.judge(runner(read_module(folder), inputs)())["verdict"] == VerdictKind.STRICT
     assert call_of(workload, case.component, "") is workload.trace[0]
-    with pytest.raises(HarnessError, match=f"no sample 'none': choose one of {workload.trace[0].name}"):
+    with pytest.raises(HarnessError, match=f"'none'.*{workload.trace[0].name}"):
         call_of(workload, case.component, "none")
 
 
 def test_what_reads_the_output_of_another_call_is_not_measured_alone() -> None:
-    with pytest.raises(HarnessError, match="'second', which reads what another call returns"):
+    with pytest.raises(HarnessError, match="'second'"):
         inputs_of(Call("second", "step", (Output("first", "state"),)), "object_pointers")
 
 

@@ -372,10 +372,7 @@ def test_what_does_not_belong_together_is_one_sentence() -> None:
     for wrong, told in (
         (replace(good, frame=-1), sentence("negative", frame=-1)),
         (observed(1, detections=None), sentence("tracked-masks", shape="[0, 12, 12]", tracked=1)),
-        (
-            replace(good, object_logits=np.zeros(2, np.float32)),
-            sentence("object-logits", shape="[2]", tracked=1),
-        ),
+        (replace(good, object_logits=np.zeros(2, np.float32)), sentence("object-logits", shape="[2]", tracked=1)),
         (
             replace(good, detections=replace(found(), masks=np.zeros((2, 3, 4), np.bool_))),
             sentence("detected-masks", shape="[2, 3, 4]", height=12, width=12),

@@ -185,7 +185,7 @@ NO_TARGET = {"other.layer.lora_A.weight": torch.ones(RANK, 8), "other.layer.lora
         (factors(), {"alpha_pattern": {"(": 8}}, "adapter_config.json is no regular expression"),
         (factors(), {"peft_type": "IA3"}, "IA3"),
         (factors() | {f"{MODULES[0]}.lora_magnitude_vector": torch.ones(8)}, {}, "lora_magnitude_vector"),
-        (factors() | {f"{MODULES[0]}.lora_B.bias": torch.ones(8)}, {}, "lora_B.bias"),
+        (factors() | {f"{MODULES[0]}.lora_B.bias": torch.ones(8)}, {}, "several"),
         (
             factors() | {f"{MODULES[0]}.lora_A.weight": torch.ones(RANK, 9)},
             {},
