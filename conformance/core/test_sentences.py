@@ -74,7 +74,7 @@ def test_every_sentence_of_the_table_is_in_the_sources() -> None:
 
 def test_every_sentence_of_the_table_is_asserted() -> None:
     words = {node.value for node in nodes("conformance") if isinstance(node, ast.Constant)}
-    assert not sentences().keys() - words
+    assert not (unused := sentences().keys() - words), unused
 
 
 def test_a_sentence_is_one_and_says_what_to_do() -> None:

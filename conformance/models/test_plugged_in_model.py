@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.support import projection, recurrent_segmenter
+from conformance.support import projection, recurrent_segmenter, small_segmenter
 from conformance.support.commands import run_command
 from conformance.support.recurrent_segmenter import CHANNELS, FRAMES, TOKENS
 from conformance.support.recurrent_step import Step
@@ -131,3 +132,12 @@ def test_what_is_no_model_is_a_sentence(monkeypatch: pytest.MonkeyPatch, module:
     finally:
         models.cache_clear()
         subjects.cache_clear()
+
+
+def test_a_model_without_entry_points_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(MODELS_VARIABLE, small_segmenter.__name__)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    done = command("compile", "--model", small_segmenter.NAME, "--out", "model", folder=tmp_path)
+    assert done.returncode == 2
+    assert re.search(sentence("nothing-to-deploy", model=small_segmenter.NAME), done.stderr), done.stderr
+    assert not (tmp_path / "model").exists()

@@ -109,7 +109,7 @@ BudgetOption = Annotated[
     typer.Option(help="File of `sam3-tvm budget`, which says what stays float32; repeat for several components."),
 ]
 RayAddressOption = Annotated[
-    str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
+    str | None, typer.Option(help="HOST:PORT of the Ray cluster. Default: RAY_ADDRESS, or this machine.")
 ]
 RemoteOption = Annotated[
     str | None,

@@ -54,10 +54,8 @@ def segment(
     threshold: Annotated[float, typer.Option(min=0, max=1, help="Objects that score higher are kept.")] = 0.5,
     threads: options.ThreadsOption = None,
     remote: options.RemoteOption = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Segment in the workers of a Ray, on --threads each.")] = False,
-    ray_address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of Ray's cluster. Default: RAY_ADDRESS, or a Ray on this machine.")
-    ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Segment in Ray workers, on --threads each.")] = False,
+    ray_address: options.RayAddressOption = None,
 ) -> None:
     """Find the objects that texts, boxes and points describe in images: overlays, masks, a data set in COCO's format.
 

@@ -89,7 +89,7 @@ def verify(
     cuda_arch: options.CudaArchOption = None,
     remote: options.RemoteOption = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Run the cases on the nodes of a Ray that have what they need.")
+        bool, typer.Option("--ray", help="Run the cases on the nodes of a Ray cluster that have what they need.")
     ] = False,
     ray_address: options.RayAddressOption = None,
 ) -> None:
@@ -211,7 +211,7 @@ def verify(
 
         with connect(ray_address, resources_of_machine()):
             count = check_nodes(limits.memory_bytes)
-            machine["runs on"] = f"{count} node{'' if count == 1 else 's'} of a Ray"
+            machine["runs on"] = f"{count} node{'' if count == 1 else 's'} of a Ray cluster"
             # Ray limits the number of cases that run at a time.
             yield from verify_cases(cases, resolved(settings), limits, on_stage, len(cases), float32, run_on_node)
 

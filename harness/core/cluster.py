@@ -1,4 +1,4 @@
-"""Connects this process to a Ray: to a cluster, or to one that is started on this machine."""
+"""Connects this process to a Ray cluster, or to one that is started on this machine alone."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _SECONDS = 5
 
 @contextmanager
 def connect(address: str | None = None, resources: Mapping[str, float] | None = None) -> Iterator[str | None]:
-    """Connects to Ray in the context; a Ray that was started for it ends with it.
+    """Connects to Ray in the context; a cluster that was started for it ends with it.
 
     Args:
-        address: `HOST:PORT` of a cluster that this machine belongs to. By default `RAY_ADDRESS`, otherwise a Ray is
+        address: `HOST:PORT` of a cluster that this machine belongs to. By default `RAY_ADDRESS`, otherwise one is
             started on this machine.
         resources: Resources of that one beside the CPUs, memory and GPUs, which Ray finds.
 
@@ -95,8 +95,8 @@ def _check(address: str) -> None:
 
 def _no_cluster(place: str, problem: str) -> HarnessError:
     return HarnessError(
-        f"There is no Ray to use at {place} ({problem}); start one with `ray start` on this machine, "
-        "or leave the address out for a Ray of this command."
+        f"No Ray cluster can be used at {place} ({problem}); start one with `ray start` on this machine, "
+        "or leave the address out to use this machine alone."
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs the processes of cases on the nodes of a Ray that have what the cases need."""
+"""Runs the processes of cases on the nodes of a Ray cluster that have what the cases need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def resources_of_case(case: Case, processors: Processors) -> dict[str, float]:
 
 
 def check_nodes(memory_bytes: int | None = None) -> int:
-    """Checks that each node of the connected Ray has this version of the package, and returns their number.
+    """Checks that each node of the connected Ray cluster has this version of the package, and returns their number.
 
     Args:
         memory_bytes: Memory that a case takes of a node; it takes `thread_count` CPUs, too.
@@ -60,8 +60,8 @@ def check_nodes(memory_bytes: int | None = None) -> int:
     needed = {"CPU": thread_count(), "memory": memory_bytes or 0}
     if not any(all(node["Resources"].get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
         raise HarnessError(
-            f"No node of the Ray has room for a case on {thread_count()} threads; give fewer --threads, or a lower "
-            "--memory-limit."
+            f"No node of the Ray cluster has room for a case on {thread_count()} threads; give fewer --threads, or a "
+            "lower --memory-limit."
         )
     answers = {}
     for node in nodes:

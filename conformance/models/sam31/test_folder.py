@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from conformance.support.commands import run_command
 from conformance.support.folders import change_manifest
+from conformance.support.sentences import sentence
 from conformance.support.whole import verified
 from harness.app.ui.sessions import make_page
 from harness.cli.main import app
@@ -123,10 +124,10 @@ def test_weights_of_the_other_model_are_refused(copy: Path, checkpoint: Path, tm
     state = build_sam3(TINY, interactive=True).state_dict()
     earlier = tmp_path / "sam3.pt"
     torch.save({video_name(name): torch.zeros_like(tensor) for name, tensor in state.items()}, earlier)
-    with pytest.raises(HarnessError, match=r"sam3\.pt is not of SAM 3\.1, .*, or the model sam3 for weights of SAM 3"):
+    with pytest.raises(HarnessError, match=sentence("not-sam31", path="sam3.pt")):
         pack(copy, earlier)
     change_manifest(copy, model="sam3")
-    with pytest.raises(HarnessError, match=r"sam3\.1_multiplex\.pt is of SAM 3\.1, .*, and the model is SAM 3: use"):
+    with pytest.raises(HarnessError, match=sentence("sam31-checkpoint", path="sam3.1_multiplex.pt")):
         pack(copy, checkpoint)
 
 

@@ -35,7 +35,7 @@ _TRIES = 3
 
 
 def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
-    """Returns the computation of a job on the Ray that this process is connected to.
+    """Returns the computation of a job on the Ray cluster that this process is connected to.
 
     Args:
         folder: Folder of the compiled model, by the same path on every node.

@@ -1,4 +1,4 @@
-"""Deploys a compiled model as a service on a Ray."""
+"""Deploys a compiled model as a service on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Limits:
 def deploy(
     folder: Path, description: Mapping[str, str], replicas: int, threads: int, limits: Limits, host: str, port: int
 ) -> Iterator[None]:
-    """Serves a model on the connected Ray as long as the context lasts.
+    """Serves a model on the connected Ray cluster as long as the context lasts.
 
     Args:
         folder: Folder of the compiled model, by the same path on every node.
@@ -95,7 +95,7 @@ def deploy(
             raise HarnessError(f"A replica does not start: {_last_error(message)}") from error
         yield
     finally:
-        # A Ray that was killed at the same time does not answer.
+        # A cluster that was killed at the same time does not answer.
         end = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
         end.start()
         end.join(_GRACE_SECONDS)
