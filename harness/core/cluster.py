@@ -22,7 +22,6 @@ ADDRESS_VARIABLE = "RAY_ADDRESS"
 _VARIABLES = {
     # No log on the terminal, and nothing is sent to Ray's makers.
     "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_DATA_LOG_LEVEL": "CRITICAL",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # it prints the traceback of each task that an interrupt ended
 }
