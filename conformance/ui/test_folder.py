@@ -35,6 +35,6 @@ def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monke
     assert folder.state()["unchecked"] == 0
     problems = {each["name"]: each["problem"] for each in folder.state()["images"]}
     assert problems["a.png"] is None and problems["c.png"] is None
-    assert re.match(sentence("damaged", name="The image b.png"), problems["b.png"])
+    assert re.match(sentence("unreadable-image", name="b.png", error="MemoryError"), problems["b.png"])
     assert re.match(sentence("unknown-format", name="The image d.png"), problems["d.png"])
     assert "check images" not in {thread.name for thread in threading.enumerate()}
