@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,7 +229,7 @@ def service(tiny_artifact: Path) -> Iterator[Service]:
         try:
             assert process.stdout is not None
             ready = f"Serving {tiny_artifact} at http://127.0.0.1:{port}/, described at /docs; Ctrl-C ends it.\n"
-            lines = list(iter(process.stdout.readline, ready))
+            lines = list(takewhile(lambda line: line != ready, process.stdout))
             assert lines == ["The weights are untrained (seed 0): the masks are meaningless.\n"]
             yield Service(process, f"http://127.0.0.1:{port}")
             family = psutil.Process(process.pid).children(recursive=True)
