@@ -363,6 +363,15 @@ def test_precisions_are_selected_where_the_target_has_them():
     assert {(case.target, case.precision) for case in whole} == {(case.target, case.precision) for case in every}
 
 
+NO_FP16_ON_CPUS = sentence(
+    "unsupported-precision",
+    target="llvm",
+    supported="fp32, bf16",
+    precisions="fp16",
+    alternatives="cuda or metal",
+)
+
+
 @pytest.mark.parametrize(
     ("targets", "components", "precisions", "expected"),
     [
@@ -370,13 +379,7 @@ def test_precisions_are_selected_where_the_target_has_them():
             ["llvm"],
             (),
             ["fp16"],
-            sentence(
-                "unsupported-precision",
-                target="llvm",
-                supported="fp32, bf16",
-                precisions="fp16",
-                alternatives="cuda or metal",
-            ),
+            NO_FP16_ON_CPUS,
         ),
         (
             ["metal"],
@@ -395,13 +398,7 @@ def test_precisions_are_selected_where_the_target_has_them():
             ["llvm"],
             ["end_to_end"],
             ["fp16"],
-            sentence(
-                "unsupported-precision",
-                target="llvm",
-                supported="fp32, bf16",
-                precisions="fp16",
-                alternatives="cuda or metal",
-            ),
+            NO_FP16_ON_CPUS,
         ),
     ],
 )

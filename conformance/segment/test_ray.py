@@ -110,7 +110,7 @@ def photographs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--ray", "--remote", "localhost:1"), sentence("ray-or-remote")),
+        (("--ray", "--remote", "localhost:1"), sentence("ray-alone", flag="--remote")),
         (("--ray-address", "localhost:1"), sentence("address-without-ray")),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,6 +131,20 @@ def chosen_weights(
             "give one of them"
         )
     return select_names("weights", names or (Weights.SEEDED.value,), available)
+
+
+def check_ray(ray: bool, address: str | None, alone: Mapping[str, object]) -> None:
+    """Refuses an address without `--ray`, and options that do not go with it.
+
+    Args:
+        ray: The value of `--ray`.
+        address: The value of `--ray-address`.
+        alone: The values of the options that do not go with `--ray`, by flag.
+    """
+    if ray and (flag := next((flag for flag, value in alone.items() if value not in (None, False)), "")):
+        raise HarnessError(f"--ray and {flag} contradict each other: leave one of them out")
+    if address is not None and not ray:
+        raise HarnessError("--ray-address is for --ray: give that, too")
 
 
 def model_of(checkpoint: Path) -> str:

@@ -73,10 +73,7 @@ def segment(
     object_prompt = make_object_prompt(click or (), click_out or (), click_box)
     if object_prompt is not None and (texts or any(geometry)):
         raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
-    if ray and remote is not None:
-        raise HarnessError("--ray and --remote contradict each other; give one of them.")
-    if ray_address is not None and not ray:
-        raise HarnessError("--ray-address is for --ray; give that, too.")
+    options.check_ray(ray, ray_address, {"--remote": remote})
     prompts = make_prompts(texts, *geometry) if object_prompt is None else [object_prompt]
     job = Job(find_images(images), prompts, out, threshold)
     folder = choose_model(model)

@@ -118,10 +118,7 @@ def verify(
     if model is not None and (flag := next((flag for flag, value in compile_options.items() if value), "")):
         raise HarnessError(f"--model compiles nothing, and {flag} needs a compilation: leave one of them out")
     alone = {"--remote": remote, "--diagnose": with_diagnosis, "--jobs": jobs > 1, "--judge-saved": judge_saved}
-    if ray and (flag := next((flag for flag, value in alone.items() if value), "")):
-        raise HarnessError(f"--ray and {flag} contradict each other: leave one of them out")
-    if ray_address is not None and not ray:
-        raise HarnessError("--ray-address is for --ray: give that, too")
+    options.check_ray(ray, ray_address, alone)
     configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # freed memory may not fit beside a full model

@@ -24,7 +24,7 @@ from harness.app.results.coco import AnnotatedImage, Annotation, coco_annotation
 from harness.app.results.journal import Journal, existing_files, has_form, results_folder
 from harness.app.results.objects import concatenate_objects
 from harness.app.results.overlay import mask_png, png
-from harness.app.segment.prompts import category_name, run_prompts
+from harness.app.segment.prompts import category_name, check_prompts, run_prompts
 from harness.compiler.execution.remote.client import RemoteError
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder, write_bytes, write_json
@@ -363,13 +363,7 @@ def segment(
     start = time.perf_counter()
     try:
         pixels = to_pixels(image)
-        # Prompts are checked before the image is encoded, which takes long.
-        for prompt in prompts:
-            size = pixels.shape[1], pixels.shape[0]
-            if isinstance(prompt, Prompt):
-                model.encode_prompt(prompt, size)
-            else:
-                model.encode_object_prompt(prompt, size)
+        check_prompts(model, prompts, (pixels.shape[1], pixels.shape[0]))
         encoded = model.set_image(pixels)
         objects = concatenate_objects(run_prompts(encoded, prompts, threshold))
     except (ModelError, RemoteError) as error:

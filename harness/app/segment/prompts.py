@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.app.results.objects import Objects, best_object, encode_objects
 from harness.core.errors import HarnessError
-from harness.runtime import EncodedImage, ObjectPrompt, Prompt
+from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
 from harness.runtime.sam3.prompts import Coordinates, Labels
 
 DEFAULT_CATEGORY = "object"
@@ -21,6 +21,24 @@ def category_name(prompt: Prompt | ObjectPrompt) -> str:
 def is_ambiguous(prompt: ObjectPrompt) -> bool:
     """Returns whether a prompt is one click alone, which is ambiguous: then the best of three masks is taken."""
     return prompt.box is None and prompt.points is not None and len(prompt.points) == 1
+
+
+def check_prompts(model: Sam3, prompts: Sequence[Prompt | ObjectPrompt], size: tuple[int, int]) -> None:
+    """Checks prompts before an image is encoded, which takes long.
+
+    Args:
+        model: The model.
+        prompts: The prompts.
+        size: Width and height of the image in pixels.
+
+    Raises:
+        ModelError: A prompt is invalid for this image or this model.
+    """
+    for prompt in prompts:
+        if isinstance(prompt, Prompt):
+            model.encode_prompt(prompt, size)
+        else:
+            model.encode_object_prompt(prompt, size)
 
 
 def run_prompts(image: EncodedImage, prompts: Sequence[Prompt | ObjectPrompt], threshold: float) -> list[Objects]:

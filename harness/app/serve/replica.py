@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.app.results.coco import coco_annotations
 from harness.app.results.objects import concatenate_objects
-from harness.app.segment.prompts import run_prompts
+from harness.app.segment.prompts import check_prompts, run_prompts
 from harness.app.ui.encodings import ENCODING, Encodings
 from harness.app.ui.photographs import Photograph, Photographs
 from harness.core.errors import HarnessError
@@ -84,11 +84,7 @@ class Answerer:
             try:
                 photograph = self._photographs.add(question.image, _NAME)
                 # A prompt that is wrong must not reach those of others.
-                for prompt in question.prompts:
-                    if isinstance(prompt, Prompt):
-                        self._model.encode_prompt(prompt, photograph.size)
-                    else:
-                        self._model.encode_object_prompt(prompt, photograph.size)
+                check_prompts(self._model, question.prompts, photograph.size)
                 groups[photograph, question.threshold].append(index)
             except (HarnessError, ModelError) as error:
                 answers[index] = str(error)
