@@ -268,12 +268,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(("measured_case", "measured_sample"), pairs)
         else:
             metafunc.parametrize("measured_case", [parameter(case) for case in cases])
-    subject = getattr(metafunc.module, "SUBJECT", None)
     if "whole_case" in metafunc.fixturenames:
-        cases = [case for case in whole_cases(config) if case.component == subject]
+        cases = [case for case in whole_cases(config) if case.component == metafunc.module.SUBJECT]
         metafunc.parametrize("whole_case", [parameter(case) for case in cases])
     if "whole_fp32_case" in metafunc.fixturenames:
-        cases = [case for case in whole_cases(config) if case.component == subject]
+        cases = [case for case in whole_cases(config) if case.component == metafunc.module.SUBJECT]
         metafunc.parametrize(
             "whole_fp32_case", [parameter(case) for case in cases if case.precision == DEFAULT_PRECISION]
         )

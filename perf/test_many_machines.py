@@ -29,6 +29,7 @@ from perf.many_machines import Throughput, segment, simulate
 from perf.options import Options
 from perf.whole_model import PHOTOGRAPH
 
+SUBJECT = "end_to_end"
 PHOTOGRAPHS = 12
 OF_ONE_PROCESS = 0.95
 """The least throughput of a worker of two threads, as a share of that without Ray."""
