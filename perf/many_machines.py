@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -25,7 +26,8 @@ class Throughput:
 
     Attributes:
         intervals: Seconds between results, without those until each worker's first one.
-        bytes: The most memory that all workers had together, shared pages divided among their users; 0 without Ray.
+        bytes: The most memory of all workers: what each has alone, and the pages of the model's files that the system
+            holds for all of them; 0 without Ray.
     """
 
     intervals: Sequence[float]
@@ -41,11 +43,16 @@ def segment(model: Path, photographs: Path, out: Path, workers: int, *options: s
     """Runs the command, and returns its throughput once the workers have loaded the model."""
     command = [sys.executable, "-m", "harness", "segment", str(photographs), "--text", "cat", "--threshold", "0.99"]
     command += ["--model", str(model), "--out", str(out), *options]
+    files = [path for path in model.iterdir() if path.is_file()]
+    for path in files:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # only pages that workers read count
     most = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            most = max(most, _workers_bytes(process.pid))
-            time.sleep(0.5)
+            if workers_bytes := _workers_bytes(process.pid):
+                most = max(most, workers_bytes + _cached_bytes(files))
+            time.sleep(2)  # reading the sizes stops a worker
     if process.returncode:
         raise RuntimeError(f"segment ended with {process.returncode}")
     ends = sorted(path.stat().st_mtime for path in out.glob("*_overlay.png"))[workers - 1 :]
@@ -57,8 +64,14 @@ def _workers_bytes(command: int) -> int:
     with suppress(psutil.Error):
         for child in psutil.Process(command).children(recursive=True):
             if WORKER in " ".join(child.cmdline()):
-                total += child.memory_full_info().pss
+                total += child.memory_full_info().uss
     return total
+
+
+def _cached_bytes(files: Sequence[Path]) -> int:
+    """Returns the bytes of the files' pages that are in memory."""
+    command = ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, files)]
+    return sum(map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
 
 
 def simulate(

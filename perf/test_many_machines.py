@@ -33,8 +33,11 @@ SUBJECT = "end_to_end"
 PHOTOGRAPHS = 12
 OF_ONE_PROCESS = 0.95
 """The least throughput of a worker of two threads, as a share of that without Ray."""
-OF_TWO_WORKERS = 1.10
-"""The least throughput of two workers of one thread, as a multiple of that of one worker of two."""
+OF_TWO_WORKERS = 1.0
+"""The least throughput of two workers of one thread, as a multiple of that of one worker of two.
+
+Two threads of a worker take 0.51 of the time of one at full scale, so that two workers can win 2 percent at most.
+"""
 OF_A_SECOND = 0.35
 """The most memory of a second worker, as a share of the first's."""
 RAY_SECONDS = 0.002
@@ -70,6 +73,7 @@ def test_many_machines(whole_case: Case, benchmark: Any, options: Options) -> No
         "images a second": [side.images_per_second for side in (alone, one, two)],
         "one worker / without Ray": one.images_per_second / alone.images_per_second,
         "two workers / one": two.images_per_second / one.images_per_second,
+        "GB of one worker, of two": [one.bytes / 1e9, two.bytes / 1e9],
         "second worker's memory / first's": two.bytes / one.bytes - 1,
         "median seconds in a worker": statistics.median(seconds),
         "seconds of this process for an image": handing,
