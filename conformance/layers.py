@@ -62,15 +62,18 @@ def layer_of(item: pytest.Item) -> str | None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks each test with its layer, before `-m` selects, and puts the files that take longest first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks each test with its layer, before `-m` selects.
 
-    Whoever got one of them last would work on it alone. The others stay in order: neighbours share models.
+    Where processes share the files, those that take longest come first: whoever got one of them last would work on it
+    alone. The others stay in order: neighbours share models.
     """
     for item in items:
         if (layer := layer_of(item)) is not None:
             item.add_marker(layer)
             item.user_properties.append((PROPERTY, layer))
+    if not hasattr(config, "workerinput"):
+        return
     long = {file: seconds for file, seconds in recorded().items() if seconds >= LONG}
     items.sort(key=lambda item: -long.get(file_of(item.nodeid), 0))
 

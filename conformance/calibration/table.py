@@ -38,7 +38,7 @@ def _matrix(records: Sequence[Record], name_of: Callable[[Record], str], first: 
     names = sorted({name_of(record) for record in records})
     groups = [(name, [record for record in records if name_of(record) == name]) for name in names]
     rows = [_row(name, group) for name, group in (*groups, ("all", records))]
-    return _table((first, *_COLUMNS[1:]), rows)
+    return markdown((first, *_COLUMNS[1:]), rows)
 
 
 def _row(name: str, records: Iterable[Record]) -> list[str]:
@@ -102,7 +102,7 @@ def _listed(title: str, records: Sequence[Record]) -> str:
         ]
         for record in records
     ]
-    return f"{title}: {len(records)}\n\n{_table(columns, rows)}" if rows else f"{title}: none"
+    return f"{title}: {len(records)}\n\n{markdown(columns, rows)}" if rows else f"{title}: none"
 
 
 def _misses(records: Sequence[Record]) -> str:
@@ -118,7 +118,7 @@ def _misses(records: Sequence[Record]) -> str:
         for record in records
     ]
     title = "Wrong outputs, and another kernel or cause named"
-    return f"{title}: {len(records)}\n\n{_table(columns, rows)}" if rows else f"{title}: none"
+    return f"{title}: {len(records)}\n\n{markdown(columns, rows)}" if rows else f"{title}: none"
 
 
 def _named(record: Record) -> list[str]:
@@ -140,6 +140,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
