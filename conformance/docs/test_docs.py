@@ -18,6 +18,8 @@ from docs.generate.reference import CLAIMS, SETTINGS
 from harness import __version__
 from harness.core.settings import REPOSITORY
 
+HARNESS = REPOSITORY / "harness"
+
 EXPORTING = {"reference/operators.md", "reference/entry-points.md"}
 """Pages that need the reproductions of defects as exported programs, or the model's modules."""
 
@@ -31,7 +33,7 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 
 def test_every_variable_is_on_the_page_of_settings() -> None:
     page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
-    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "harness").rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in HARNESS.rglob("*.py")]
     named = {name for source in sources for name in re.findall(r'= "(SAM3_TVM_[A-Z_]+)"', source)}
     assert named and all(f"`{name}`" in page for name in named)
     assert len(named) == len(SETTINGS["Environment variables"])
@@ -70,6 +72,17 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
     for code in figures.CODE.finditer(page.read_text(encoding="utf-8")):
         for name, arguments in COMMAND.findall(code[0]):
             assert set(re.findall(r"--[a-z][a-z0-9-]*", arguments)) <= known[name], f"{name}{arguments}"
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "language.md"])
+def test_the_files_of_a_table_exist(name: str) -> None:
+    lines = (DOCS / "design" / name).read_text(encoding="utf-8").splitlines()
+    rows = [re.findall(r"`([\w/]+(?:\.py|/))`", line) for line in lines if line.startswith("|")]
+    assert sum(map(len, rows)) > 30
+    for row in rows:
+        # A later name of a row may be in the folder of an earlier one.
+        folders = [HARNESS, *(HARNESS / path.rpartition("/")[0] for path in row)]
+        assert not [path for path in row if not any((folder / path).exists() for folder in folders)]
 
 
 def test_the_version_and_its_date_are_the_same_everywhere() -> None:

@@ -79,8 +79,8 @@ silently. {_count(DEFECTS, Symptom.WRONG_RESULT) - len(wrong)} more concern NaN 
 
 ## Report one
 
-The page of each frontend has a reproduction that needs PyTorch and TVM alone. To add a defect, follow the steps in
-`CONTRIBUTING.md`.
+The page of each frontend has a reproduction that needs PyTorch and TVM alone.
+[Adding](../design/adding.md#an-importer-or-compiler-defect) says how to add a defect.
 """
 
 

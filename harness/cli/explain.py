@@ -31,7 +31,7 @@ def explain(
     budget: options.BudgetOption = None,
     weights: options.WeightsOption = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="File for every call of every operator, with all that is known.")
+        Path | None, typer.Option("--json", help="JSON file with every call of every operator, in full.")
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Folder for each exported program (.pt2) and its Relax module as text.")

@@ -22,7 +22,7 @@ def inspect(
     checkpoint: Annotated[Path, typer.Argument(help="File of weights, index of several, or folder of one of these.")],
     model: Annotated[str | None, typer.Option(help="Name of the model. Default: the first that takes it.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="File for all that is known, with all names.")
+        Path | None, typer.Option("--json", help="JSON file with all that is known, and every tensor's name.")
     ] = None,
 ) -> None:
     """Tell what a checkpoint is: its layout, what it fits, dtypes, size, SHA-256, and what it can do."""

@@ -28,7 +28,7 @@ def serve_device(
     ] = None,
     threads: ThreadsOption = None,
 ) -> None:
-    """Let verify, segment, tune and pytest with --remote run what they compile on this machine, until Ctrl-C.
+    """Let verify, segment and pytest with --remote run what they compile on this machine, until Ctrl-C.
 
     TVM's RPC server lets every client run any code here as this user. So it listens on loopback alone, and other
     machines reach it through an SSH tunnel, see docs/prove/remote.md.

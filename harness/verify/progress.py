@@ -12,6 +12,7 @@ from harness.core.case import Case
 from harness.core.outcome import Stage, Status
 from harness.core.precision import PRECISIONS
 from harness.verify.report import Result
+from harness.verify.report.verification.wording import plural
 
 STAGES = " → ".join(Stage)
 
@@ -34,7 +35,7 @@ def show_progress(
     running: dict[Case, str] = {}
     bar = BarColumn(bar_width=20)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), bar, MofNCompleteColumn(), TimeElapsedColumn())
-    console.print(f"{len(cases)} cases, each: {STAGES}", highlight=False)
+    console.print(f"{plural(len(cases), 'case')}, each: {STAGES}", highlight=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=len(cases))
 

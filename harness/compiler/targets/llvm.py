@@ -51,7 +51,7 @@ def cpu_name(processors: Processors = THIS_MACHINE) -> str:
         if unit and unit not in _UNITS:
             raise HarnessError(f"--cpu {processors.cpu} names an unknown unit {unit!r}: known are {', '.join(_UNITS)}")
         if unit and normalized((cross_triple(processors) or architecture()).partition("-")[0]) != "x86_64":
-            raise HarnessError(f"--cpu {processors.cpu} names a unit of x86: leave out +{unit}")
+            raise HarnessError(f"--cpu {processors.cpu} adds a unit that only x86 CPUs have: leave out +{unit}")
         return name
     cpu = system_cpu()
     return safe_cpu(cpu.name, frozenset(cpu.features), cpu_features())

@@ -106,7 +106,7 @@ def give_weights(
     if checkpoint is not None:
         if weights != Weights.SEEDED:
             raise HarnessError(
-                f"A checkpoint has weights of its own, so that they cannot be {weights}: give one of them."
+                f"A checkpoint brings its weights, and --weights {weights} draws others: give one of both."
             )
         draw(model, seed, load(model, Path(checkpoint), allow_partial=allow_partial))
     elif part is None:

@@ -64,7 +64,7 @@ class Bench:
         """
         workload = subjects()[case.component].open(case, settings)
         if not isinstance(workload, TracedWorkload):
-            raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
+            raise HarnessError(f"{case.component} is a whole model: make a budget for each of its components")
         self._workload = workload
         executor = create_executor(settings)
         if problem := executor.run_problem(case.target):

@@ -159,9 +159,9 @@ def find_budget(
             "everything stays float32: give a --half-rate above --fp32-rate"
         )
     if not PRECISIONS[case.precision].is_half:
-        raise HarnessError(f"a budget is of a half precision: --precision {case.precision} is none")
+        raise HarnessError(f"a budget needs a half precision, and {case.precision} is none: give another --precision")
     if subjects()[case.component].whole:
-        raise HarnessError(f"{case.component} is no component: make the budgets of those that it is made of")
+        raise HarnessError(f"{case.component} is a whole model: make a budget for each of its components")
     request = (case, settings, limit, rates, log)
     worker = run_isolated("harness.verify.budget.search:budget_request", request, on_stage=on_stage)
     budget_result: Result = worker.require(f"no budget for {case.id}")

@@ -130,7 +130,8 @@ def _unwrap(content: Mapping[str, Any], path: Path) -> Content:
         found = averages or found
         if len(found) > 1:
             raise HarnessError(
-                f"The checkpoint {path} has several sets of weights, {', '.join(found)}; save the one to use alone."
+                f"The checkpoint {path} has several sets of weights, {', '.join(found)}; save one of them alone, "
+                "and give that file."
             )
         if not found:
             break

@@ -33,10 +33,10 @@ class Sam3Options(ModelOptions):
     open_checkpoint: ClassVar[Callable[..., Checkpoint]] = staticmethod(open_checkpoint)
     needs_symbolic_axes: ClassVar[bool] = True
 
-    points: Annotated[int, typer.Option(min=1, help="Most points in one prompt.")] = Capacity().points
-    boxes: Annotated[int, typer.Option(min=1, help="Most boxes in one prompt.")] = Capacity().boxes
+    points: Annotated[int, typer.Option(min=1, help="Largest number of points in one prompt.")] = Capacity().points
+    boxes: Annotated[int, typer.Option(min=1, help="Largest number of boxes in one prompt.")] = Capacity().boxes
     clicks: Annotated[
-        int, typer.Option(min=0, help="Most points in a prompt for one object; 0 leaves such prompts out.")
+        int, typer.Option(min=0, help="Largest number of points in a prompt for one object; 0 leaves such prompts out.")
     ] = DEFAULT_CLICKS
     no_grounding: Annotated[
         bool, typer.Option("--no-grounding", help="Leave out what finds everything that a text or a box means.")

@@ -356,7 +356,9 @@ class Session:
 
     def _not_kept_error(self, action: str) -> ModelError:
         if self.frames.is_stream:
-            return ModelError(f"{action}, because {self.frames.name} is read only once, from the first prompt on.")
+            return ModelError(
+                f"{action}, because {self.frames.name} is a stream: it is read once, from the first prompt on."
+            )
         return ModelError(
             f"{action}, because this session keeps only what is needed to go on once; start it with keep=True."
         )
