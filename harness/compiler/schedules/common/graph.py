@@ -112,6 +112,15 @@ def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) ->
     return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
 
 
+def call_on_views(
+    bb: relax.BlockBuilder, name: str, function: T.PrimFunc, operands: Sequence[relax.Expr], shape: Sequence[int]
+) -> relax.Expr:
+    """Emits a kernel's call on views of operands, in its parameters' shapes; returns a view of the result."""
+    parameters = zip(operands, function.params, strict=False)
+    views = [reshaped(bb, operand, [int(extent) for extent in buffer.shape]) for operand, buffer in parameters]
+    return reshaped(bb, bb.emit(call(bb, name, function, views)), shape)
+
+
 @dataclass(frozen=True)
 class Facts:
     """The bindings of a function in order, and the users of each variable; the user None is the function itself."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tvm import relax, te
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
+from harness.compiler.schedules.common.graph import Legalize, call_on_views, default, reshaped
 from harness.compiler.schedules.common.kernel import Argument, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.common.normalization import Normalization, recognized
@@ -111,9 +111,8 @@ def _called(
     function = layer_norm_kernel(
         rows, count, problem.epsilon, problem.scale is not None, problem.shift is not None, dtype
     )
-    arguments = [reshaped(bb, data, (rows, count)), *(reshaped(bb, operand, (count,)) for operand in affine)]
     name = f"layer_norm{'_astype' if dtype == BF16 else ''}_{rows}x{count}"
-    return reshaped(bb, bb.emit(call(bb, name, function, arguments)), problem.shape)
+    return call_on_views(bb, name, function, [data, *affine], problem.shape)
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
@@ -124,8 +123,7 @@ def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     lines, groups, channels, inner = problem.lines, problem.groups, problem.channels, problem.inner
     count = channels * inner
     function = group_moments_kernel(lines, count, problem.epsilon)
-    name = f"group_moments_{lines}x{count}"
-    moments = bb.emit(call(bb, name, function, [reshaped(bb, problem.data, (lines, count))]))
+    moments = call_on_views(bb, f"group_moments_{lines}x{count}", function, [problem.data], (lines, 3))
 
     def normalized(data: te.Tensor, moments: te.Tensor, *affine: te.Tensor) -> te.Tensor:
         def element(i: T.Index, c: T.Index, k: T.Index) -> T.Expr:

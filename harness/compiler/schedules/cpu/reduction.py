@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tvm import relax, topi
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, around, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu.emit import for_each_vector
@@ -373,9 +373,8 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
             function = line_kernel(reduction, outer, count)
         else:
             function = column_kernel(reduction, outer, count, inner)
-        operand = reshaped(bb, data, (outer, count) if inner == 1 else extents)
-        result = bb.emit(call(bb, f"{name}_{outer}x{count}x{inner}", function, [operand]))
-        return reshaped(bb, result, [int(extent) for extent in node.ty.shape])
+        shape = [int(extent) for extent in node.ty.shape]
+        return call_on_views(bb, f"{name}_{outer}x{count}x{inner}", function, [data], shape)
 
     return legalize
 
@@ -409,8 +408,7 @@ def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         return bb.call_te(topi.cumsum, data, axis, str(node.ty.dtype), exclusive)
     view = around(shape, axis)
     function = cumsum_kernel(*view, exclusive)
-    result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
-    return reshaped(bb, result, shape)
+    return call_on_views(bb, f"cumsum_{'x'.join(map(str, view))}", function, [data], shape)
 
 
 LEGALIZE: dict[str, Legalize] = {

@@ -7,7 +7,7 @@ import math
 from tvm import relax, topi
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, call_on_views, default, static_shape
 from harness.compiler.schedules.common.kernel import Argument, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu import math as elementary
@@ -65,8 +65,7 @@ def _legalize(log: bool) -> Legalize:
         rows = data if axis == last else bb.emit(bb.call_te(topi.transpose, data, swapped))
         outer, count = math.prod(shape) // shape[axis], shape[axis]
         name = f"{'log_' if log else ''}softmax_{outer}x{count}"
-        result = bb.emit(call(bb, name, row_kernel(outer, count, log), [reshaped(bb, rows, (outer, count))]))
-        result = reshaped(bb, result, [shape[d] for d in swapped])
+        result = call_on_views(bb, name, row_kernel(outer, count, log), [rows], [shape[d] for d in swapped])
         return result if axis == last else bb.call_te(topi.transpose, result, swapped)
 
     return legalize

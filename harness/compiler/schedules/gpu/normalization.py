@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax, te
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
+from harness.compiler.schedules.common.graph import Legalize, call_on_views, default, reshaped
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.common.normalization import recognized
@@ -136,11 +136,10 @@ def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     label = "x".join(map(str, extents))
     if count <= LONGEST:
         function = normalize_kernel(extents, groups, epsilon, scaled, shifted, dtype)
-        arguments = [reshaped(bb, data, extents), *(reshaped(bb, value, (groups, channels)) for value in values)]
-        return reshaped(bb, bb.emit(call(bb, f"normalize_{label}", function, arguments)), shape)
-    chunk_moments = chunk_moments_kernel(lines, count, dtype)
-    moments = bb.emit(call(bb, f"chunk_moments_{label}", chunk_moments, [reshaped(bb, data, (lines, count))]))
-    merged = bb.emit(call(bb, f"merged_moments_{label}", merged_moments_kernel(lines, count, epsilon), [moments]))
+        return call_on_views(bb, f"normalize_{label}", function, [data, *values], shape)
+    of_chunks, merging = chunk_moments_kernel(lines, count, dtype), merged_moments_kernel(lines, count, epsilon)
+    moments = call_on_views(bb, f"chunk_moments_{label}", of_chunks, [data], (lines, ceil_div(count, CHUNK), 2))
+    merged = call_on_views(bb, f"merged_moments_{label}", merging, [moments], (lines, 3))
 
     def finish(x: te.Tensor, statistics: te.Tensor, *rest: te.Tensor) -> te.Tensor:
         def wide(value: te.TensorSlice) -> Any:

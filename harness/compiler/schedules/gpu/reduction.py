@@ -7,7 +7,7 @@ import math
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, around, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
@@ -83,8 +83,7 @@ def _softmax(log: bool) -> Legalize:
             return default(bb, node)
         view = around(shape, int(node.attrs.axis))
         name = f"{'log_' if log else ''}softmax_{'x'.join(map(str, view))}"
-        function = softmax_kernel(*view, log, dtype)
-        return reshaped(bb, bb.emit(call(bb, name, function, [reshaped(bb, data, view)])), shape)
+        return call_on_views(bb, name, softmax_kernel(*view, log, dtype), [data], shape)
 
     return legalize
 
@@ -104,12 +103,11 @@ def _sum(mean: bool) -> Legalize:
         divisor, name = (count, "mean") if mean else (1, "sum")
         operand, label = data, f"{outer}x{count}x{inner}"
         if count > LONGEST and inner == 1:
-            chunks = chunk_sums_kernel(outer, count, dtypes[0])
-            operand = bb.emit(call(bb, f"chunk_sums_{label}", chunks, [reshaped(bb, data, (outer, count))]))
-            count, dtypes = ceil_div(count, CHUNK), ("float32", dtypes[1])
+            of_chunks, chunks = chunk_sums_kernel(outer, count, dtypes[0]), ceil_div(count, CHUNK)
+            operand = call_on_views(bb, f"chunk_sums_{label}", of_chunks, [data], (outer, chunks))
+            count, dtypes = chunks, ("float32", dtypes[1])
         function = sum_kernel(outer, count, inner, divisor, dtypes)
-        result = bb.emit(call(bb, f"{name}_{label}", function, [reshaped(bb, operand, (outer, count, inner))]))
-        return reshaped(bb, result, [int(extent) for extent in node.ty.shape])
+        return call_on_views(bb, f"{name}_{label}", function, [operand], [int(extent) for extent in node.ty.shape])
 
     return legalize
 
