@@ -28,10 +28,17 @@ from functools import partial
 from typing import Any
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.graph import argument
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, chunk_length, prim_func, tail_extent
+from harness.compiler.schedules.common.kernel import (
+    Argument,
+    ceil_div,
+    chunk_length,
+    parts_of,
+    prim_func,
+    tail_extent,
+    where,
+)
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.gpu.folding import Operands
 from harness.compiler.schedules.gpu.loading import LANES, BoundOperand, QueryBlock
@@ -197,16 +204,7 @@ def kernel_of(
             query_block = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
             emitter(_counted(attention), query_block, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
-    info = kernel_info.attention(
-        algorithm,
-        [operand.operations > 0 for operand in operands.all],
-        attention.width,
-        batch=attention.batch,
-        heads=heads,
-        queries=attention.queries,
-        keys=attention.keys,
-        channels=attention.channels,
-    )
+    info = attention.info(algorithm, [operand.operations > 0 for operand in operands.all])
     return prim_func("attention", arguments_of(attention, operands), body, replace(info, tile=tile))
 
 
@@ -272,11 +270,6 @@ def masked(
     return score
 
 
-def _parts_of(count: T.Index, part: int) -> T.Index:
-    """Emits ⌈count / part⌉ for count ≥ 0; TVM's code generation fails on `//` of values of unknown sign."""
-    return ceil_div(count, part) if isinstance(count, int) else T.Bind(T.truncdiv(count + (part - 1), part))
-
-
 def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> T.Index:
     """Returns the number of steps over the keys that any query of a block sees.
 
@@ -286,7 +279,7 @@ def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -
         keys: Keys of a step.
         block: The block's queries.
     """
-    step_count = _parts_of(attention.keys, keys)
+    step_count = parts_of(attention.keys, keys)
     if attention.diagonal is None:
         return step_count
     visible_keys = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
@@ -366,7 +359,7 @@ class _Emitter:
         totals, results, previous = local(rows), local(rows * width), local(rows)
         fill(totals)
         fill(results)
-        with T.serial(0, _parts_of(steps, _SPAN)) as span:
+        with T.serial(0, parts_of(steps, _SPAN)) as span:
             for i in range(rows):
                 T.buffer_store(previous, self.highest[i], [i])
             with T.serial(0, T.min(_SPAN, steps - span * _SPAN)) as step:
@@ -569,10 +562,13 @@ class _Emitter:
 
         conditions: list[T.Operand] = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
-            when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
+            conditions += [vector < width // 4] if self.layout.width > width else []
+            with where(*conditions), T.vectorized(0, 4) as v:
+                store(v)
         else:
             for v in range(4):
-                when([*conditions, 4 * vector + v < width], partial(store, v))
+                with where(*conditions, 4 * vector + v < width):
+                    store(v)
 
     def _take(self, registers: T.Buffer, offset: int, place: T.Index) -> None:
         """Emits the copy of a vector of four from shared memory."""
@@ -580,25 +576,12 @@ class _Emitter:
             T.buffer_store(registers, self.shared[place + v], [offset + v])
 
 
-def _vector(body: Callable[[T.Index], None]) -> None:
-    with T.vectorized(0, 4) as v:
-        body(v)
-
-
-def when(conditions: Sequence[T.Operand], body: Callable[[], None]) -> None:
-    """Emits the body under all of the conditions."""
-    if not conditions:
-        body()
-        return
-    with T.If(T.all(*conditions)), T.Then():
-        body()
-
-
 def _divide_among_threads(count: int, threads: int, thread: T.Index, body: Callable[[T.Index], None]) -> None:
     """Emits `body(index)` for 0 … count, divided among the threads."""
     with T.serial(0, ceil_div(count, threads)) as n:
         index = T.Bind(n * threads + thread)
-        when([] if count % threads == 0 else [index < count], lambda: body(index))
+        with where(*([] if count % threads == 0 else [index < count])):
+            body(index)
 
 
 def fill(registers: T.Buffer) -> None:

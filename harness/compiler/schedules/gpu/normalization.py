@@ -14,10 +14,10 @@ from tvm import relax, te
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call_on_views, default, reshaped
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, where
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.common.normalization import recognized
-from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
+from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line
 from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 
@@ -45,7 +45,8 @@ def normalize_kernel(
                     value = value * fp32(affine[0][i % groups, k // inner])
                 if shifted:
                     value = value + fp32(affine[-1][i % groups, k // inner])
-                store(exists, out, converted(value, dtype), [i, k // inner, k % inner])
+                with where(*exists):
+                    T.buffer_store(out, converted(value, dtype), [i, k // inner, k % inner])
 
             line.for_each(write)
 
@@ -117,9 +118,9 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
             left = scalar(first / fp32(count))
             squares = scalar(within + (between - first * left))
             with T.If(T.EQ(thread % threads, 0)), T.Then():
-                store(exists, out, mean, [i, 0])
-                store(exists, out, left, [i, 1])
-                store(exists, out, _inverse_root(squares, count, epsilon), [i, 2])
+                for n, value in enumerate((mean, left, _inverse_root(squares, count, epsilon))):
+                    with where(*exists):
+                        T.buffer_store(out, value, [i, n])
 
     arguments = [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))]
     return prim_func("merged_moments", arguments, body, kernel("moments", "merged", lines=lines, count=count))

@@ -8,9 +8,9 @@ from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, where
 from harness.compiler.schedules.common.kernel_info import kernel
-from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
+from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line
 from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 _SHORTEST = 64
@@ -35,7 +35,8 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
 
             def write(value: T.Expr, k: T.Index) -> None:
                 result = value - normalizer if log else value / normalizer
-                store(exists, out, converted(result, dtype), [i, k, j])
+                with where(*exists):
+                    T.buffer_store(out, converted(result, dtype), [i, k, j])
 
             line.for_each(write)
 
@@ -53,8 +54,8 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
             (total,) = line.fold([added(lambda value, k: value)])
             result = scalar(total if divisor == 1 else total / fp32(divisor))
-            with T.If(T.EQ(thread % threads, 0)), T.Then():
-                store(exists, out, converted(result, dtypes[1]), [i, j])
+            with T.If(T.EQ(thread % threads, 0)), T.Then(), where(*exists):
+                T.buffer_store(out, converted(result, dtypes[1]), [i, j])
 
     arguments = [Argument("data", (outer, count, inner), dtypes[0]), Argument("out", (outer, inner), dtypes[1])]
     info = kernel("sum" if divisor == 1 else "mean", lines=outer * inner, count=count)

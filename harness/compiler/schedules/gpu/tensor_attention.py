@@ -20,10 +20,10 @@ from functools import partial
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, where
 from harness.compiler.schedules.common.kernel_info import TENSOR_CORES
 from harness.compiler.schedules.gpu import fragments
-from harness.compiler.schedules.gpu.attention import LOWEST, comes_out_even, fill, kernel_of, masked, steps_of, when
+from harness.compiler.schedules.gpu.attention import LOWEST, comes_out_even, fill, kernel_of, masked, steps_of
 from harness.compiler.schedules.gpu.folding import Operands
 from harness.compiler.schedules.gpu.loading import BoundOperand, QueryBlock
 from harness.compiler.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
@@ -160,7 +160,8 @@ class _Emitter:
         annotations = {"disable_unroll": True} if source.folded.operations else None
         with T.serial(0, ceil_div(count, threads), annotations=annotations) as n:
             index = T.Bind(n * threads + self.thread)
-            when([] if count % threads == 0 else [index < count], partial(copy, index))
+            with where(*([] if count % threads == 0 else [index < count])):
+                copy(index)
 
     def _multiply_keys(self) -> None:
         """Emits the scores of the warp's queries with the keys of a step."""
@@ -233,15 +234,13 @@ class _Emitter:
                 T.buffer_store(staged, T.Cast(self.dtype, value), [n])
             inside = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
             if width % 2 == 0:
-                conditions = [*inside, *([channel < width] if width < self.width else [])]
-                when(conditions, partial(self._put_pair, query, channel, staged))
+                inside += [channel < width] if width < self.width else []
+                with where(*inside), T.vectorized(0, 2) as v:
+                    self._put(query, channel + v, staged[v])
             else:
                 for n in range(2):
-                    when([*inside, channel + n < width], partial(self._put, query, channel + n, staged[n]))
-
-    def _put_pair(self, query: T.Index, channel: T.Index, values: T.Buffer) -> None:
-        with T.vectorized(0, 2) as v:
-            self._put(query, channel + v, values[v])
+                    with where(*inside, channel + n < width):
+                        self._put(query, channel + n, staged[n])
 
     def _put(self, query: T.Index, channel: T.Index, value: T.Expr) -> None:
         T.buffer_store(self.result, value, [self.block.batch, query, self.block.head, channel])

@@ -6,13 +6,12 @@ Both schedules that pack keys and values are made of it. They differ in who pack
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_extent
+from harness.compiler.schedules.common.kernel import ceil_div, parts_of, registers, tail_extent, where
 from harness.compiler.schedules.common.kernel_info import ATTENTION, KernelInfo
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.attention.online_softmax import State, fill, normalized
@@ -285,7 +284,7 @@ class Passage:
         def finish(p: T.Index, score: _Score) -> None:
             for i in range(tile.rows):
                 key = p * tile.rows + i
-                with _where(None if full else key < keys.count):
+                with where(*([] if full else [key < keys.count])):
                     self._store_line(highest, T.Bind(key), partial(score, i))
 
         tiles = parts_of(keys.count, tile.rows)
@@ -400,18 +399,3 @@ class Passage:
             b = PanelOfB(partial(keys.value, panel, channel), prepare)
             multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
             state.add(q, output, totals, factor, channel)
-
-
-@contextmanager
-def _where(condition: T.Operand | None) -> Iterator[None]:
-    """Emits the code in the context for the case that a condition holds, or in any case if there is none."""
-    if condition is None:
-        yield
-        return
-    with T.If(condition), T.Then():
-        yield
-
-
-def parts_of(length: T.Index, part: int) -> T.Index:
-    """Emits ⌈length / part⌉ of a positive length; TVM's code generation fails on `//` of one that it counts itself."""
-    return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))

@@ -11,7 +11,6 @@ from typing import TypeVar
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.folding import Folded
 from harness.compiler.schedules.common.kernel import Argument, free_variables
@@ -144,10 +143,8 @@ class Attention:
 
     def info(self, algorithm: str, decisions: Mapping[str, str | int]) -> KernelInfo:
         """Returns the facts of a kernel with this algorithm and these decisions of its schedule."""
-        names = ("batch", "heads", "queries", "keys", "channels")
-        extents = {name: getattr(self.problem, name) for name in names}
         reads = [operand.operations > 0 for operand in (self.query, self.key, self.value)]
-        info = kernel_info.attention(algorithm, reads, self.problem.width, **extents)
+        info = self.problem.info(algorithm, reads)
         known: dict[str, str | int] = {"values": "projected afterwards"} if self.projected else {}
         for mod in self.score_mods:
             known |= mod.decisions

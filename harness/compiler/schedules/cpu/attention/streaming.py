@@ -18,16 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, prim_func
-from harness.compiler.schedules.cpu.attention.block import (
-    KeyBlock,
-    Passage,
-    Plan,
-    QueryBlock,
-    Strip,
-    Work,
-    parts_of,
-)
+from harness.compiler.schedules.common.kernel import ceil_div, parts_of, prim_func
+from harness.compiler.schedules.cpu.attention.block import KeyBlock, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import copy_rows, joined_rows, pack_channels
