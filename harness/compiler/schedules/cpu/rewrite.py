@@ -35,9 +35,9 @@ from harness.compiler.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.microkernels.choice import micro_kernels
 from harness.compiler.schedules.cpu.normalization import lower_rounded_layer_norm
+from harness.compiler.schedules.cpu.operand_layer import movable
 from harness.compiler.schedules.cpu.schedule import Workload
 from harness.compiler.schedules.cpu.tile import vector_unit
-from harness.compiler.schedules.cpu.value_projection import movable
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
 

@@ -23,13 +23,16 @@ from harness.compiler.schedules.cpu.attention.streaming import Streaming
 from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
 from harness.compiler.schedules.cpu.gemm import lower_matmul
-from harness.compiler.schedules.cpu.key_projection import fold_key, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.moves import Reindex
-from harness.compiler.schedules.cpu.operand_layer import OperandLayer
-from harness.compiler.schedules.cpu.value_projection import projection_of
+from harness.compiler.schedules.cpu.operand_layer import (
+    OperandLayer,
+    Reindex,
+    fold_key,
+    key_layer_of,
+    value_layer_of,
+)
 
 Schedule = PerHead | Streaming | FewQueries
 
@@ -74,7 +77,7 @@ def _bias_of(attention: ir.Call) -> relax.Expr | None:
 def _recognized(context: Context, attention: ir.Call) -> tuple[Problem | None, OperandLayer | None]:
     """Returns the problem of a kernel, if there is one, and the linear layer of the values if that follows it."""
     problem = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
-    projection = projection_of(context, attention)
+    projection = value_layer_of(context, attention)
     if problem is None or projection is None or not context.projected_afterwards.issuperset(projection.bindings):
         return problem, None
     return replace(problem, width=projection.narrow), projection
