@@ -171,11 +171,11 @@ def _compute(
         count = T.Bind(T.max(0, T.min(plan.group, blocks - g * plan.group)))
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.prepare(plan, line, QueryBlock(q, head, first), rows)
+            work.prepare(line, QueryBlock(q, head, first), rows)
         with T.serial(0, key_blocks(plan.count)) as n, T.serial(0, count) as q:
             keys = plan.key_block(*copies, n)
             block = QueryBlock(q, head, T.Bind((first_of_group + q) * plan.columns))
-            Passage(plan, work, strip, block, keys).emit()
+            Passage(work, strip, block, keys).emit()
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.write(plan, QueryBlock(q, head, first), rows, result)
+            work.write(QueryBlock(q, head, first), rows, result)

@@ -162,7 +162,7 @@ def _pack_queries(plan: _Plan, head_of: _HeadOf, work: Work) -> None:
     with T.parallel(0, plan.tasks) as task:
         first, rows = plan.queries_from(task % plan.blocks)
         line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.micro_kernel.dtype)
-        work.prepare(plan, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
+        work.prepare(line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
 
 
 def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
@@ -230,7 +230,7 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
             key=key,
             value=value,
         )
-        Passage(plan, work, Strip.allocated(plan, plan.keys), queries, keys).emit()
+        Passage(work, Strip.allocated(plan, plan.keys), queries, keys).emit()
 
 
 def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
@@ -238,4 +238,4 @@ def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
     with T.parallel(0, plan.tasks) as task:
         head = head_of(task // plan.blocks)
         first, rows = plan.queries_from(task % plan.blocks)
-        work.write(plan, QueryBlock(task, head, first), rows, result)
+        work.write(QueryBlock(task, head, first), rows, result)
