@@ -44,7 +44,6 @@ from harness.compiler.schedules.cpu.epilogue import Epilogue, Store
 from harness.compiler.schedules.cpu.lowering import Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
-from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.winograd_plan import Plan
 
 _CHUNK = 32
@@ -264,8 +263,7 @@ def _multiply(
         def left(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
             return packed[(index, first_panel + p, *((i, first + k) if plan.in_panels else (first + k, i)))]
 
-        multiply_panels(
-            micro_kernel,
+        micro_kernel.multiply_panels(
             tile,
             elements,
             PanelsOfA(panels, left, stride=elements),

@@ -14,14 +14,12 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, parts_of, registers, tail_extent, where
 from harness.compiler.schedules.common.kernel_info import ATTENTION, KernelInfo
 from harness.compiler.schedules.cpu import math as elementary
-from harness.compiler.schedules.cpu.attention.online_softmax import fill, finite, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import joined_rows, pack_channels
-from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position
-from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position, finite
+from harness.compiler.schedules.cpu.emit import fill, for_each_vector
 from harness.compiler.schedules.cpu.microkernels.fp32 import multiply
 from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
-from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _Score = Callable[[int, T.Index], T.Expr]
@@ -216,7 +214,7 @@ class Work:
 
             def store(c: T.Index) -> None:
                 value = self.results[q, c, i] if self.plan.by_channel else self.results[q, i, c]
-                attention.store(result, normalized(value, weight), block.head, block.first + i, c)
+                attention.store(result, value, weight, block.head, block.first + i, c)
 
             for_each_vector(attention.problem.width, self.plan.lanes, store)
 
@@ -352,7 +350,7 @@ class Passage:
             lambda p: finish(p, lambda i, j: scores[p * tile.rows + i, j]),
         )
         attention, a, b = plan.attention, PanelsOfA(tiles, keys.key), PanelOfB(self._query)
-        multiply_panels(attention.micro_kernel, tile, attention.depth, a, b, sums, plan.chunk)
+        attention.micro_kernel.multiply_panels(tile, attention.depth, a, b, sums, plan.chunk)
 
     def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
         return self.work.queries[self.queries.number, first + k, j]
@@ -366,7 +364,7 @@ class Passage:
             return lambda i, j: rows[i][j]
         totals = T.alloc_buffer((1, tile.size), "float32")
         a = PanelsOfA(1, lambda _, first, k, i: key(p, first, k, i), stride=depth)
-        multiply_panels(micro_kernel, tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
+        micro_kernel.multiply_panels(tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
         return lambda i, j: totals[0, i * tile.columns + j]
 
     def _store_line(self, highest: T.Buffer, key: T.Var, score: Callable[[T.Index], T.Expr]) -> None:
@@ -443,12 +441,12 @@ class Passage:
                 keys.stride,
             )
             b = PanelOfB(lambda first, k, j: weights[first + k, j], prepare)
-            multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
+            kernel.multiply_panels(output, depth, a, b, Sums(totals), chunk)
             self.work.add(q, totals, factor)
             return
         a = PanelsOfA(plan.columns // output.rows, lambda p, first, k, i: weights[first + k, p * output.rows + i])
         with T.serial(0, plan.panels) as panel:
             channel = T.Bind(panel * output.columns)
             b = PanelOfB(partial(keys.value, panel, channel), prepare)
-            multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
+            kernel.multiply_panels(output, depth, a, b, Sums(totals), chunk)
             self.work.add(q, totals, factor, channel)

@@ -25,10 +25,10 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
 from harness.compiler.schedules.cpu import math as elementary
-from harness.compiler.schedules.cpu.attention.online_softmax import fill, finite, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import Rows
-from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position, finite
+from harness.compiler.schedules.cpu.emit import fill
 
 _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""
@@ -210,7 +210,7 @@ class _Kernel:
             for part in parts[1:]:
                 value = value + factors[part] * self.results[m, i, part, c]
             head = m // problem.heads, m % problem.heads
-            self.attention.store(result, normalized(value, total[0]), head, i, c)
+            self.attention.store(result, value, total[0], head, i, c)
 
 
 def _reader(rows: Rows, lanes: int) -> _Element:

@@ -13,7 +13,7 @@ from tvm import relax
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.folding import Folded
-from harness.compiler.schedules.common.kernel import Argument, free_variables
+from harness.compiler.schedules.common.kernel import Argument, fp32, free_variables
 from harness.compiler.schedules.common.kernel_info import KernelInfo
 from harness.compiler.schedules.cpu.attention.linear_key import WEIGHT, LinearKey
 from harness.compiler.schedules.cpu.attention.packing import Rows
@@ -130,11 +130,13 @@ class Attention:
             score = mod.emit(buffers, position, score)
         return score
 
-    def store(self, result: T.Buffer, value: T.Expr, head: Head, query: T.Index, channel: T.Index) -> None:
-        """Emits that an element gets to the result."""
+    def store(
+        self, result: T.Buffer, value: T.Expr, weight: T.Expr, head: Head, query: T.Index, channel: T.Index
+    ) -> None:
+        """Emits the store of a sum of weighted values divided by the sum of the weights; zero if that is zero."""
         b, h = head
-        value = to_bf16(value) if self.stores == BF16 else value
-        T.buffer_store(result, value, self._place(b, query, h, channel))
+        mean = T.Select(T.EQ(weight, fp32(0.0)), fp32(0.0), value / weight)
+        T.buffer_store(result, to_bf16(mean) if self.stores == BF16 else mean, self._place(b, query, h, channel))
 
     def _place(self, b: T.Index, query: T.Index, h: T.Index, channel: T.Index) -> list[T.Index]:
         """Returns the index in the result of an element, or its extents for those of the operands."""

@@ -19,6 +19,11 @@ Buffers = Mapping[str, Sequence[T.Buffer]]
 """The buffers of a kernel's inputs, and of what score changes keep, by role."""
 
 
+def finite(score: T.Expr) -> T.Expr:
+    """Returns a highest score, and 0 for -inf: exp(-inf - -inf) would be NaN where every key is masked."""
+    return T.Select(T.EQ(score, fp32(-math.inf)), fp32(0.0), score)
+
+
 class Position(NamedTuple):
     """The place of a score: batch, head, query and key, and its query's block and number in the block."""
 
