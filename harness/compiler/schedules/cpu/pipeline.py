@@ -11,7 +11,7 @@ from harness.compiler.schedules.common.ordering import order_nan
 from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
 from harness.compiler.schedules.common.vm import lower_to_vm
-from harness.compiler.schedules.cpu import elementwise, normalization, roi_align, softmax
+from harness.compiler.schedules.cpu import elementwise, normalization, roi_align
 from harness.compiler.schedules.cpu.memory import plan_memory
 from harness.compiler.schedules.cpu.pixel_projection import project_rows
 from harness.compiler.schedules.cpu.rewrite import call_kernels
@@ -20,7 +20,6 @@ from harness.compiler.schedules.cpu.widening import lower_bf16
 LEGALIZE = {
     **elementwise.LEGALIZE,
     **normalization.LEGALIZE,
-    **softmax.LEGALIZE,
     **roi_align.LEGALIZE,
     **nan.LEGALIZE,
     **resizing.LEGALIZE,

@@ -26,15 +26,13 @@ from harness.compiler.schedules.common.graph import (
 )
 from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.cpu.attention import key_layers, lower_attention
-from harness.compiler.schedules.cpu.conv2d import lower_conv2d
-from harness.compiler.schedules.cpu.conv2d_transpose import lower_conv2d_transpose
+from harness.compiler.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.compiler.schedules.cpu.epilogue import Epilogue, following_step
 from harness.compiler.schedules.cpu.feed_forward import feed_forward
 from harness.compiler.schedules.cpu.gemm import lower_matmul, rounded_left
-from harness.compiler.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.microkernels.choice import micro_kernels
-from harness.compiler.schedules.cpu.normalization import lower_rounded_layer_norm
+from harness.compiler.schedules.cpu.normalization import lower_layer_norm_2d, lower_rounded_layer_norm
 from harness.compiler.schedules.cpu.operand_layer import movable
 from harness.compiler.schedules.cpu.schedule import Workload
 from harness.compiler.schedules.cpu.tile import vector_unit
