@@ -155,9 +155,8 @@ def lower_conv2d_transpose(context: Context, conv: ir.Call) -> Lowering | None:
         image, weight, at_load=context.is_parameter(conv.args[1]), dtype=micro_kernel.multiplies
     )
     blocking = context.blocking(convolution, micro_kernel)
-    return contracted(
-        _transposed_contraction(convolution, conv, result, micro_kernel, blocking), rounds=micro_kernel is not FP32
-    )
+    contraction = _transposed_contraction(convolution, conv, result, micro_kernel, blocking)
+    return contracted(contraction, rounds=micro_kernel is not FP32)
 
 
 def _transposed_contraction(

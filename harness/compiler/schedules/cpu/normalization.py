@@ -75,7 +75,7 @@ def layer_norm_kernel(
         with tasks(rows, rows * count) as i:
             mean, squares = emit_moments(count, lambda k: data[i, k])
             centred = emit_centre(mean)
-            factor = scalar(inverse_root(squares, count, epsilon), "float32")
+            factor = scalar(inverse_root(squares, count, epsilon))
 
             def write(k: T.Index) -> None:
                 value = centred(data[i, k]) * factor
@@ -104,7 +104,7 @@ def group_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
         moments = emit_line_moments(lines, count, lambda i, k: data[i, k])
         with T.serial(0, lines) as i:
             mean, squares = moments(i)
-            high = scalar(to_f32(mean), "float32")
+            high = scalar(to_f32(mean))
             T.buffer_store(out, high, [i, 0])
             T.buffer_store(out, to_f32(mean - T.Cast("float64", high)), [i, 1])
             T.buffer_store(out, inverse_root(squares, count, epsilon), [i, 2])
@@ -325,15 +325,15 @@ def softmax_kernel(rows: int, count: int, log: bool) -> T.PrimFunc:
     def body(data: T.Buffer, out: T.Buffer) -> None:
         with tasks(rows, rows * count) as i:
             (largest,) = fold_line(count, [Fold("float32", -math.inf, lambda m, k: _greater(data[i, k], m), _greater)])
-            top = scalar(largest, "float32")
+            top = scalar(largest)
             # The exponentials go through memory: the next pass and the sum both read them.
             for_each_vector(count, LANES, lambda k: T.buffer_store(out, elementary.exp(data[i, k] - top), [i, k]))
             (total,) = fold_line(count, [add(lambda k: to_f64(out[i, k]))])
             if log:
-                normalizer = scalar(to_f32(T.log(total)), "float32")
+                normalizer = scalar(to_f32(T.log(total)))
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, (data[i, k] - top) - normalizer, [i, k]))
             else:
-                normalizer = scalar(to_f32(total), "float32")
+                normalizer = scalar(to_f32(total))
                 for_each_vector(count, LANES, lambda k: T.buffer_store(out, out[i, k] / normalizer, [i, k]))
 
     shape = (rows, count)

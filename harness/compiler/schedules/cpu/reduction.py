@@ -65,9 +65,9 @@ def each_block(outer: int, count: int, inner: int, block: Callable[[T.Index, T.I
             block(i, whole * LANES, rest)
 
 
-def scalar(value: T.Expr, dtype: str) -> T.Expr:
+def scalar(value: T.Expr) -> T.Expr:
     """Emits a local variable that holds the value, and returns it."""
-    cell = registers((1,), dtype)
+    cell = registers((1,), str(value.ty))
     T.buffer_store(cell, value, [0])
     return cell[0]
 
@@ -113,7 +113,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[T.Expr]:
             with T.vectorized(0, width) as j:
                 T.buffer_store(lane, fold.merge(lane[j], lane[j + width]), [j])
             width //= 2
-        results.append(scalar(fold.merge(lane[0], lane[1]), fold.dtype))
+        results.append(scalar(fold.merge(lane[0], lane[1])))
     if not rest and whole:
         return results
     ones = [registers((1,), fold.dtype) for fold in folds]
@@ -178,8 +178,8 @@ MIN = _extreme("min", math.inf, lambda a, b: a < b)
 
 def emit_centre(mean: T.Expr) -> Callable[[T.Index], T.Expr]:
     """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to its last place."""
-    high = scalar(to_f32(mean), "float32")
-    low = scalar(to_f32(mean - to_f64(high)), "float32")
+    high = scalar(to_f32(mean))
+    low = scalar(to_f32(mean - to_f64(high)))
     return lambda value: (value - high) - low
 
 
@@ -191,7 +191,7 @@ def inverse_root(squares: T.Expr, count: int, epsilon: float) -> T.Expr:
 def emit_moments(count: int, read: Callable[[T.Index], T.Expr]) -> tuple[T.Expr, T.Expr]:
     """Emits two passes over a line that stays in the cache: its mean and its sum of squared deviations, in fp64."""
     (total,) = fold_line(count, [add(lambda k: to_f64(read(k)))])
-    mean = scalar(total / fp64(count), "float64")
+    mean = scalar(total / fp64(count))
     centred = emit_centre(mean)
 
     def square(k: T.Index) -> T.Expr:
@@ -236,7 +236,7 @@ def emit_line_moments(
         if chunks == 1:
             return means[i, 0], squares[i, 0]
         (total,) = fold_line(chunks, [add(lambda c: means[i, c])])
-        mean = scalar(total / fp64(chunks), "float64")
+        mean = scalar(total / fp64(chunks))
 
         def between(c: T.Index) -> T.Expr:
             deviation = means[i, c] - mean

@@ -127,13 +127,13 @@ def _pack(plan: Plan, weight: tuple[int, ...], micro_kernel: MicroKernel) -> T.P
                         T.buffer_store(taps, value, [y, x])
                 for a in range(n):
                     for x in range(3):
-                        T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
+                        T.buffer_store(half, _combined(matrix[a], [taps[y, x] for y in range(3)]), [a, x])
                 for a in range(n):
                     for b in range(n):
-                        value = T.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
+                        value = T.Cast("float32", _combined(matrix[b], [half[a, x] for x in range(3)]))
                         T.buffer_store(values, value, [term, a * n + b])
             for place in range(plan.places):
-                word = micro_kernel.join(_column(values, place))
+                word = micro_kernel.b.encode([values[term, place] for term in range(micro_kernel.terms)])
                 if filters % rows:
                     word = T.if_then_else(index < filters, word, T.const(0, micro_kernel.dtype))
                 T.buffer_store(packed, word, [place, panel, *((i, element) if plan.in_panels else (element, i))])
@@ -141,33 +141,19 @@ def _pack(plan: Plan, weight: tuple[int, ...], micro_kernel: MicroKernel) -> T.P
     return prim_func("pack", [Argument("source", weight), Argument("packed", shape, micro_kernel.dtype)], body, HELPER)
 
 
-def _combined(factors: Sequence[Fraction], value: Callable[[int], T.Expr], dtype: str = "float32") -> T.Expr:
-    """Computes Σ factors[k] · value(k), beginning with a term whose factor is 1 if there is one."""
+def _combined(factors: Sequence[Fraction], values: Sequence[T.Expr]) -> T.Expr:
+    """Computes Σ factors[k] · values[k], beginning with a term whose factor is 1 if there is one."""
+    dtype = str(values[0].ty)
 
     def size(k: int) -> T.Expr:
         factor = abs(factors[k])
-        return value(k) if factor == 1 else value(k) * T.const(float(factor), dtype)
+        return values[k] if factor == 1 else values[k] * T.const(float(factor), dtype)
 
     first, *others = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
     total = size(first) if factors[first] > 0 else T.const(0.0, dtype) - size(first)
     for k in others:
         total = total + size(k) if factors[k] > 0 else total - size(k)
     return total
-
-
-def _row(matrix: T.Buffer, row: int) -> Callable[[int], T.Expr]:
-    """Returns (column) → element of a row."""
-    return lambda column: matrix[row, column]
-
-
-def _taps(row: T.Buffer, lane: T.Index) -> Callable[[int], T.Expr]:
-    """Returns (column) → element of a row of vectors."""
-    return lambda column: row[column, lane]
-
-
-def _column(matrix: T.Buffer, column: int) -> Callable[[int], T.Expr]:
-    """Returns (row) → element of a column."""
-    return lambda row: matrix[row, column]
 
 
 def _across(count: int, lanes: int, body: Callable[[T.Index, int], None]) -> None:
@@ -309,21 +295,16 @@ def _transform_patches(
                     for a in range(n):
                         for x in range(n):
                             with T.vectorized(0, width) as j:
-
-                                def pixel(y: int, term: int = term, x: int = x, j: T.Index = j) -> T.Expr:
-                                    return phases[term, at_line * step + y, x % step, start + x // step + j]
-
-                                T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
+                                lines = (at_line * step + y for y in range(n))
+                                pixels = [phases[term, line, x % step, start + x // step + j] for line in lines]
+                                T.buffer_store(half[a], _combined(matrix[a], pixels), [x, j])
                 panel, column = _column_of(plan, at_line * plan.line + start)
                 for a in range(n):
                     for e in range(n):
                         with T.vectorized(0, width) as j:
-
-                            def value(term: int, a: int = a, e: int = e, j: T.Index = j) -> T.Expr:
-                                return _combined(matrix[e], _taps(halves[term][a], j))
-
+                            values = [_combined(matrix[e], [half[a][x, j] for x in range(n)]) for half in halves]
                             index = _patch(plan, elements, a * n + e, element, panel, column + j)
-                            T.buffer_store(patches, micro_kernel.join(value), index)
+                            T.buffer_store(patches, micro_kernel.b.encode(values), index)
 
             _across(plan.line, lanes, piece)
 
@@ -381,15 +362,12 @@ def _transform_back(plan: Plan, products: T.Buffer, o: T.Index, at_line: T.Index
         for a in range(m):
             for x in range(n):
                 with T.vectorized(0, width) as j:
-
-                    def product(y: int, x: int = x, j: T.Index = j) -> T.Expr:
-                        return products[_product(plan, o, y * n + x, panel, column + j)]
-
-                    T.buffer_store(half[a], _combined(matrix[a], product), [x, j])
+                    places = (_product(plan, o, y * n + x, panel, column + j) for y in range(n))
+                    T.buffer_store(half[a], _combined(matrix[a], [products[place] for place in places]), [x, j])
         for a in range(m):
             for e in range(m):
                 with T.vectorized(0, width) as j:
-                    value = _combined(matrix[e], _taps(half[a], j))
+                    value = _combined(matrix[e], [half[a][x, j] for x in range(n)])
                     T.buffer_store(phases, value, [a, e, start + j])
 
     _across(plan.line, lanes, piece)

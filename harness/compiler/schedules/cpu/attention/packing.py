@@ -129,8 +129,8 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, micro_kern
 
 def joined_rows(micro_kernel: MicroKernel, buffer: T.Buffer, element: T.Index, column: T.Index) -> T.Expr:
     """Returns an element whose terms are rows of a buffer that follow each other."""
-    value: T.Expr = micro_kernel.join(lambda n: buffer[element * micro_kernel.terms + n, column])
-    return value
+    terms = micro_kernel.terms
+    return micro_kernel.b.encode([buffer[element * terms + n, column] for n in range(terms)])
 
 
 def _for_each_period(source: Rows, analyzer: sym.Analyzer, copy: Callable[[T.Expr], None]) -> None:

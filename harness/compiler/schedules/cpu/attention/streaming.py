@@ -72,13 +72,19 @@ class Streaming:
                 def head_of(m: T.Expr, g: T.Expr = g) -> Head:
                     return plan.head(T.Bind(g * plan.heads_at_a_time + m))
 
-                _pack_queries(plan, head_of, work)
+                with T.parallel(0, plan.tasks) as task:
+                    first, rows = plan.queries_from(task % plan.blocks)
+                    line = T.alloc_buffer((plan.columns, attention.depth), attention.micro_kernel.dtype)
+                    work.prepare(line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
                 with T.serial(0, ceil_div(count, plan.keys)) as block:
                     first = T.Bind(block * plan.keys)
                     key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
                     _pack_keys(plan, head_of, sources, panels, (first, key_count))
                     _attend(plan, head_of, work, panels, (first, key_count))
-                _write(plan, head_of, work, result)
+                with T.parallel(0, plan.tasks) as task:
+                    head = head_of(task // plan.blocks)
+                    first, rows = plan.queries_from(task % plan.blocks)
+                    work.write(QueryBlock(task, head, first), rows, result)
 
         info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
         return prim_func(attention.name, attention.arguments, body, info)
@@ -157,14 +163,6 @@ class _Panels:
         return cls(T.alloc_buffer(keys, micro_kernel.dtype), T.alloc_buffer(values, micro_kernel.dtype))
 
 
-def _pack_queries(plan: _Plan, head_of: _HeadOf, work: Work) -> None:
-    """Emits the packing of the queries, and the state before the first key."""
-    with T.parallel(0, plan.tasks) as task:
-        first, rows = plan.queries_from(task % plan.blocks)
-        line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.micro_kernel.dtype)
-        work.prepare(line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
-
-
 def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
     """Emits the packing of a block of keys and values, with zeros beyond the last key."""
     attention, (first, key_count) = plan.attention, block
@@ -231,11 +229,3 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
             value=value,
         )
         Passage(work, Strip.allocated(plan, plan.keys), queries, keys).emit()
-
-
-def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
-    """Emits the results of all blocks of queries."""
-    with T.parallel(0, plan.tasks) as task:
-        head = head_of(task // plan.blocks)
-        first, rows = plan.queries_from(task % plan.blocks)
-        work.write(QueryBlock(task, head, first), rows, result)

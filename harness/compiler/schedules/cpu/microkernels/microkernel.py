@@ -216,10 +216,6 @@ class MicroKernel:
         """Returns element k of a depth of so many elements, whose terms are as far apart."""
         return self.b.encode([term(k + n * depth) for n in range(self.terms)])
 
-    def join(self, term: Callable[[int], T.Expr]) -> T.Expr:
-        """Returns an element from the numbers of its terms."""
-        return self.b.encode([term(n) for n in range(self.terms)])
-
     def takes(self, rows: int, terms: int, repeats: int = 1) -> bool:
         """Returns whether a product is worth the micro-kernel and its sums are whole elements.
 
