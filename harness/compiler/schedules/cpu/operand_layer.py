@@ -220,10 +220,9 @@ def _row_of(key: Folded, result: relax.Var) -> Reindex | None:
         analyzer.bind(variable, ir.Range(T.const(0, "int64"), T.const(count, "int64")))
 
     def rows(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[list[T.Expr]]:
-        records = [_Record() for _ in key.inputs]
+        records = {value: _Record() for value in key.inputs}
         key.element(Reader(records, analyzer), index)
-        (of_result,) = (record for record, value in zip(records, key.inputs, strict=True) if value.same_as(result))
-        return [[analyzer.simplify(T.convert(part)) for part in row] for row in of_result.rows]
+        return [[analyzer.simplify(T.convert(part)) for part in row] for row in records[result].rows]
 
     def row(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[T.Expr]:
         return rows(analyzer, [*index, 0])[0]

@@ -198,7 +198,8 @@ def kernel_of(
 
     def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
-        sources = [BoundOperand(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
+        of_input = dict(zip(operands.inputs, inputs, strict=False))
+        sources = [BoundOperand(folded, [of_input[value] for value in folded.inputs]) for folded in operands.all]
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
             query_block = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))

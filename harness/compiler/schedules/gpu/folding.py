@@ -17,8 +17,8 @@ import tvm_ffi
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold, stored
-from harness.compiler.schedules.common.graph import between, facts_of, is_call, static_shape
+from harness.compiler.schedules.common.folding import BINARY, Folded, can_fold, fold, stored
+from harness.compiler.schedules.common.graph import between, facts_of, is_call
 from harness.compiler.schedules.common.scope import Scope
 
 _PER_BYTE = 8
@@ -48,8 +48,7 @@ def follow(folded: Folded, channels: int) -> bool:
     extents = (*folded.shape[:3], math.ceil(channels / 4))
     for variable, extent in zip(place, extents, strict=True):
         analyzer.bind(variable, ir.Range(0, extent))
-    buffers = [T.buffer(static_shape(x, None) or (), str(x.ty.dtype)) for x in folded.inputs]
-    reader = Reader(buffers, analyzer)
+    reader = folded.placeholders(analyzer)
     return not any(_asks(folded.element(reader, [*place[:3], 4 * place[3] + v])) for v in range(4))
 
 
@@ -80,15 +79,7 @@ class Operands:
     @property
     def inputs(self) -> tuple[relax.Expr, ...]:
         """Returns the tensors in memory that the operands read, each once."""
-        inputs: list[relax.Expr] = []
-        for value in (value for folded in self.all for value in folded.inputs):
-            if not any(value.same_as(known_input) for known_input in inputs):
-                inputs.append(value)
-        return tuple(inputs)
-
-    def places(self, folded: Folded) -> list[int]:
-        """Returns the numbers of the inputs that an operand reads."""
-        return [next(n for n, x in enumerate(self.inputs) if x.same_as(value)) for value in folded.inputs]
+        return tuple(dict.fromkeys(value for folded in self.all for value in folded.inputs))
 
 
 class Folding:

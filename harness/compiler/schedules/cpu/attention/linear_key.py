@@ -92,11 +92,8 @@ class LinearKey:
 
         def element(reader: Reader, index: Index) -> T.Expr:
             row = reader.analyzer.simplify(T.convert(index[1] - first))
-            others = iter(reader.buffers)
             computed = _ResultRow(result, row, buffers.get("layer_bias", ()))
-            inputs = [computed if value.same_as(self.layer.result) else next(others) for value in self.key.inputs]
-            value: T.Expr = self.key.element(Reader(inputs, reader.analyzer), index)
-            return value
+            return self.key.element(Reader({**reader.buffers, self.layer.result: computed}, reader.analyzer), index)
 
         return Rows(replace(self.parts["key"], element=element), buffers["key"], head)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import ir, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Readable, Reader
+from harness.compiler.schedules.common.folding import Folded, Readable
 from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.cpu.attention.score_mod import Head
 from harness.compiler.schedules.cpu.emit import for_each_vector
@@ -52,7 +52,7 @@ class Rows:
                 analyzer.bind(number, ir.Range(0, extent))
 
         def element(row: T.Index, channel: T.Index) -> T.Expr:
-            value: T.Expr = self.operand.element(Reader(self.buffers, analyzer), [b, row, h, channel])
+            value: T.Expr = self.operand.element(self.operand.reader(self.buffers, analyzer), [b, row, h, channel])
             return value if self.scale == 1.0 else value * fp32(self.scale)
 
         return analyzer, element

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tvm import sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Reader, broadcast
+from harness.compiler.schedules.common.folding import Folded, broadcast
 from harness.compiler.schedules.common.kernel import fp32
 
 Head = tuple[T.Expr, T.Expr]
@@ -80,7 +80,7 @@ class Bias(ScoreMod):
 
     def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the score with the bias, or masked."""
-        bias = broadcast(self.tensor, Reader(buffers["bias"], sym.Analyzer()), position[:4])
+        bias = broadcast(self.tensor, self.tensor.reader(buffers["bias"], sym.Analyzer()), position[:4])
         return T.Select(bias, score, fp32(-math.inf)) if self.masks else score + bias
 
 
