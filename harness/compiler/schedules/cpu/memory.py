@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import tvm
 from tvm import ir, relax
@@ -92,9 +93,7 @@ def _lifetimes(
     compiled functions, it may be a part of the result.
     """
     owners: dict[relax.Var, relax.Var] = {}
-    sizes: dict[relax.Var, int] = {}
-    first: dict[relax.Var, int] = {}
-    last: dict[relax.Var, int] = {}
+    values: dict[relax.Var, Value] = {}
     escaping: set[relax.Var] = set()
 
     def find_owners(expression: relax.Expr) -> set[relax.Var]:
@@ -104,18 +103,17 @@ def _lifetimes(
         value = binding.value
         size = _allocated_bytes(value)
         if size is not None:
-            owners[binding.var], sizes[binding.var], first[binding.var] = binding.var, size, step
-            last[binding.var] = step
+            owners[binding.var], values[binding.var] = binding.var, Value(size, step, step)
             continue
         used = find_owners(value)
-        last |= dict.fromkeys(used, step)
+        values |= {owner: replace(values[owner], last=step) for owner in used}
         if isinstance(value, relax.Var) or is_call(value, "relax.reshape"):
             owners.update((binding.var, owner) for owner in used)
         elif not _is_kernel(value, module):
             escaping |= used
     escaping |= find_owners(returned)
-    values = {owner: Value(sizes[owner], first[owner], last[owner]) for owner in sizes if owner not in escaping}
-    return values, {owner: Result(sizes[owner], first[owner]) for owner in sizes if owner in escaping}
+    results = {owner: Result(value.size, value.first) for owner, value in values.items() if owner in escaping}
+    return {owner: value for owner, value in values.items() if owner not in escaping}, results
 
 
 def _is_kernel(value: relax.Expr, module: tvm.IRModule) -> bool:

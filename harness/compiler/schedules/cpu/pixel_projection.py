@@ -61,14 +61,13 @@ class Projection:
 @tvm.transform.module_pass(opt_level=0, name="ProjectRows")
 def project_rows(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Multiplies the rows of a product by the weight of a 1×1 convolution, where that is less work."""
-    changed, rewriter = module.clone(), _Rewriter(module)
+    changed = module.clone()
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
             facts = facts_of(function)
             computed = {bound for bound, value in facts.bindings.items() if not is_call(value, *MOVES)}
             scope = Scope(facts.bindings, parameters_of(function, facts.bindings), results=computed)
-            rewriter.rewrite(_projections(scope, facts))
-            changed.update_func(variable, rewriter.visit_expr(function))
+            changed.update_func(variable, _Rewriter(module, _projections(scope, facts)).visit_expr(function))
     return changed
 
 
@@ -118,15 +117,10 @@ def _projects_pixels(convolution: ir.Call) -> bool:
 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: tvm.IRModule) -> None:
+    def __init__(self, module: tvm.IRModule, projections: Mapping[relax.Var, Projection]) -> None:
         super().__init__(module)
-        self.projections: Mapping[relax.Var, Projection] = {}
-        self.dropped: frozenset[relax.Var] = frozenset()
-
-    def rewrite(self, projections: Mapping[relax.Var, Projection]) -> None:
-        """Sets the projections to rewrite in the function that is visited next."""
         self.projections = projections
-        self.dropped = frozenset(variable for one in projections.values() for variable in one.bindings)
+        self.dropped = {variable for one in projections.values() for variable in one.bindings}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         projection = self.projections.get(binding.var)

@@ -95,16 +95,9 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = False
         elif self._is_linear(value):
             rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), BF16))
-            self._keeps = True
-            weight = self.visit_expr(value.args[1])
-            self._keeps = False
-            layer = relax.op.matmul(rounded, weight, out_dtype="float32")
-            self._bind(variable, layer)
+            self._bind(variable, relax.op.matmul(rounded, self._kept(value.args[1]), out_dtype="float32"))
         elif is_call(value, "relax.take") and value.args[0] in self._parameters and _is_half(value.args[0].ty):
-            self._keeps = True
-            table = self.visit_expr(value.args[0])
-            self._keeps = False
-            bits = self.builder_.emit_te(_bits, table, primfunc_name_hint="bits")
+            bits = self.builder_.emit_te(_bits, self._kept(value.args[0]), primfunc_name_hint="bits")
             rows = self.builder_.emit(relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs))
             self._bind(variable, self.builder_.call_te(_from_bits, rows, primfunc_name_hint="from_bits"))
         elif _may_round(value):
@@ -113,6 +106,13 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._bind(variable, self.visit_expr(value.args[0]))
         else:
             super().visit_var_binding_(binding)
+
+    def _kept(self, value: relax.Expr) -> relax.Expr:
+        """Returns a value of the new function that is not widened."""
+        self._keeps = True
+        kept = self.visit_expr(value)
+        self._keeps = False
+        return kept
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
         return self._widened(super().visit_var_(op))

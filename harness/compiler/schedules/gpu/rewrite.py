@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tvm
 from tvm import ir, relax, te
@@ -55,7 +54,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, module: tvm.IRModule, shared_bytes: int, tensor_cores: bool) -> None:
         super().__init__(module)
         self.shared_bytes, self.tensor_cores = shared_bytes, tensor_cores
-        self.folding: Any = None
+        self.folding: Folding
         self.current: relax.Var | None = None
         self.folded: list[relax.Var] = []
 
