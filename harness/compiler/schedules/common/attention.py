@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, relax, sym
+from tvm import ir, relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.graph import extents, same
 from harness.compiler.schedules.common.kernel_info import KernelInfo, kernel
 
 
@@ -94,7 +94,7 @@ def recognized(
     symbolic_extents = {
         extent for shape in (*shapes, bias_shape) for extent in shape or () if not isinstance(extent, int)
     }
-    if symbolic_extents and not (symbolic_keys and all(_same(extent, keys) for extent in symbolic_extents)):
+    if symbolic_extents and not (symbolic_keys and all(same([extent], [keys]) for extent in symbolic_extents)):
         return None
     if not all(isinstance(extent, int) for extent in (batch, queries, heads, channels, width)):
         return None
@@ -107,7 +107,3 @@ def recognized(
 def _word(extent: object) -> int | str:
     """Returns an extent, an expression as a word."""
     return extent if isinstance(extent, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(extent))
-
-
-def _same(extent: T.Index, keys: T.Index) -> bool:
-    return bool(sym.Analyzer().can_prove_equal(extent, keys))

@@ -142,7 +142,7 @@ def _shape(scope: Scope, value: relax.Expr) -> Shape | None:
 
 def stored(value: relax.Expr) -> Folded:
     """Returns a tensor that is read from memory as it is."""
-    return Folded((value,), extents(value) or (), lambda reader, position: _load(reader.buffers[value], position))
+    return Folded((value,), extents(value) or (), lambda reader, position: reader.buffers[value][tuple(position)])
 
 
 def moved(scope: Scope, value: relax.Expr) -> Folded:
@@ -178,10 +178,6 @@ def index_before(folded: Folded, analyzer: sym.Analyzer, position: Index) -> lis
     element = folded.element(folded.placeholders(analyzer), position)
     assert isinstance(element, T.TensorLoad)
     return list(element.indices)
-
-
-def _load(buffer: Readable, position: Index) -> T.Expr:
-    return buffer[tuple(position)] if position else buffer[()]
 
 
 def unravel(analyzer: sym.Analyzer, flat: T.Index, shape: Sequence[T.Index]) -> list[T.Index]:
@@ -291,14 +287,14 @@ def _strided_slice(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
 
 def _take(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     source_shape = _shape(scope, value.args[0])
-    indices = _integers(scope, value.args[1])
+    indices = _numbers(scope, value.args[1])
     if source_shape is None or indices is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
         return None
-    axis = int(value.attrs.axis) % len(source_shape)
-    if not isinstance(source_shape[axis], int) or not 0 <= indices[0] < source_shape[axis]:
+    axis, (index,) = int(value.attrs.axis) % len(source_shape), indices
+    if not isinstance(source_shape[axis], int) or not isinstance(index, int) or not 0 <= index < source_shape[axis]:
         return None
     source = fold(scope, value.args[0])
-    return _through(source, shape, lambda _, position: [*position[:axis], indices[0], *position[axis:]], 1)
+    return _through(source, shape, lambda _, position: [*position[:axis], index, *position[axis:]], 1)
 
 
 def _broadcast_to(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
@@ -464,12 +460,6 @@ def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
     if isinstance(definition, ir.GenericConst):
         return [int(number) for number in definition.value.numpy().reshape(-1)]
     return None
-
-
-def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
-    """Returns the values of a constant of integers, or of a tuple or shape of them."""
-    numbers = _numbers(scope, value)
-    return numbers if numbers is not None and all(isinstance(number, int) for number in numbers) else None
 
 
 _RULES: dict[str, Callable[[Scope, ir.Call, Shape], Folded | None]] = {

@@ -45,7 +45,7 @@ from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.packing import Read
 from harness.compiler.schedules.cpu.product import Interleaved
 from harness.compiler.schedules.cpu.schedule import Convolution, TransposedConvolution, plan_of
-from harness.compiler.schedules.cpu.tile import SHORTEST_RUN, Tile
+from harness.compiler.schedules.cpu.tile import SHORTEST_RUN
 from harness.compiler.schedules.cpu.window import Window, pair, shapes_of
 from harness.compiler.schedules.cpu.winograd import filtered
 from harness.compiler.schedules.cpu.winograd_plan import filterable, upsampled_plan
@@ -169,7 +169,9 @@ def _transposed_contraction(
     """Describes the product of weights, [filters · kernel pixels, channels], and images."""
     (data, weights), extents = conv.args, convolution.extents
     kernel, width = convolution.weight[2:], convolution.image[3]
-    rows_together = _interleaves(kernel[1], width, blocking.tile)
+    run = blocking.tile.run(width)
+    # All rows of a line of the kernel are in one register tile.
+    together = 1 < kernel[1] <= _WIDEST_KERNEL and blocking.tile.rows % kernel[1] == 0 and run >= SHORTEST_RUN
 
     def read(buffer: T.Buffer) -> Read:
         columns = view(buffer, extents.depth, extents.rows)
@@ -183,14 +185,8 @@ def _transposed_contraction(
         _patch_layout(result, kernel),
         micro_kernel,
         blocking,
-        Interleaved(kernel[1], blocking.tile.run(width)) if rows_together else None,
+        Interleaved(kernel[1], run) if together else None,
     )
-
-
-def _interleaves(kernel_width: int, width: int, tile: Tile) -> bool:
-    """Returns whether rows of a line of the kernel are put together: all of them are in one register tile."""
-    fits = 1 < kernel_width <= _WIDEST_KERNEL and tile.rows % kernel_width == 0
-    return fits and tile.run(width) >= SHORTEST_RUN
 
 
 def _patch_layout(result: tuple[int, ...], kernel: tuple[int, ...]) -> ResultLayout:

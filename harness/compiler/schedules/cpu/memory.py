@@ -50,7 +50,8 @@ def _planned(function: relax.Function, module: tvm.IRModule) -> relax.Function:
             continue
         storage, offset = places[binding.var]
         if storage in storages:  # its first use
-            planned.append(_bound(storage, _allocation(storages.pop(storage))))
+            size = relax.ShapeExpr([storages.pop(storage)])
+            planned.append(_bound(storage, memory.alloc_storage(size, 0, "global", "uint8")))
         shape, dtype = binding.value.args[0], str(binding.var.ty.dtype)
         tensor = memory.alloc_tensor(storage, offset, shape, dtype)
         if offset:
@@ -74,10 +75,6 @@ def _places(
         places[owner] = (arena if position.result is None else storages[position.result], position.offset)
     sizes = {storage: result.size for storage, result in zip(storages, results.values(), strict=True)}
     return places, {arena: layout.arena, **sizes}
-
-
-def _allocation(size: int) -> relax.Expr:
-    return memory.alloc_storage(relax.ShapeExpr([size]), 0, "global", "uint8")
 
 
 def _bound(variable: relax.Var, value: relax.Expr) -> relax.Binding:

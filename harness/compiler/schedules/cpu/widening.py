@@ -31,16 +31,12 @@ def lower_bf16() -> tvm.transform.Pass:
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = _Widening(module)
         for variable, function in module.functions_items():
-            if isinstance(function, relax.Function) and _is_rounded(function):
+            if isinstance(function, relax.Function) and str((function.attrs or {}).get(ROUNDED_OPERANDS)) == BF16:
                 rewriter.begin(function)
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return rewriter.builder_.get()
 
     return run
-
-
-def _is_rounded(function: relax.Function) -> bool:
-    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == BF16
 
 
 def _holds_half(ty: ir.Type) -> bool:

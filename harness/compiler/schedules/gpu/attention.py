@@ -396,7 +396,7 @@ class _Emitter:
             values = source.load(self.block, position, vector, limit=limit, padded=width > channels)
             vector_registers = local(LANES)
             for n, value in enumerate(values):
-                T.buffer_store(vector_registers, _scaled(fp32(value), scale), [n])
+                T.buffer_store(vector_registers, fp32(value) if scale == 1.0 else fp32(value) * fp32(scale), [n])
             target = base + row * width + LANES * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
             with T.vectorized(0, LANES) as v:
                 T.buffer_store(self.shared, vector_registers[v], [target + v])
@@ -593,7 +593,3 @@ def fill(registers: T.Buffer) -> None:
 
 def _accumulate(registers: T.Buffer, index: int, value: T.Expr) -> None:
     T.buffer_store(registers, registers[index] + value, [index])
-
-
-def _scaled(value: T.Expr, scale: float) -> T.Expr:
-    return value if scale == 1.0 else value * fp32(scale)

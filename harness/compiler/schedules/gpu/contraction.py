@@ -178,7 +178,8 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
         function: A fused function: one reduction, with computations of its operands before and of its result after it.
     """
     try:
-        narrow = T.transform.ForceNarrowIndexToInt32()(_as_module(function))
+        module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        narrow = T.transform.ForceNarrowIndexToInt32()(module)
         blocks = _two_blocks(s_tir.Schedule(narrow))
     except (RuntimeError, ValueError):
         return None
@@ -220,10 +221,6 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
     # Neighbouring threads take neighbouring columns: they should store what lies together.
     stored = strides(result, (contraction.batch, contraction.rows, contraction.columns))
     return contraction.transposed() if stored is not None and stored.runs_along(1) else contraction
-
-
-def _as_module(function: T.PrimFunc) -> tvm.IRModule:
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
 def _two_blocks(schedule: s_tir.Schedule) -> tuple[s_tir.SBlock, s_tir.SBlock | None] | None:

@@ -414,7 +414,8 @@ class Passage:
         micro_kernel, lanes, strip = self.plan.attention.micro_kernel, self.plan.lanes, self.strip.scores
         terms = micro_kernel.terms
         exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
-        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        # Scores of masked keys are -inf.
+        flush_subnormals = bool(self.plan.attention.score_mods) or self.keys.padded
         exact = strip if terms == 1 else registers((terms, self.plan.columns))
         for n in range(terms):
             with T.vectorized(0, lanes) as j:

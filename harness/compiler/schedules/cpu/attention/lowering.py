@@ -12,6 +12,7 @@ from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
 from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape, transposed
+from harness.compiler.schedules.common.kernel import free_variables
 from harness.compiler.schedules.cpu import schedule
 from harness.compiler.schedules.cpu.attention.axial_bias import axial_bias
 from harness.compiler.schedules.cpu.attention.few_queries import FewQueries
@@ -191,7 +192,7 @@ def _called(
         packed = call(builder, "pack", attention.key.packing, operands[WEIGHT])
         operands[WEIGHT] = [builder.emit(packed)]
     tensors = [value for values in operands.values() for value in values]
-    return call(builder, attention.name, chosen.build(attention), [*tensors, *attention.variables])
+    return call(builder, attention.name, chosen.build(attention), [*tensors, *free_variables(attention.arguments)])
 
 
 def _projected(

@@ -13,7 +13,7 @@ from tvm import relax
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.folding import Folded
-from harness.compiler.schedules.common.kernel import Argument, fp32, free_variables
+from harness.compiler.schedules.common.kernel import Argument, fp32
 from harness.compiler.schedules.common.kernel_info import KernelInfo
 from harness.compiler.schedules.cpu.attention.linear_key import WEIGHT, LinearKey
 from harness.compiler.schedules.cpu.attention.packing import Rows
@@ -61,11 +61,6 @@ class Attention:
         return self.problem.channels // self.micro_kernel.terms
 
     @property
-    def masks(self) -> bool:
-        """Returns whether scores can be -inf."""
-        return bool(self.score_mods)
-
-    @property
     def parts(self) -> dict[str, Folded]:
         """Returns what is read from memory by role, in the order of the kernel's parameters."""
         key = self.key.parts if isinstance(self.key, LinearKey) else {"key": self.key}
@@ -91,11 +86,6 @@ class Attention:
             *(replace(one, name=f"{role}{n}") for role, of_role in arguments.items() for n, one in enumerate(of_role)),
             Argument("result", tuple(shape), self.stores),
         ]
-
-    @property
-    def variables(self) -> list[T.Var]:
-        """Returns the variables that a call passes after the inputs."""
-        return free_variables(self.arguments)
 
     def by_role(self, values: Sequence[_T]) -> dict[str, list[_T]]:
         """Returns values of the inputs, such as buffers, by role."""

@@ -72,7 +72,11 @@ def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count:
         if source.operand.period == 1:
             for_each_vector(source.channels, lanes, copy)
         else:
-            _for_each_period(source, analyzer, copy)
+            period = source.operand.period
+            with T.serial(0, source.channels // period) as group:
+                analyzer.bind(group, ir.Range(0, source.channels // period))
+                for n in range(period):
+                    copy(group * period + n)
         _clear(target, row, source.channels)
     _clear_after(target, count)
 
@@ -131,15 +135,6 @@ def joined_rows(micro_kernel: MicroKernel, buffer: T.Buffer, element: T.Index, c
     """Returns an element whose terms are rows of a buffer that follow each other."""
     terms = micro_kernel.terms
     return micro_kernel.b.encode([buffer[element * terms + n, column] for n in range(terms)])
-
-
-def _for_each_period(source: Rows, analyzer: sym.Analyzer, copy: Callable[[T.Expr], None]) -> None:
-    """Emits `copy(channel)` for all channels, those of a period unrolled."""
-    period = source.operand.period
-    with T.serial(0, source.channels // period) as group:
-        analyzer.bind(group, ir.Range(0, source.channels // period))
-        for n in range(period):
-            copy(group * period + n)
 
 
 def _clear(target: T.Buffer, row: T.Index, first: int) -> None:

@@ -62,7 +62,9 @@ class PerHead:
                 keys, values = workspace.buffers
                 # A task of the same thread may have copied them for other queries of the head.
                 with workspace.fill_once(m):
-                    _copy(plan, sources, head, keys, values)
+                    key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
+                    pack_channels(key_rows, keys, plan.lanes, 0, plan.count, micro_kernel)
+                    pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, micro_kernel)
                 _compute(plan, sources, head, (keys, values), task % plan.parts, result)
 
         info = plan.info({"parts": plan.parts, "keys at a time": plan.keys})
@@ -145,14 +147,6 @@ class _Plan(Plan):
             value=value,
             stride=int(values.shape[1]),
         )
-
-
-def _copy(plan: _Plan, sources: Buffers, head: Head, keys: T.Buffer, values: T.Buffer) -> None:
-    """Emits the copies of the keys and values of a head."""
-    attention, micro_kernel = plan.attention, plan.attention.micro_kernel
-    key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
-    pack_channels(key_rows, keys, plan.lanes, 0, plan.count, micro_kernel)
-    pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, micro_kernel)
 
 
 def _compute(
