@@ -39,39 +39,33 @@ _Element = Callable[[T.Index, int, T.Var], T.Expr]
 """Takes a row, the first channel of a vector and a lane, and returns an element."""
 
 
-@dataclass(frozen=True)
-class FewQueries:
-    """The schedule of keys that are divided among tasks.
+def few_queries_kernel(attention: Attention, lanes: int, most_parts: int) -> T.PrimFunc:
+    """Builds the kernel.
 
-    Attributes:
+    Args:
+        attention: The operands.
         lanes: fp32 numbers in a vector; channels of keys and of values are whole vectors.
-        parts: Parts of the keys of a head.
+        most_parts: Parts of the keys of a head, as far as they are whole chunks.
     """
+    problem = attention.problem
+    # A chunk of a sum is a whole number of vectors of keys.
+    chunk = ceil_div(chunk_length(problem.static_keys), lanes) * lanes
+    per_part = ceil_div(ceil_div(problem.static_keys, chunk), most_parts) * chunk
+    parts = ceil_div(problem.static_keys, per_part)
 
-    lanes: int
-    parts: int
+    def body(*buffers: T.Buffer) -> None:
+        *inputs, result = buffers
+        shape = (problem.batch * problem.heads, problem.queries, parts)
+        highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
+        results = T.alloc_buffer((*shape, problem.width), "float32")
+        sources = attention.by_role(inputs)
+        kernel = _Kernel(attention, sources, lanes, chunk, per_part, highest, sums, results)
+        with T.parallel(0, shape[0] * parts) as task:
+            kernel.compute(task)
+        with T.serial(0, shape[0]) as m, T.serial(0, problem.queries) as row:
+            kernel.join_parts(m, row, result)
 
-    def build(self, attention: Attention) -> T.PrimFunc:
-        """Builds the kernel."""
-        problem = attention.problem
-        # A chunk of a sum is a whole number of vectors of keys.
-        chunk = ceil_div(chunk_length(problem.static_keys), self.lanes) * self.lanes
-        per_part = ceil_div(ceil_div(problem.static_keys, chunk), self.parts) * chunk
-        parts = ceil_div(problem.static_keys, per_part)
-
-        def body(*buffers: T.Buffer) -> None:
-            *inputs, result = buffers
-            shape = (problem.batch * problem.heads, problem.queries, parts)
-            highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
-            results = T.alloc_buffer((*shape, problem.width), "float32")
-            sources = attention.by_role(inputs)
-            kernel = _Kernel(attention, sources, self.lanes, chunk, per_part, highest, sums, results)
-            with T.parallel(0, shape[0] * parts) as task:
-                kernel.compute(task)
-            with T.serial(0, shape[0]) as m, T.serial(0, problem.queries) as row:
-                kernel.join_parts(m, row, result)
-
-        return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": parts}))
+    return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": parts}))
 
 
 @dataclass(frozen=True)

@@ -43,51 +43,45 @@ _HeadOf = Callable[[T.Expr], Head]
 """Takes the number of a head among those that are computed at a time; emits its batch and number."""
 
 
-@dataclass(frozen=True)
-class Streaming:
-    """The schedule of keys and values that are packed a block at a time.
+def streaming_kernel(attention: Attention, scores: Tile, output: Tile) -> T.PrimFunc:
+    """Builds the kernel; the number of keys may be symbolic.
 
-    Attributes:
+    Args:
+        attention: The operands.
         scores: Register tile of the scores, keys × queries.
         output: Register tile of the result, queries × channels.
     """
+    if scores.rows % attention.micro_kernel.terms:
+        raise AssertionError("the keys of a tile of scores are whole elements")
+    plan = _Plan(attention, scores, output)
 
-    scores: Tile
-    output: Tile
+    def body(*buffers: T.Buffer) -> None:
+        *inputs, result = buffers
+        sources, count = attention.by_role(inputs), attention.problem.keys
+        if not isinstance(count, int):
+            count = T.Bind(T.Cast("int32", count))
+        panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
+        with attention.micro_kernel.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
 
-    def build(self, attention: Attention) -> T.PrimFunc:
-        """Builds the kernel; the number of keys may be symbolic."""
-        if self.scores.rows % attention.micro_kernel.terms:
-            raise AssertionError("the keys of a tile of scores are whole elements")
-        plan = _Plan(attention, self.scores, self.output)
+            def head_of(m: T.Expr, g: T.Expr = g) -> Head:
+                return plan.head(T.Bind(g * plan.heads_at_a_time + m))
 
-        def body(*buffers: T.Buffer) -> None:
-            *inputs, result = buffers
-            sources, count = attention.by_role(inputs), attention.problem.keys
-            if not isinstance(count, int):
-                count = T.Bind(T.Cast("int32", count))
-            panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
-            with attention.micro_kernel.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
+            with T.parallel(0, plan.tasks) as task:
+                first, rows = plan.queries_from(task % plan.blocks)
+                line = T.alloc_buffer((plan.columns, attention.depth), attention.micro_kernel.dtype)
+                work.prepare(line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
+            with T.serial(0, ceil_div(count, plan.keys)) as block:
+                first = T.Bind(block * plan.keys)
+                key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
+                _pack_keys(plan, head_of, sources, panels, (first, key_count))
+                _attend(plan, head_of, work, panels, (first, key_count))
+            with T.parallel(0, plan.tasks) as task:
+                head = head_of(task // plan.blocks)
+                first, rows = plan.queries_from(task % plan.blocks)
+                work.write(QueryBlock(task, head, first), rows, result)
 
-                def head_of(m: T.Expr, g: T.Expr = g) -> Head:
-                    return plan.head(T.Bind(g * plan.heads_at_a_time + m))
-
-                with T.parallel(0, plan.tasks) as task:
-                    first, rows = plan.queries_from(task % plan.blocks)
-                    line = T.alloc_buffer((plan.columns, attention.depth), attention.micro_kernel.dtype)
-                    work.prepare(line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
-                with T.serial(0, ceil_div(count, plan.keys)) as block:
-                    first = T.Bind(block * plan.keys)
-                    key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
-                    _pack_keys(plan, head_of, sources, panels, (first, key_count))
-                    _attend(plan, head_of, work, panels, (first, key_count))
-                with T.parallel(0, plan.tasks) as task:
-                    head = head_of(task // plan.blocks)
-                    first, rows = plan.queries_from(task % plan.blocks)
-                    work.write(QueryBlock(task, head, first), rows, result)
-
-        info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
-        return prim_func(attention.name, attention.arguments, body, info)
+    info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
+    return prim_func(attention.name, attention.arguments, body, info)
 
 
 @dataclass(frozen=True)
