@@ -65,31 +65,25 @@ _CHANNELS_LAST = (0, 2, 3, 1)
 _DTYPES = ("float32",)
 
 
-def layer_norm_kernel(
-    rows: int, count: int, epsilon: float, scaled: bool, shifted: bool, dtype: str = "float32"
-) -> T.PrimFunc:
+def layer_norm_kernel(problem: Normalization, dtype: str) -> T.PrimFunc:
     """Normalizes each row of [rows, count]; parameters data, scale and shift [count] if there are, out of the dtype."""
+    rows, count = problem.lines, problem.channels
 
     def body(data: T.Buffer, *rest: T.Buffer) -> None:
         *affine, out = rest
         with tasks(rows, rows * count) as i:
             mean, squares = emit_moments(count, lambda k: data[i, k])
             centred = emit_centre(mean)
-            factor = scalar(inverse_root(squares, count, epsilon))
+            factor = scalar(inverse_root(squares, count, problem.epsilon))
 
             def write(k: T.Index) -> None:
-                value = centred(data[i, k]) * factor
-                if scaled:
-                    value = value * affine[0][k]
-                if shifted:
-                    value = value + affine[-1][k]
+                value = problem.finished(centred(data[i, k]) * factor, affine, (k,))
                 T.buffer_store(out, to_bf16(value) if dtype == BF16 else value, [i, k])
 
             for_each_vector(count, LANES, write)
 
-    names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
-    line = [Argument(name, (count,)) for name in names]
-    arguments = [Argument("data", (rows, count)), *line, Argument("out", (rows, count), dtype)]
+    parameters = [Argument(name, (count,)) for name in problem.affine]
+    arguments = [Argument("data", (rows, count)), *parameters, Argument("out", (rows, count), dtype)]
     return prim_func("layer_norm", arguments, body, kernel("nn.layer_norm", lines=rows, count=count))
 
 
@@ -115,7 +109,7 @@ def group_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
 
 def _layer_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     problem = recognized(node, _DTYPES)
-    return default(bb, node) if problem is None else _called(bb, problem, problem.data, problem.affine)
+    return default(bb, node) if problem is None else _called(bb, problem, problem.data, *problem.affine.values())
 
 
 def lower_rounded_layer_norm(node: relax.Call) -> Lowering | None:
@@ -125,25 +119,17 @@ def lower_rounded_layer_norm(node: relax.Call) -> Lowering | None:
         return None
 
     def build(bb: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return _called(bb, problem, inputs[0], inputs[1:], BF16)
+        return _called(bb, problem, *inputs, dtype=BF16)
 
-    return Lowering((problem.data, *problem.affine), None, build)
+    return Lowering((problem.data, *problem.affine.values()), None, build)
 
 
 def _called(
-    bb: relax.BlockBuilder,
-    problem: Normalization,
-    data: relax.Expr,
-    affine: Sequence[relax.Expr],
-    dtype: str = "float32",
+    bb: relax.BlockBuilder, problem: Normalization, *operands: relax.Expr, dtype: str = "float32"
 ) -> relax.Expr:
     """Emits the call of the kernel of a layer normalization, whose result has the dtype."""
-    rows, count = problem.lines, problem.channels
-    function = layer_norm_kernel(
-        rows, count, problem.epsilon, problem.scale is not None, problem.shift is not None, dtype
-    )
-    name = f"layer_norm{'_astype' if dtype == BF16 else ''}_{rows}x{count}"
-    return call_on_views(bb, name, function, [data, *affine], problem.shape)
+    name = f"layer_norm{'_astype' if dtype == BF16 else ''}_{problem.lines}x{problem.channels}"
+    return call_on_views(bb, name, layer_norm_kernel(problem, dtype), operands, problem.shape)
 
 
 def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
@@ -159,15 +145,11 @@ def _group_norm(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
     def normalized(data: te.Tensor, moments: te.Tensor, *affine: te.Tensor) -> te.Tensor:
         def element(i: T.Index, c: T.Index, k: T.Index) -> T.Expr:
             value: T.Expr = ((data[i, c, k] - moments[i, 0]) - moments[i, 1]) * moments[i, 2]
-            if problem.scale is not None:
-                value = value * affine[0][i % groups, c]
-            if problem.shift is not None:
-                value = value + affine[-1][i % groups, c]
-            return value
+            return problem.finished(value, affine, (i % groups, c))
 
         return te.compute((lines, channels, inner), element, name="normalized")
 
-    affine = [reshaped(bb, operand, (groups, channels)) for operand in problem.affine]
+    affine = [reshaped(bb, operand, (groups, channels)) for operand in problem.affine.values()]
     data = reshaped(bb, problem.data, (lines, channels, inner))
     result = bb.emit(bb.call_te(normalized, data, moments, *affine, primfunc_name_hint="normalized"))
     return reshaped(bb, result, problem.shape)
