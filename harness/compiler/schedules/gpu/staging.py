@@ -232,8 +232,7 @@ class Result:
             **contraction.columns.values(j),
             contraction.total: converted(total, kind),
         }
-        value: T.Expr = substituted(contraction.result.value, values)
-        return value
+        return substituted(contraction.result.value, values)
 
     def _put(self, b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
         contraction = self._contraction

@@ -165,8 +165,7 @@ def _rows(source: Folded, row_of: Reindex, key: relax.Expr) -> Folded:
     """Returns the rows of a tensor, one for each key, as an operand [batch, key, head, channel]."""
 
     def element(reader: Reader, index: Index) -> T.Expr:
-        value: T.Expr = source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
-        return value
+        return source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
 
     return replace(source, shape=(*(extents(key) or ())[:3], source.shape[-1]), element=element)
 
