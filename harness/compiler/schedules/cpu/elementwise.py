@@ -555,18 +555,14 @@ def schedule_function(function: T.PrimFunc) -> T.PrimFunc:
     return with_info(sch.mod["main"].with_attr("tirx.is_scheduled", True), info)
 
 
-def schedule_remaining() -> tvm.transform.Pass:
-    """Returns a module pass that gives every function without a schedule a good default one.
+@tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
+def schedule_remaining(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Gives every function without a schedule a good default one.
 
     Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are.
     A block that cannot be scheduled is left alone, and the facts of its function tell why.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return replace_loops(module, lambda _, function: schedule_function(function))
-
-    return run
+    return replace_loops(module, lambda _, function: schedule_function(function))
 
 
 def _unary(function: Callable[[T.Expr], T.Expr], name: str) -> Legalize:

@@ -22,21 +22,17 @@ _AT_ZERO = "vm.builtin.ensure_zero_offset"
 """Compiled functions take no tensor with a byte offset; this makes a tensor without one, of the same memory."""
 
 
-def plan_memory() -> tvm.transform.Pass:
+@tvm.transform.module_pass(opt_level=0, name="PlanMemory")
+def plan_memory(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Replaces allocations of static shape by tensors in few allocations, at constant offsets.
 
     It takes functions as `CallTIRRewrite` leaves them, for devices whose pointers the host can do arithmetic on.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        planned = module.clone()
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                planned.update_func(variable, _planned(function, module))
-        return planned
-
-    return run
+    planned = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            planned.update_func(variable, _planned(function, module))
+    return planned
 
 
 def _planned(function: relax.Function, module: tvm.IRModule) -> relax.Function:

@@ -47,7 +47,7 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with target:
-            passes = [*loop_passes(module, target, schedules), lower_to_vm(plan_memory())]
+            passes = [*loop_passes(module, target, schedules), lower_to_vm(plan_memory)]
             return tvm.transform.Sequential(passes)(module)
 
     return run
@@ -63,7 +63,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
     """Returns the passes from a module as imported to one that calls compiled functions by `call_tir`, in order."""
     return [
         relax.transform.CanonicalizeBindings(),
-        lower_bf16(),
+        lower_bf16,
         project_rows,
         call_kernels(target, schedules),
         order_nan(),
@@ -78,7 +78,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         relax.transform.FuseTIR(),
         merge_calls,
         nan.keep_nan(reductions=True),
-        elementwise.schedule_remaining(),
+        elementwise.schedule_remaining,
     ]
 
 

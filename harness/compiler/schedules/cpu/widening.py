@@ -24,19 +24,15 @@ _CHANNELS_OF_WEIGHTS = {"relax.nn.conv2d": 1, "relax.nn.conv2d_transpose": 0}
 """Convolutions, with the axis of their weights that is the channels that are summed."""
 
 
-def lower_bf16() -> tvm.transform.Pass:
-    """Returns the pass; a module whose operands were not rounded for a precision keeps its own types."""
-
-    @tvm.transform.module_pass(opt_level=0, name="Widen")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Widening(module)
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function) and str((function.attrs or {}).get(ROUNDED_OPERANDS)) == BF16:
-                rewriter.begin(function)
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-        return rewriter.builder_.get()
-
-    return run
+@tvm.transform.module_pass(opt_level=0, name="Widen")
+def lower_bf16(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Widens what is not a linear layer; a module whose operands were not rounded for a precision keeps its types."""
+    rewriter = _Widening(module)
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function) and str((function.attrs or {}).get(ROUNDED_OPERANDS)) == BF16:
+            rewriter.begin(function)
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+    return rewriter.builder_.get()
 
 
 def _holds_half(ty: ir.Type) -> bool:

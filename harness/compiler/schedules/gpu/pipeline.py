@@ -50,7 +50,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
             relax.transform.FuseTIR(),
             merge_calls,
             keep_nan(reductions=False),
-            schedule_kernels(),
+            schedule_kernels,
             *finish,
             lower_to_vm(),
         ]
