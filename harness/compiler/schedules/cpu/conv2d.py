@@ -78,7 +78,7 @@ def lower_conv2d(context: Context, conv: ir.Call) -> Lowering | None:
     if smaller is not None and filterable(window) and window.padding == (1, 1):
         micro_kernel = context.micro_kernel(conv, window.filters, window.channels)
         plan = upsampled_plan(context.unit, replace(window, image=smaller), micro_kernel)
-        return filtered(plan, before, weights, micro_kernel)
+        return filtered(plan, before, weights)
     taps = math.prod(window.kernel)
     if window.covers_image:
         left = Operand(data, (), transposed=False)

@@ -57,13 +57,23 @@ class Plan:
         window: The convolution.
         blocking: Its register tile and its tasks.
         filtering: The filtering of both axes.
-        in_panels: Whether patches and products lie panel by panel, each one piece of memory; rows of vectors if not.
+        micro_kernel: The micro-kernel of the products.
     """
 
     window: Window
     blocking: Blocking
     filtering: Filtering = _FILTERING
-    in_panels: bool = False
+    micro_kernel: MicroKernel = FP32
+
+    @property
+    def in_panels(self) -> bool:
+        """Returns whether patches and products lie panel by panel, each one piece of memory; rows of vectors if not."""
+        return self.micro_kernel.a.row_major
+
+    @property
+    def elements(self) -> int:
+        """Returns the number of elements of the channels."""
+        return self.window.channels // self.micro_kernel.terms
 
     @property
     def places(self) -> int:
@@ -129,7 +139,7 @@ def upsampled_plan(unit: VectorUnit, window: Window, micro_kernel: MicroKernel) 
     """
     tile = micro_kernel.choose_tile and micro_kernel.choose_tile(unit, window.filters, window.pixels)
     blocking = choose_blocking(unit, window, UPSAMPLED, tile, micro_kernel.term_bytes)
-    return Plan(window, blocking, UPSAMPLED, in_panels=micro_kernel.a.row_major)
+    return Plan(window, blocking, UPSAMPLED, micro_kernel)
 
 
 def choose_blocking(
