@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import relax, topi
 
@@ -323,7 +324,7 @@ def _fill(buffer: T.Buffer, width: int, value: T.Expr) -> None:
     for_each_vector(width, LANES, lambda j: T.buffer_store(buffer, value, [j]))
 
 
-def variance_kernel(outer: int, count: int, root: bool) -> T.PrimFunc:
+def variance_kernel(outer: int, count: int, _inner: int, root: bool) -> T.PrimFunc:
     """Builds the population variance (or its root) of each of `outer` contiguous lines."""
 
     def body(data: T.Buffer, out: T.Buffer) -> None:
@@ -349,8 +350,19 @@ def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] 
     return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
 
 
-def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
-    """Makes a legalization by `reduction`; None stands for the variance."""
+def reduction_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> T.PrimFunc:
+    """Builds the reduction of the middle of [outer, count, inner]; operand and result have no `inner` of 1."""
+    return line_kernel(reduction, outer, count) if inner == 1 else column_kernel(reduction, outer, count, inner)
+
+
+def _legalize(name: str, build: Callable[[int, int, int], T.PrimFunc], *, lines_only: bool = False) -> Legalize:
+    """Makes a legalization.
+
+    Args:
+        name: For the kernel's name.
+        build: Builds the kernel that reduces the middle of [outer, count, inner].
+        lines_only: Whether it takes an `inner` of 1 alone.
+    """
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         data = node.args[0]
@@ -360,21 +372,13 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
         rank = len(shape)
         axes = list(range(rank)) if node.attrs.axis is None else [int(a) % rank for a in node.attrs.axis]
         extents = _split(shape, axes)
-        if extents is None or (reduction is None and extents[2] > 1):
+        if extents is None or (lines_only and extents[2] > 1):
             order = [a for a in range(rank) if a not in axes] + sorted(axes)
             data = bb.emit(bb.call_te(topi.transpose, data, order))
             count = math.prod(shape[a] for a in axes)
             extents = math.prod(shape) // count, count, 1
-        outer, count, inner = extents
-        name = reduction.name if reduction else "std" if root else "variance"
-        if reduction is None:
-            function = variance_kernel(outer, count, root)
-        elif inner == 1:
-            function = line_kernel(reduction, outer, count)
-        else:
-            function = column_kernel(reduction, outer, count, inner)
-        shape = [int(extent) for extent in node.ty.shape]
-        return call_on_views(bb, f"{name}_{outer}x{count}x{inner}", function, [data], shape)
+        result_shape = [int(extent) for extent in node.ty.shape]
+        return call_on_views(bb, f"{name}_{'x'.join(map(str, extents))}", build(*extents), [data], result_shape)
 
     return legalize
 
@@ -413,12 +417,8 @@ def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
 
 LEGALIZE: dict[str, Legalize] = {
     "relax.cumsum": _cumsum,
-    "relax.sum": _legalize(SUM),
-    "relax.mean": _legalize(MEAN),
-    "relax.prod": _legalize(PROD),
-    "relax.max": _legalize(MAX),
-    "relax.min": _legalize(MIN),
-    "relax.variance": _legalize(None),
-    "relax.std": _legalize(None, root=True),
+    **{f"relax.{one.name}": _legalize(one.name, partial(reduction_kernel, one)) for one in (SUM, MEAN, PROD, MAX, MIN)},
+    "relax.variance": _legalize("variance", partial(variance_kernel, root=False), lines_only=True),
+    "relax.std": _legalize("std", partial(variance_kernel, root=True), lines_only=True),
 }
 """Legalizations of fp32 reductions, by operator."""

@@ -11,7 +11,7 @@ from harness.compiler.schedules.cpu.blocking import LEAST_WORK
 from harness.compiler.schedules.cpu.filtering import UPSAMPLED, Filtering, minimal_filtering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile, loads
 from harness.compiler.schedules.cpu.window import Window
 
 _FILTERING = minimal_filtering(3, (0, 1, -1))
@@ -177,10 +177,9 @@ def choose_blocking(
         height, splits, tile, panels = choice
         blocks = ceil_div(lines, height)
         per_task = ceil_div(panels, splits) * tile.rows * ceil_div(height * across, tile.columns) * tile.columns
-        loads = 1.0 + 0.25 * (tile.rows * tile.lanes + tile.columns) / tile.size
         tasks = window.image[0] * blocks * splits
         rounds = sum(threads * ceil_div(tasks, threads) for threads in _THREADS)
-        return rounds * (per_task * loads + _TRANSFORMING * height * across)
+        return rounds * (per_task * loads(tile.rows, tile.vectors) + _TRANSFORMING * height * across)
 
     height, splits, tile, panels = min(choices(), key=work)
     splits = _more_splits(window, tile, height, splits, filtering) if splits < panels else splits

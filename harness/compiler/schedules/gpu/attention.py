@@ -24,7 +24,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 from harness.compiler import tir as T
@@ -199,13 +200,13 @@ def kernel_of(
     def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
         of_input = dict(zip(operands.inputs, inputs, strict=False))
-        sources = [BoundOperand(folded, [of_input[value] for value in folded.inputs]) for folded in operands.all]
+        sources = [BoundOperand(folded, [of_input[value] for value in folded.inputs]) for folded in operands]
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
             query_block = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
             emitter(_counted(attention), query_block, thread, inputs[len(operands.inputs) :], result).emit(*sources)
 
-    info = attention.info(algorithm, [operand.operations > 0 for operand in operands.all])
+    info = attention.info(algorithm, [operand.operations > 0 for operand in operands])
     return prim_func("attention", arguments_of(attention, operands), body, replace(info, tile=tile))
 
 
@@ -442,7 +443,7 @@ class _Emitter:
         """Replaces scores by weights, and rescales the sums of smaller weights."""
         tile, keys_each = self.tile, self.tile.keys_each
         column = self.group * self.group_keys + self.column
-        tops = []
+        tops: list[T.Expr] = []
         for i in range(tile.rows_each):
             query = self.block.first + self.row + i
             for j in range(keys_each):
@@ -451,10 +452,7 @@ class _Emitter:
                     self.attention, self.bias, self.block, self.scores[place], query, key, tile.queries, tile.keys
                 )
                 T.buffer_store(self.scores, score, [place])
-            top: T.Expr = self.scores[i * keys_each]
-            for j in range(1, keys_each):
-                top = T.max(top, self.scores[i * keys_each + j])
-            tops.append(top)
+            tops.append(reduce(T.max, self._scores_of(i)))
         tops = merge_lanes(tops, [T.max] * len(tops), tile.columns, self.thread)
         previous = local(1)
         for i, top in enumerate(tops):
@@ -473,10 +471,12 @@ class _Emitter:
                     key_place = T.bitwise_xor(key_place, self.weight_twist)
                 row = self.layout.keys + (self.row + i) * tile.keys
                 T.buffer_store(self.shared, self.scores[place], [row + key_place])
-            weights: T.Expr = self.scores[i * keys_each]
-            for j in range(1, keys_each):
-                weights = weights + self.scores[i * keys_each + j]
-            _accumulate(self.totals, i, weights)
+            _accumulate(self.totals, i, reduce(add, self._scores_of(i)))
+
+    def _scores_of(self, i: int) -> list[T.Expr]:
+        """Returns the scores of the thread's query i in a step, or their weights."""
+        keys_each = self.tile.keys_each
+        return [self.scores[i * keys_each + j] for j in range(keys_each)]
 
     def _multiply_values(self) -> None:
         """Emits the sum over a step of weighted values, and its addition to the result."""
@@ -564,8 +564,8 @@ class _Emitter:
         conditions: list[T.Operand] = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
             conditions += [vector < width // 4] if self.layout.width > width else []
-            with where(*conditions), T.vectorized(0, 4) as v:
-                store(v)
+            with where(*conditions), T.vectorized(0, 4) as lane:
+                store(lane)
         else:
             for v in range(4):
                 with where(*conditions, 4 * vector + v < width):

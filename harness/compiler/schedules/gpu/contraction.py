@@ -109,11 +109,8 @@ def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
     for group in groups:
         digits: list[tuple[int, int]] = []
         for variable, extent in zip(group.variables, group.extents, strict=True):
-            step = _constant(
-                analyzer.simplify(
-                    substituted(offset, {variable: _number(1)}) - substituted(offset, {variable: _number(0)})
-                )
-            )
+            first, second = (substituted(offset, {variable: _number(n)}) for n in range(2))
+            step = _constant(analyzer.simplify(second - first))
             if step is None:
                 return None
             rest = rest - variable * step

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import tvm_ffi
 from tvm import ir, relax, sym
@@ -63,8 +64,7 @@ def _asks(value: T.Expr) -> bool:
     return bool(calls)
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """Queries, keys and values of an attention as they are loaded."""
 
     query: Folded
@@ -72,14 +72,9 @@ class Operands:
     value: Folded
 
     @property
-    def all(self) -> tuple[Folded, Folded, Folded]:
-        """Returns queries, keys and values."""
-        return self.query, self.key, self.value
-
-    @property
     def inputs(self) -> tuple[relax.Expr, ...]:
         """Returns the tensors in memory that the operands read, each once."""
-        return tuple(dict.fromkeys(value for folded in self.all for value in folded.inputs))
+        return tuple(dict.fromkeys(value for folded in self for value in folded.inputs))
 
 
 class Folding:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, where
 from harness.compiler.schedules.gpu.threads import WARP, Merge, fp32, launch, local, merge_threads, power_of_two
 
 CHUNK = 4096
@@ -101,11 +101,8 @@ class Line:
         def step(n: T.Index, checked: bool) -> None:
             k = n * self.threads + self._lane
             limit = self._count if self._limit is None else self._limit
-            if not checked and self._limit is None:
+            with where(*([k < limit] if checked or self._limit is not None else [])):
                 body(n, k)
-            else:
-                with T.If(k < limit), T.Then():
-                    body(n, k)
 
         is_whole = self._count // self.threads
         if self._held is not None:

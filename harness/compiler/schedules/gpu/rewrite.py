@@ -122,7 +122,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         turns = ceil_div(attention.queries, tile.queries)
         folded = self.folding.operands(self.current, _BYTES[attention.dtype], turns)
         arguments = self.folding.bindings[self.current].args[:3]
-        for argument, operand in zip(arguments, folded.all, strict=True):
+        for argument, operand in zip(arguments, folded, strict=True):
             self.folded += between(self.folding.bindings, argument, operand.inputs)
         kernel = (
             warp_attention_kernel(attention, tile, folded)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import tvm
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, where
 from harness.compiler.schedules.gpu.capabilities import VECTORS_OF_FOUR, has
 from harness.compiler.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
 from harness.compiler.schedules.gpu.threads import FLOATS, converted
@@ -177,11 +177,8 @@ class Stage:
                 position, term = unit // terms, unit % terms * lanes
             else:
                 position, term = unit % span * lanes, unit // span
-            if count % self.threads == 0:
+            with where(*([unit < count] if count % self.threads else [])):
                 body(turn * lanes, position, term)
-            else:
-                with T.If(unit < count), T.Then():
-                    body(turn * lanes, position, term)
 
 
 class Result:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention
@@ -185,14 +185,8 @@ class _Emitter:
             score = self.scores[index] * fp32(factor)
             score = masked(attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
             T.buffer_store(self.scores, score if plain else score * fp32(math.log2(math.e)), [index])
-        tops = []
-        for i in range(2):
-            own_value = [self.scores[index] for index in range(count) if index // 2 % 2 == i]
-            top: T.Expr = own_value[0]
-            for other in own_value[1:]:
-                top = T.max(top, other)
-            tops.append(top)
-        tops = merge_lanes(tops, [T.max] * 2, 4, self.thread)
+        rows: list[list[T.Expr]] = [[self.scores[n] for n in range(count) if n // 2 % 2 == i] for i in range(2)]
+        tops = merge_lanes([reduce(T.max, row) for row in rows], [T.max] * 2, 4, self.thread)
         previous = local(1)
         for i, top in enumerate(tops):
             T.buffer_store(previous, self.highest[i], [0])

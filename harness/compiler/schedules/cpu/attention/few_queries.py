@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
+from operator import add
 
 from tvm import ir
 
@@ -200,9 +201,7 @@ class _Kernel:
             T.buffer_store(total, total[0] + factors[part] * self.sums[m, i, part], [0])
         with T.serial(0, problem.width // lanes) as v, T.vectorized(0, lanes) as j:
             c = v * lanes + j
-            value: T.Expr = factors[0] * self.results[m, i, 0, c]
-            for part in parts[1:]:
-                value = value + factors[part] * self.results[m, i, part, c]
+            value = reduce(add, (factors[part] * self.results[m, i, part, c] for part in parts))
             head = m // problem.heads, m % problem.heads
             self.attention.store(result, value, total[0], head, i, c)
 

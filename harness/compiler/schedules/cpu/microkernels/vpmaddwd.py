@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers
@@ -95,11 +96,9 @@ def _scale_rows(
             T.buffer_store(panel, _integers(panel[index(k, i)], factor[0]), index(k, i))
 
         for_each_vector(count, lanes, find)
-        highest_term: T.Expr = highest[0]
-        for lane in range(1, lanes):
-            highest_term = T.max(highest_term, highest[lane])
+        of_lanes: list[T.Expr] = [highest[lane] for lane in range(lanes)]
         factor = registers((1,))
-        highest_term = T.Bind(highest_term)
+        highest_term = T.Bind(reduce(T.max, of_lanes))
         T.buffer_store(factor, _factor(highest_term, count), [0])
         for_each_vector(count, lanes, convert)
         T.buffer_store(panel, _scale(highest_term, factor[0]), index(count, i))
