@@ -171,7 +171,7 @@ def _transposed_contraction(
     kernel, width = convolution.weight[2:], convolution.image[3]
     run = blocking.tile.run(width)
     # All rows of a line of the kernel are in one register tile.
-    together = 1 < kernel[1] <= _WIDEST_KERNEL and blocking.tile.rows % kernel[1] == 0 and run >= SHORTEST_RUN
+    interleaves = 1 < kernel[1] <= _WIDEST_KERNEL and blocking.tile.rows % kernel[1] == 0 and run >= SHORTEST_RUN
 
     def read(buffer: T.Buffer) -> Read:
         columns = view(buffer, extents.depth, extents.rows)
@@ -185,7 +185,7 @@ def _transposed_contraction(
         _patch_layout(result, kernel),
         micro_kernel,
         blocking,
-        Interleaved(kernel[1], run) if together else None,
+        Interleaved(kernel[1], run) if interleaves else None,
     )
 
 

@@ -87,9 +87,9 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = False
         elif self._is_linear(value):
             rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), BF16))
-            self._bind(variable, relax.op.matmul(rounded, self._kept(value.args[1]), out_dtype="float32"))
+            self._bind(variable, relax.op.matmul(rounded, self._visit_half(value.args[1]), out_dtype="float32"))
         elif is_call(value, "relax.take") and value.args[0] in self._parameters and _is_half(value.args[0].ty):
-            bits = self.builder_.emit_te(_bits, self._kept(value.args[0]), primfunc_name_hint="bits")
+            bits = self.builder_.emit_te(_bits, self._visit_half(value.args[0]), primfunc_name_hint="bits")
             rows = self.builder_.emit(relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs))
             self._bind(variable, self.builder_.call_te(_from_bits, rows, primfunc_name_hint="from_bits"))
         elif _may_round(value):
@@ -99,12 +99,12 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
         else:
             super().visit_var_binding_(binding)
 
-    def _kept(self, value: relax.Expr) -> relax.Expr:
+    def _visit_half(self, value: relax.Expr) -> relax.Expr:
         """Returns a value of the new function that is not widened."""
         self._keeps = True
-        kept = self.visit_expr(value)
+        visited = self.visit_expr(value)
         self._keeps = False
-        return kept
+        return visited
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
         return self._widened(super().visit_var_(op))
