@@ -24,7 +24,7 @@ from tvm import ir, relax, sym
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import FOLDED, Folded, Reader, fold, index_before, moved
-from harness.compiler.schedules.common.graph import MOVES, Facts, between, extents, is_call, same, static_shape
+from harness.compiler.schedules.common.graph import MOVES, between, extents, is_call, same, static_shape
 from harness.compiler.schedules.common.scope import Scope
 
 _KEY, _VALUE = 1, 2
@@ -58,12 +58,11 @@ class OperandLayer:
     bindings: tuple[relax.Var, ...] = ()
 
 
-def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> OperandLayer | None:
+def key_layer_of(scope: Scope, variable: relax.Var) -> OperandLayer | None:
     """Returns the linear layer of the keys that the kernel of an attention can compute; None if there is none.
 
     Args:
         scope: The function around it.
-        facts: The bindings of the function and their users.
         variable: Holds the attention.
     """
     key = scope.definition(variable).args[_KEY]
@@ -77,10 +76,10 @@ def key_layer_of(scope: Scope, facts: Facts, variable: relax.Var) -> OperandLaye
     if len(results) != 1:
         return None
     layer = layers[results.pop()]
-    bindings = _dependents(facts, layer.product, variable)
+    bindings = _dependents(scope, layer.product, variable)
     if layer.narrow >= shape[3] or not scope.is_parameter(layer.weight):
         return None
-    if not all(_folds(scope.bindings[v]) for v in bindings[1:]) or not is_only_reader(facts, bindings, variable, _KEY):
+    if not all(_folds(scope.bindings[v]) for v in bindings[1:]) or not is_only_reader(scope, bindings, variable, _KEY):
         return None
     row = _row_of(folded, layer.result) if set(bindings) & set(folded.inputs) == {layer.result} else None
     return None if row is None else replace(layer, rows=row, bindings=bindings)
@@ -108,32 +107,32 @@ def value_layer_of(scope: Scope, attention: ir.Call) -> OperandLayer | None:
     return replace(layer, rows=rows, bindings=tuple(dict.fromkeys([*moves, layer.result, layer.product])))
 
 
-def movable(scope: Scope, facts: Facts) -> frozenset[relax.Var]:
+def movable(scope: Scope) -> frozenset[relax.Var]:
     """Returns the variables of all linear layers of values that can follow an attention and that nothing else reads."""
-    layers = {variable: value_layer_of(scope, value) for variable, value in facts.bindings.items()}
+    layers = {variable: value_layer_of(scope, value) for variable, value in scope.bindings.items()}
     return frozenset(
         part
         for variable, layer in layers.items()
-        if layer is not None and is_only_reader(facts, layer.bindings, variable, _VALUE)
+        if layer is not None and is_only_reader(scope, layer.bindings, variable, _VALUE)
         for part in layer.bindings
     )
 
 
-def is_only_reader(facts: Facts, variables: Collection[relax.Var], reader: relax.Var, place: int) -> bool:
+def is_only_reader(scope: Scope, variables: Collection[relax.Var], reader: relax.Var, place: int) -> bool:
     """Returns whether some variables are read by each other and by one operand of an operator alone.
 
     Args:
-        facts: The bindings of the function and their users.
+        scope: The function around them.
         variables: The variables.
         reader: Holds the operator.
         place: The number of its operand.
     """
-    arguments = facts.bindings[reader].args
+    arguments = scope.bindings[reader].args
     others = [argument for n, argument in enumerate(arguments) if n != place]
     if any(variable.same_as(argument) for variable in variables for argument in others):
         return False
     readers = {*variables, reader}
-    return all(user in readers for variable in variables for user in facts.users.get(variable, ()))
+    return all(user in readers for variable in variables for user in scope.users.get(variable, ()))
 
 
 def _layer_of(scope: Scope, result: relax.Expr, width: int) -> OperandLayer | None:
@@ -198,10 +197,10 @@ def _keeps_rows(folded: Folded) -> bool:
     return same([*row, column, first, *whole[-1:]], [*same_row, index[-1], 0, width])
 
 
-def _dependents(facts: Facts, product: relax.Var, attention: relax.Var) -> tuple[relax.Var, ...]:
+def _dependents(scope: Scope, product: relax.Var, attention: relax.Var) -> tuple[relax.Var, ...]:
     """Returns the variables that depend on a product, itself the first, otherwise than by way of the attention."""
     variables = {product: None}
-    for variable, value in facts.bindings.items():
+    for variable, value in scope.bindings.items():
         if not variable.same_as(attention) and any(v in variables for v in relax.analysis.free_vars(value)):
             variables[variable] = None
     return tuple(variables)

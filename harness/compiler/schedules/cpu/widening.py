@@ -15,7 +15,8 @@ from tvm import ir, relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
+from harness.compiler.schedules.common.graph import is_call, static_shape
+from harness.compiler.schedules.common.scope import scope_of
 from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16, has_pairs
 from harness.core.precision import ROUNDED_OPERANDS
 
@@ -75,7 +76,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
 
     def begin(self, function: relax.Function) -> None:
         """Sets the function that is rewritten next."""
-        self._parameters = parameters_of(function, facts_of(function).bindings)
+        self._parameters = scope_of(function).parameters
         self._wide: dict[relax.Var, relax.Var] = {}
         self._keeps = False
 

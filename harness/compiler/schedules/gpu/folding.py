@@ -19,8 +19,8 @@ from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.folding import BINARY, Folded, can_fold, fold, stored
-from harness.compiler.schedules.common.graph import between, facts_of, is_call
-from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.common.graph import between, is_call
+from harness.compiler.schedules.common.scope import Scope, scope_of
 
 _PER_BYTE = 8
 """Instructions of a thread in the time of one byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""
@@ -81,11 +81,11 @@ class Folding:
     """The operands of attention that may be folded in one function."""
 
     def __init__(self, function: relax.Function, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> None:
-        facts = facts_of(function)
-        self.bindings: dict[relax.Var, relax.Expr] = facts.bindings
-        self._users: dict[relax.Var, list[relax.Var | None]] = facts.users
+        scope = scope_of(function)
+        self.bindings, self._users = scope.bindings, scope.users
         # Nothing is a parameter here: what depends on weights alone is computed in every run, unless it is folded.
-        self._scope = Scope(self.bindings, results=_finished_products(self.bindings), functions=functions)
+        results = _finished_products(self.bindings)
+        self._scope = replace(scope, parameters=frozenset(), results=results, functions=functions)
 
     def operands(self, attention: relax.Var, item_bytes: int, turns: int) -> Operands:
         """Returns the operands of the attention bound to a variable.

@@ -12,7 +12,7 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
-from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape, transposed
+from harness.compiler.schedules.common.graph import call, extents, is_call, static_shape, transposed
 from harness.compiler.schedules.common.kernel import free_variables
 from harness.compiler.schedules.cpu import schedule
 from harness.compiler.schedules.cpu.attention.axial_bias import axial_bias
@@ -61,7 +61,7 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     return _projected(context, operands, build, projection, static_shape(attention) or ())
 
 
-def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
+def key_layers(context: Context) -> dict[relax.Var, OperandLayer]:
     """Returns the linear layers that the kernels of attentions compute, by the attention's key."""
     layers = {}
     for variable, attention in context.bindings.items():
@@ -70,7 +70,7 @@ def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
         problem, _ = _recognized(context, attention)
         if problem is None or problem.heads != 1 or _workload(problem).few(context.unit):
             continue
-        layer = key_layer_of(context, facts, variable) if _workload(problem).streams else None
+        layer = key_layer_of(context, variable) if _workload(problem).streams else None
         if layer is not None:
             layers[attention.args[1]] = layer
     return layers
