@@ -28,13 +28,7 @@ from harness.compiler.schedules.cpu.gemm import lower_matmul
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.operand_layer import (
-    OperandLayer,
-    Reindex,
-    fold_key,
-    key_layer_of,
-    value_layer_of,
-)
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer, Reindex, fold_key, key_layer_of, value_layer_of
 from harness.compiler.schedules.cpu.tile import Tile
 
 Build = Callable[[Attention], T.PrimFunc]

@@ -18,12 +18,7 @@ import math
 from dataclasses import dataclass
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import (
-    ceil_div,
-    parallel_with_workspace,
-    prim_func,
-    tail_extent,
-)
+from harness.compiler.schedules.common.kernel import ceil_div, parallel_with_workspace, prim_func, tail_extent
 from harness.compiler.schedules.cpu.attention.block import KeyBlock, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
