@@ -49,7 +49,7 @@ class LeavesOut:
 
 def test_an_element_that_is_left_out_is_nan(tmp_path: Path) -> None:
     with HOST.tvm_target():
-        tvm.relax.build(lower_to_vm(plan_memory())(LeavesOut), HOST.tvm_target(), relax_pipeline=None).export_library(
+        tvm.relax.build(lower_to_vm(plan_memory)(LeavesOut), HOST.tvm_target(), relax_pipeline=None).export_library(
             str(tmp_path / "program.so")
         )
     x = np.arange(64, dtype=np.float32)

@@ -1,29 +1,29 @@
-"""Operators keep their identity through groups: one is not taken for another that TVM's structural hash equals."""
+"""Operators keep their identity where a kernel computes several: a product on GPUs that reads a transposed operand."""
 
 from __future__ import annotations
 
-import tvm
-import tvm_ffi
 from tvm import relax
 from tvm.relax import op
-from tvm.relax.dpl import is_op, wildcard
 
-from harness.compiler.schedules.common.origins import bindings_of, name_groups, tagged
+from harness.compiler.schedules.common.provenance import LoweringKind, trace
+from harness.compiler.targets import TARGETS
+from harness.core.processors import Processors
 
 
-def test_operators_with_one_hash_keep_their_identity_in_groups() -> None:
-    one, other = relax.ShapeExpr([6, 1, 46]), relax.ShapeExpr([6, 2, 23])
-    assert tvm_ffi.structural_hash(one) == tvm_ffi.structural_hash(other)
-    x = relax.Var("x", relax.TensorType([6, 46], "float32"))
+def test_a_transposition_belongs_to_the_product_that_reads_it_alone() -> None:
+    x, weight, other = (relax.Var(name, relax.TensorType([23, 46], "float32")) for name in ("x", "weight", "other"))
     builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
+    with builder.function("main", [x, weight, other]):
         with builder.dataflow():
-            alone = builder.emit(op.abs(builder.emit(op.reshape(x, one))))
-            grouped = builder.emit(op.exp(builder.emit(op.reshape(x, other))))
-            result = builder.emit_output(relax.Tuple([alone, grouped]))
+            folded = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight))))
+            shared = builder.emit(op.permute_dims(other))
+            product, exponential = builder.emit(op.matmul(x, shared)), builder.emit(op.exp(shared))
+            result = builder.emit_output(relax.Tuple([folded, product, exponential]))
         builder.emit_func_output(result)
-    before = tagged(builder.get())
-    pattern = ("exp", is_op("relax.exp")(is_op("relax.reshape")(wildcard(), wildcard())))
-    after = name_groups(before, relax.transform.FuseOpsByPattern([pattern], bind_constants=False)(before))
-    called = {binding.var.name: getattr(binding.value, "op", None) for binding in bindings_of(after["main"])}
-    assert [name for name, function in called.items() if isinstance(function, tvm.ir.GlobalVar)] == ["operator:3,2"]
+    cuda = TARGETS["cuda"]
+    target = cuda.tvm_target(Processors(cuda="sm_80"))
+    alone, first, together, second, _ = trace(builder.get(), cuda.pipeline(target, {}), target)
+    assert (alone.how, alone.functions) == (LoweringKind.FOLDED, first.functions)
+    assert alone.beside == first.beside == ("permute_dims", "matmul")
+    assert (together.how, together.beside) == (LoweringKind.DEFAULT, ("permute_dims", "exp"))
+    assert (first.how, second.how, second.beside) == (LoweringKind.KERNEL, LoweringKind.KERNEL, ("matmul",))

@@ -461,7 +461,7 @@ def scaled_in_metal(*finish: tvm.transform.Pass) -> str:
     )
     target = TARGETS["metal"].tvm_target()
     with target:
-        scheduled = tvm.transform.Sequential([schedule_kernels(), *finish])(tvm.IRModule({"scale": product}))
+        scheduled = tvm.transform.Sequential([schedule_kernels, *finish])(tvm.IRModule({"scale": product}))
         return tvm.tirx.build(scheduled, target).imports[0].inspect_source("metal")
 
 
@@ -481,7 +481,7 @@ def test_maxima_are_spread_over_threads_in_metal():
     softmax = te.create_prim_func([x, topi.nn.softmax(x)])
     target = TARGETS["metal"].tvm_target()
     with target:
-        passes = tvm.transform.Sequential([schedule_kernels(), exact_constants()])
+        passes = tvm.transform.Sequential([schedule_kernels, exact_constants()])
         source = tvm.tirx.build(passes(tvm.IRModule({"softmax": softmax})), target).imports[0].inspect_source("metal")
     assert "max(red_buf" in source and "-3.402823e+38f" in source
     check_metal(complete_source(source), {})

@@ -45,7 +45,7 @@ def count_workloads(request: tuple[Case, Processors, Groups], on_stage: Callable
     from harness.models.importing import imported_module
 
     case, processors, float32 = request
-    module = lower_bf16()(imported_module(case, on_stage, float32))
+    module = lower_bf16(imported_module(case, on_stage, float32))
     return Counter(workloads(module, TARGETS[case.target].tvm_target(processors)))
 
 

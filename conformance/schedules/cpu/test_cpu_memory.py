@@ -120,7 +120,7 @@ def test_less_is_allocated_than_by_the_plan_of_tvm() -> None:
     target = TARGETS["llvm"].tvm_target()
     loops = to_loops(chain(*WIDTHS), target)
     with target:
-        ours, theirs = (allocated(lower_to_vm(plan)(loops)) for plan in (plan_memory(), None))
+        ours, theirs = (allocated(lower_to_vm(plan)(loops)) for plan in (plan_memory, None))
     assert 0 < ours < theirs
 
 

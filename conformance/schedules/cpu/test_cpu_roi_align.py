@@ -29,7 +29,7 @@ def on_a_line(kept: Callable[[Any], Any]) -> np.ndarray:
 
 
 def test_fp32_values_that_are_kept_in_memory():
-    assert on_a_line(lambda value: scalar(value, "float32")).tolist() == [3, 4, 5, 6]
+    assert on_a_line(scalar).tolist() == [3, 4, 5, 6]
 
 
 @pytest.mark.xfail(

@@ -150,7 +150,7 @@ class Bench:
         """Returns the module as the target computes it, with half precision only where it is supported."""
         from harness.compiler.schedules.cpu.widening import lower_bf16
 
-        return lower_bf16()(module) if self._on_cpu else module
+        return lower_bf16(module) if self._on_cpu else module
 
     def _half_operations(self, module: tvm.IRModule) -> int:
         """Returns two operations per term that is multiplied in half precision, for products of static shape."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import ir, relax, sym
+from tvm import ir, relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import extents
+from harness.compiler.schedules.common.graph import extents, same
+from harness.compiler.schedules.common.kernel_info import KernelInfo, kernel
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,21 @@ class Attention:
         """Returns the number of keys; 0 where it is symbolic."""
         return self.keys if isinstance(self.keys, int) else 0
 
+    def info(self, algorithm: str, reads: Sequence[bool]) -> KernelInfo:
+        """Returns the facts of a kernel.
+
+        Args:
+            algorithm: The name of its algorithm.
+            reads: Whether queries, keys and values are computed while they are read.
+        """
+        sizes = {name: getattr(self, name) for name in ("batch", "heads", "queries", "keys", "channels", "width")}
+        flop = 2 * self.batch * self.heads * self.queries * self.static_keys * (self.channels + self.width)
+        return replace(
+            kernel("nn.attention", algorithm, **{name: _word(extent) for name, extent in sizes.items()}),
+            reads=tuple(name for name, computed in zip(("queries", "keys", "values"), reads, strict=True) if computed),
+            flop=flop or None,
+        )
+
 
 def recognized(
     node: ir.Call, dtypes: Collection[str], bias: relax.Expr | None, *, symbolic_keys: bool = False
@@ -77,7 +94,7 @@ def recognized(
     symbolic_extents = {
         extent for shape in (*shapes, bias_shape) for extent in shape or () if not isinstance(extent, int)
     }
-    if symbolic_extents and not (symbolic_keys and all(_same(extent, keys) for extent in symbolic_extents)):
+    if symbolic_extents and not (symbolic_keys and all(same([extent], [keys]) for extent in symbolic_extents)):
         return None
     if not all(isinstance(extent, int) for extent in (batch, queries, heads, channels, width)):
         return None
@@ -87,5 +104,6 @@ def recognized(
     return Attention(batch, queries, keys, heads, channels, width, dtype, scale, diagonal, bias_shape, bias_dtype)
 
 
-def _same(extent: T.Index, keys: T.Index) -> bool:
-    return bool(sym.Analyzer().can_prove_equal(extent, keys))
+def _word(extent: object) -> int | str:
+    """Returns an extent, an expression as a word."""
+    return extent if isinstance(extent, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(extent))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tvm import ir, relax, sym
@@ -64,11 +64,11 @@ class Reader:
     """The buffers and the analyzer for the computation of an element.
 
     Attributes:
-        buffers: One for each of the inputs of the `Folded`.
+        buffers: The buffer of each tensor in memory.
         analyzer: Knows the ranges of the loop variables.
     """
 
-    buffers: Sequence[Readable]
+    buffers: Mapping[relax.Expr, Readable]
     analyzer: sym.Analyzer
 
 
@@ -95,6 +95,14 @@ class Folded:
     def arguments(self) -> list[Argument]:
         """Returns the kernel's parameters for the inputs."""
         return [argument(f"input{n}", value) for n, value in enumerate(self.inputs)]
+
+    def reader(self, buffers: Sequence[Readable], analyzer: sym.Analyzer) -> Reader:
+        """Returns the reader of elements from a buffer for each of the inputs."""
+        return Reader(dict(zip(self.inputs, buffers, strict=True)), analyzer)
+
+    def placeholders(self, analyzer: sym.Analyzer) -> Reader:
+        """Returns the reader for elements that are examined, and not emitted."""
+        return self.reader([T.buffer(argument.shape, argument.dtype) for argument in self.arguments], analyzer)
 
 
 def fold(scope: Scope, value: relax.Expr) -> Folded:
@@ -134,7 +142,7 @@ def _shape(scope: Scope, value: relax.Expr) -> Shape | None:
 
 def stored(value: relax.Expr) -> Folded:
     """Returns a tensor that is read from memory as it is."""
-    return Folded((value,), extents(value) or (), lambda reader, position: _load(reader.buffers[0], position))
+    return Folded((value,), extents(value) or (), lambda reader, position: reader.buffers[value][tuple(position)])
 
 
 def moved(scope: Scope, value: relax.Expr) -> Folded:
@@ -167,14 +175,9 @@ def row_starts(folded: Folded, rows: int, depth: int) -> Callable[[T.Index], T.E
 
 def index_before(folded: Folded, analyzer: sym.Analyzer, position: Index) -> list[T.Index]:
     """Returns the index in its only input of an element of a tensor that is nothing but moved."""
-    (argument,) = folded.arguments
-    element = folded.element(Reader([T.buffer(argument.shape, argument.dtype)], analyzer), position)
+    element = folded.element(folded.placeholders(analyzer), position)
     assert isinstance(element, T.TensorLoad)
     return list(element.indices)
-
-
-def _load(buffer: Readable, position: Index) -> T.Expr:
-    return buffer[tuple(position)] if position else buffer[()]
 
 
 def unravel(analyzer: sym.Analyzer, flat: T.Index, shape: Sequence[T.Index]) -> list[T.Index]:
@@ -284,14 +287,14 @@ def _strided_slice(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
 
 def _take(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     source_shape = _shape(scope, value.args[0])
-    indices = _integers(scope, value.args[1])
+    indices = _numbers(scope, value.args[1])
     if source_shape is None or indices is None or static_shape(value.args[1], None) != () or value.attrs.axis is None:
         return None
-    axis = int(value.attrs.axis) % len(source_shape)
-    if not isinstance(source_shape[axis], int) or not 0 <= indices[0] < source_shape[axis]:
+    axis, (index,) = int(value.attrs.axis) % len(source_shape), indices
+    if not isinstance(source_shape[axis], int) or not isinstance(index, int) or not 0 <= index < source_shape[axis]:
         return None
     source = fold(scope, value.args[0])
-    return _through(source, shape, lambda _, position: [*position[:axis], indices[0], *position[axis:]], 1)
+    return _through(source, shape, lambda _, position: [*position[:axis], index, *position[axis:]], 1)
 
 
 def _broadcast_to(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
@@ -309,7 +312,7 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     start, _, step = (int(number) for number in value.args[2:])
     if step != 1 or not 0 <= start <= shape[axis] - run[axis]:
         return None
-    outer_part, inner_part = parts = _joined([fold(scope, argument) for argument in value.args[:2]])
+    outer_part, inner_part = parts = [fold(scope, argument) for argument in value.args[:2]]
 
     def element(reader: Reader, position: Index) -> T.Expr:
         inner_position = [*position[:axis], position[axis] - start, *position[axis + 1 :]]
@@ -318,7 +321,7 @@ def _slice_scatter(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
 
     period = math.lcm(*(part.period for part in parts)) if axis < len(shape) - 1 else 1
     # Choosing between the two counts as an operation.
-    return Folded(parts[0].inputs, shape, element, 1 + max(part.operations for part in parts), period)
+    return Folded(_inputs_of(parts), shape, element, 1 + max(part.operations for part in parts), period)
 
 
 def _concat(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
@@ -353,7 +356,6 @@ def _fields(scope: Scope, value: ir.Call) -> list[Folded] | None:
 
 def _concatenate(parts: Sequence[Folded], shape: Shape, axis: int) -> Folded:
     """Concatenates folded tensors along an axis."""
-    parts = _joined(parts)
     starts = [sum(part.shape[axis] for part in parts[:n]) for n in range(len(parts))]
 
     def element(reader: Reader, position: Index) -> T.Expr:
@@ -379,7 +381,7 @@ def _concatenate(parts: Sequence[Folded], shape: Shape, axis: int) -> Folded:
     else:
         period = len(parts) if shape[axis] == len(parts) else 1
     # Choosing between the parts counts as an operation.
-    return Folded(parts[0].inputs, shape, element, 1 + max(part.operations for part in parts), period)
+    return Folded(_inputs_of(parts), shape, element, 1 + max(part.operations for part in parts), period)
 
 
 def _astype(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
@@ -396,14 +398,14 @@ def _astype(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
 def _binary(scope: Scope, value: ir.Call, shape: Shape) -> Folded | None:
     if any(_shape(scope, argument) is None or str(argument.ty.dtype) != "float32" for argument in value.args):
         return None
-    parts = _joined([fold(scope, argument) for argument in value.args])
+    parts = [fold(scope, argument) for argument in value.args]
     operation = BINARY[value.op.name]
 
     def element(reader: Reader, position: Index) -> T.Expr:
         return operation(*(broadcast(part, reader, position) for part in parts))
 
     period = max(part.period for part in parts)
-    return Folded(parts[0].inputs, shape, element, 1 + sum(part.operations for part in parts), period)
+    return Folded(_inputs_of(parts), shape, element, 1 + sum(part.operations for part in parts), period)
 
 
 def broadcast(part: Folded, reader: Reader, position: Index) -> T.Expr:
@@ -425,7 +427,7 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: Shape) -> Fold
     *tokens, cos, sin = value.args[1].fields
     if any(static_shape(operand) is None for operand in (tokens[result], cos, sin)):
         return None
-    token_part, *angles = _joined([fold(scope, operand) for operand in (tokens[result], cos, sin)])
+    token_part, *angles = parts = [fold(scope, operand) for operand in (tokens[result], cos, sin)]
     positions = angles[0].shape[0]
 
     def element(reader: Reader, position: Index) -> T.Expr:
@@ -441,25 +443,12 @@ def _rotated(scope: Scope, value: relax.Expr, result: int, shape: Shape) -> Fold
 
     # Each element reads both of its pair; choosing which of the two it is counts as an operation.
     operations = 4 + 2 * token_part.operations + sum(angle.operations for angle in angles)
-    return Folded(token_part.inputs, shape, element, operations, 2)
+    return Folded(_inputs_of(parts), shape, element, operations, 2)
 
 
-def _joined(parts: Sequence[Folded]) -> list[Folded]:
-    """Returns tensors as functions of the distinct inputs of all of them."""
-    inputs: list[relax.Expr] = []
-    for value in itertools.chain(*(part.inputs for part in parts)):
-        if not any(value.same_as(other) for other in inputs):
-            inputs.append(value)
-
-    def of_all(part: Folded) -> Folded:
-        places = [n for value in part.inputs for n, other in enumerate(inputs) if value.same_as(other)]
-
-        def element(reader: Reader, position: Index) -> T.Expr:
-            return part.element(Reader([reader.buffers[place] for place in places], reader.analyzer), position)
-
-        return replace(part, inputs=tuple(inputs), element=element)
-
-    return [of_all(part) for part in parts]
+def _inputs_of(parts: Sequence[Folded]) -> tuple[relax.Expr, ...]:
+    """Returns the distinct inputs of some tensors."""
+    return tuple(dict.fromkeys(value for part in parts for value in part.inputs))
 
 
 def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
@@ -471,12 +460,6 @@ def _numbers(scope: Scope, value: relax.Expr) -> list[Any] | None:
     if isinstance(definition, ir.GenericConst):
         return [int(number) for number in definition.value.numpy().reshape(-1)]
     return None
-
-
-def _integers(scope: Scope, value: relax.Expr) -> list[int] | None:
-    """Returns the values of a constant of integers, or of a tuple or shape of them."""
-    numbers = _numbers(scope, value)
-    return numbers if numbers is not None and all(isinstance(number, int) for number in numbers) else None
 
 
 _RULES: dict[str, Callable[[Scope, ir.Call, Shape], Folded | None]] = {

@@ -1,14 +1,12 @@
-"""Reads and writes Relax functions: shapes, constants, definitions, users, and calls of kernels."""
+"""Reads and writes Relax expressions: shapes, constants, definitions, and calls of kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax, sym, topi
-from tvm.relax.expr_functor import PyExprVisitor, visitor
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument
@@ -112,46 +110,13 @@ def reshaped(bb: relax.BlockBuilder, value: relax.Expr, shape: Sequence[int]) ->
     return bb.emit(bb.call_te(topi.reshape, value, list(shape)))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The bindings of a function in order, and the users of each variable; the user None is the function itself."""
-
-    bindings: dict[relax.Var, relax.Expr] = field(default_factory=dict)
-    users: dict[relax.Var, list[relax.Var | None]] = field(default_factory=dict)
-
-    def only_user(self, variable: relax.Var) -> relax.Var | None:
-        """Returns the binding that is the only one to use a variable of the same dataflow block, which it uses once."""
-        users = self.users.get(variable, [])
-        return users[0] if isinstance(variable, relax.DataflowVar) and len(users) == 1 else None
-
-    def only_users(self, variable: relax.Var) -> Iterator[relax.Var]:
-        """Yields the only user of a variable, then the only user of that one, and so on."""
-        user = self.only_user(variable)
-        while user is not None:
-            yield user
-            user = self.only_user(user)
-
-
-def facts_of(function: relax.Function) -> Facts:
-    """Collects the bindings of a function and the users of their variables."""
-    facts = Facts()
-    _Collector(facts).visit_expr(function)
-    return facts
-
-
-def parameters_of(function: relax.Function, bindings: Mapping[relax.Var, relax.Expr]) -> frozenset[relax.Var]:
-    """Returns the variables that depend only on parameters (after the first `num_input`) and constants."""
-    attributes = function.attrs or {}
-    if "num_input" not in attributes:
-        return frozenset()
-    parameters: set[relax.Var] = set(function.params[int(attributes["num_input"]) :])
-    for variable, value in bindings.items():
-        variables = relax.analysis.free_vars(value)
-        if isinstance(value, ir.Call | relax.Var | relax.TupleGetItem | relax.Tuple) and all(
-            v in parameters for v in variables
-        ):
-            parameters.add(variable)
-    return frozenset(parameters)
+def call_on_views(
+    bb: relax.BlockBuilder, name: str, function: T.PrimFunc, operands: Sequence[relax.Expr], shape: Sequence[int]
+) -> relax.Expr:
+    """Emits a kernel's call on views of operands, in its parameters' shapes; returns a view of the result."""
+    parameters = zip(operands, function.params, strict=False)
+    views = [reshaped(bb, operand, [int(extent) for extent in buffer.shape]) for operand, buffer in parameters]
+    return reshaped(bb, bb.emit(call(bb, name, function, views)), shape)
 
 
 def between(
@@ -177,25 +142,3 @@ def _arguments(value: relax.Expr) -> list[relax.Expr]:
     if isinstance(value, relax.TupleGetItem):
         return [value.tuple_value]
     return list(value.args) if isinstance(value, ir.Call) else []
-
-
-@visitor
-class _Collector(PyExprVisitor):  # type: ignore[misc]
-    """Collects the facts of a function."""
-
-    def __init__(self, facts: Facts) -> None:
-        super().__init__()
-        self.facts = facts
-        self.current: relax.Var | None = None
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.facts.bindings[binding.var] = binding.value
-        self.current = binding.var
-        self.visit_expr(binding.value)
-        self.current = None
-
-    def visit_var_(self, op: relax.Var) -> None:
-        self.facts.users.setdefault(op, []).append(self.current)
-
-    def visit_dataflow_var_(self, op: relax.Var) -> None:
-        self.facts.users.setdefault(op, []).append(self.current)

@@ -201,6 +201,21 @@ def ceil_div(a: T.Index, b: int) -> T.Index:
     return -(-a // b)
 
 
+def parts_of(length: T.Index, part: int) -> T.Index:
+    """Emits ⌈length / part⌉ of a length ≥ 0; TVM's code generation fails on `//` of one of unknown sign."""
+    return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))
+
+
+@contextmanager
+def where(*conditions: T.Operand) -> Iterator[None]:
+    """Emits the code in the context under all of these conditions, or in any case if there are none."""
+    if not conditions:
+        yield
+        return
+    with T.If(conditions[0] if len(conditions) == 1 else T.all(*conditions)), T.Then():
+        yield
+
+
 def tail_extent(count: int, total: int, first: T.Index) -> T.Index:
     """Computes min(count, total - first), a constant if `count` divides `total`."""
     return count if total % count == 0 else T.min(count, total - first)

@@ -8,10 +8,8 @@ computes, and whether it runs when the model is loaded, are facts of the calls (
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -125,32 +123,6 @@ class KernelInfo:
 def kernel(operator: str, algorithm: str = "", **extents: int | str) -> KernelInfo:
     """Returns the facts of a kernel: its operator, its algorithm, and its sizes by name."""
     return KernelInfo(Kind.KERNEL, operator, algorithm, extents)
-
-
-def attention(algorithm: str, reads: Sequence[bool], width: int, **extents: T.Index) -> KernelInfo:
-    """Returns the facts of a kernel that computes attention.
-
-    Args:
-        algorithm: The name of its algorithm.
-        reads: Whether queries, keys and values are computed while they are read.
-        width: Channels of a value.
-        extents: batch, heads, queries, keys and channels; numbers, or expressions where they are symbolic.
-    """
-    static_extents = {name: extent for name, extent in extents.items() if isinstance(extent, int)}
-    flop = None
-    if len(static_extents) == len(extents):
-        scores = math.prod(static_extents[name] for name in ("batch", "heads", "queries", "keys"))
-        flop = 2 * scores * (static_extents["channels"] + width)
-    return replace(
-        kernel("nn.attention", algorithm, **{name: _word(extent) for name, extent in extents.items()}, width=width),
-        reads=tuple(name for name, computed in zip(("queries", "keys", "values"), reads, strict=True) if computed),
-        flop=flop,
-    )
-
-
-def _word(extent: object) -> int | str:
-    """Returns an extent, an expression as a word."""
-    return extent if isinstance(extent, int) else re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(extent))
 
 
 def info_of(function: T.PrimFunc) -> KernelInfo | None:

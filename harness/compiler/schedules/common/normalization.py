@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import static_shape
 
 
@@ -35,9 +36,22 @@ class Normalization:
     epsilon: float
 
     @property
-    def affine(self) -> list[relax.Expr]:
-        """Returns scale and shift, as far as there are any, in this order."""
-        return [value for value in (self.scale, self.shift) if value is not None]
+    def affine(self) -> dict[str, relax.Expr]:
+        """Returns scale and shift by name, as far as there are any, in this order."""
+        return {name: value for name, value in (("scale", self.scale), ("shift", self.shift)) if value is not None}
+
+    def finished(
+        self,
+        value: T.Expr,
+        affine: Sequence[T.Buffer],
+        index: tuple[T.Index, ...],
+        widened: Callable[[T.Expr], T.Expr] = lambda factor: factor,
+    ) -> T.Expr:
+        """Returns value · scale + shift, of which tensors for `affine` have the numbers at the index."""
+        remaining = iter(affine)
+        if self.scale is not None:
+            value = value * widened(next(remaining)[index])
+        return value if self.shift is None else value + widened(next(remaining)[index])
 
 
 def recognized(node: relax.Call, dtypes: Collection[str]) -> Normalization | None:

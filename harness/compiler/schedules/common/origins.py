@@ -16,12 +16,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import tvm
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm_ffi import StructuralKey
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import is_call
@@ -96,47 +94,6 @@ def join_tags(variables: Iterable[relax.Var]) -> str:
     if not numbers:
         return str(first.name)
     return _tag(dict.fromkeys([*numbers, *(n for variable in others for n in _numbers(variable.name))]))
-
-
-def name_groups(module: tvm.IRModule, grouped: tvm.IRModule) -> tvm.IRModule:
-    """Tags the calls of groups with the operators of the group, the last one first.
-
-    Groups that are alike are one function, so that operators are recognized by what they read.
-
-    Args:
-        module: The module without groups.
-        grouped: The same module with groups.
-    """
-    if not _is_tagged(module):
-        return grouped
-    first_names: dict[relax.Var, str] = {}  # by variable: the name of the first that holds the same value
-    tags: dict[object, list[str]] = {}  # by what is computed: the tags of all bindings that compute it
-
-    def place(value: relax.Expr) -> Any:
-        return first_names.get(value, value.name) if isinstance(value, relax.Var) else StructuralKey(value)
-
-    def key(call: relax.Expr) -> object:
-        return (call.op.name, str(call.attrs), *map(place, call.args)) if _is_operator(call) else None
-
-    for binding in bindings_of(module["main"]):
-        names = tags.setdefault(key(binding.value) or binding.var, [])
-        names.append(binding.var.name)
-        first_names[binding.var] = names[0]
-    first_of = {name: names[0] for names in tags.values() for name in names}
-    numbers: dict[relax.Var, tuple[int, ...]] = {}
-    for binding in bindings_of(grouped["main"]):
-        numbers[binding.var] = _numbers(binding.var.name)
-        first_names[binding.var] = first_of.get(binding.var.name, binding.var.name)
-        callee_variable = getattr(binding.value, "op", None)
-        if isinstance(callee_variable, ir.GlobalVar):
-            group = grouped[callee_variable]
-            for parameter, argument in zip(group.params, binding.value.args, strict=True):
-                first_names[parameter] = place(argument)
-            for part in bindings_of(group):
-                names = tags[key(part.value)]
-                first_names[part.var] = first_names[binding.var] = first_of[names[0]]
-                numbers[binding.var] = (*_numbers(names.pop(0) if len(names) > 1 else names[0]), *numbers[binding.var])
-    return _retagged(grouped, lambda binding: numbers[binding.var])
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepOrigins")
@@ -262,10 +219,6 @@ def _retagged(module: tvm.IRModule, numbers: Callable[[relax.Binding], Sequence[
     result = module.clone()
     result["main"] = _Tagger(module, numbers).visit_expr(module["main"])
     return result
-
-
-def _is_operator(value: relax.Expr) -> bool:
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op)
 
 
 @mutator

@@ -96,15 +96,13 @@ class _Tracer:
         folding: dict[int, list[tuple[Site, Part]]] = {}
         for site in sites_of(lowered):
             for part in site.parts:
-                for n in part.operators[:1]:
-                    computing.setdefault(n, []).append((site, part))
-                for n in part.operators[1:]:
-                    folding.setdefault(n, []).append((site, part))
-        self.computing = {n: _computing(places) for n, places in computing.items()}
-        self.folded = {n: _computing(places) for n, places in folding.items() if n not in computing}
+                for place, n in enumerate(part.operators):
+                    (folding if place else computing).setdefault(n, []).append((site, part))
+        self.computed = computing.keys()
+        self.places = {n: _computing(places) for n, places in (folding | computing).items()}
         self.beside: dict[Site, list[int]] = {}
-        for n in sorted(self.computing | self.folded):
-            for site in dict.fromkeys(site for site, _ in (self.computing | self.folded)[n]):
+        for n in sorted(self.places):
+            for site in dict.fromkeys(site for site, _ in self.places[n]):
                 self.beside.setdefault(site, []).append(n)
 
     def operators(self) -> list[Operator]:
@@ -112,8 +110,7 @@ class _Tracer:
         return [self._operator(n, call) for n, call in self.calls.items()]
 
     def _operator(self, n: int, call: ir.Call) -> Operator:
-        places = self.computing.get(n) or self.folded.get(n, [])
-        sites = tuple(dict.fromkeys(site for site, _ in places))
+        sites = tuple(dict.fromkeys(site for site, _ in self.places.get(n, [])))
         functions = tuple(dict.fromkeys(site.function for site in sites))
         how = self._how(n, functions)
         facts = () if how is LoweringKind.VIEW else tuple(self.infos[name] for name in functions if name in self.infos)
@@ -130,9 +127,9 @@ class _Tracer:
         )
 
     def _how(self, n: int, functions: Iterable[str]) -> LoweringKind:
-        if n not in self.computing:
-            return LoweringKind.FOLDED if n in self.folded else LoweringKind.NOTHING
-        roles = {part.role for _, part in self.computing[n]}
+        if n not in self.computed:
+            return LoweringKind.FOLDED if n in self.places else LoweringKind.NOTHING
+        roles = {part.role for _, part in self.places[n]}
         if Role.KERNEL in roles:
             return LoweringKind.KERNEL
         if not any(name in self.called for name in functions):

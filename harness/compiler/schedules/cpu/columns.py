@@ -144,7 +144,7 @@ def _gather_runs(window: Window, tile: Tile, image: T.Buffer, micro_kernel: Micr
                             values = _every(planes, [b, c + n * apart, y], x, run, stride)
                             T.buffer_store(part, values, [T.Ramp(0, 1, run)])
                         with T.vectorized(0, run) as j:
-                            put(k, v * run + j, micro_kernel.join(lambda n: parts[n][j]))
+                            put(k, v * run + j, micro_kernel.b.encode([part[j] for part in parts]))
                     with T.Else():
                         element()
 

@@ -29,7 +29,7 @@ from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo, K
 from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side, panel_width, panels
 from harness.compiler.schedules.cpu.epilogue import Epilogue, ResultLayout
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, read_packed, stream
+from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read, pack_function, stream
 from harness.compiler.schedules.cpu.product import Access, Block, BlockedProduct, Interleaved, Operands
 from harness.compiler.schedules.cpu.tile import Tile
 
@@ -229,8 +229,12 @@ class Contraction:
 
     def read_panels(self, packed: T.Buffer) -> PanelRead:
         """Returns how the resident operand is read that `pack` has packed."""
-        read = read_packed(self.resident_side, packed, self.micro_kernel, self.blocking.chunk)
-        return lambda b, p, k, i: read(self.resident.matrix(b), p, k, i)
+        matrix, micro_kernel, chunk = self.resident.matrix, self.micro_kernel, self.blocking.chunk
+        if self.resident_side == "right":
+            return lambda b, p, k, j: packed[matrix(b), p, micro_kernel.b.stored(k, chunk), j]
+        if micro_kernel.a.row_major:
+            return lambda b, p, k, i: packed[matrix(b), p, i, k]
+        return lambda b, p, k, i: packed[matrix(b), p, k, i]
 
 
 def across(side: Side, extents: Extents, read: Reader, *, neighbours: bool) -> Packer:

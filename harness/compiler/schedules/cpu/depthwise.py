@@ -16,7 +16,7 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import call
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, view
 from harness.compiler.schedules.common.kernel_info import DEPTHWISE, KernelInfo, Kind
-from harness.compiler.schedules.cpu.emit import for_each_vector, vectors
+from harness.compiler.schedules.cpu.emit import fill, for_each_vector, vectors
 from harness.compiler.schedules.cpu.epilogue import Epilogue
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.window import Window
@@ -76,7 +76,7 @@ def _padded(window: Window, image: T.Buffer, plane: T.Index) -> T.Buffer:
     planes = view(image, window.image[0] * window.image[1], height, width)
     padded = T.alloc_buffer((padded_height, padded_width), "float32")
     line = view(padded, padded_height * padded_width)
-    for_each_vector(padded_height * padded_width, _VECTOR, lambda index: T.buffer_store(line, fp32(0.0), [index]))
+    fill(line, _VECTOR, 0.0)
     # What a stride passes over at the end is not copied; nothing is, where the kernel reads padding alone.
     with T.serial(0, max(0, min(height, padded_height - top))) as y:
         for_each_vector(

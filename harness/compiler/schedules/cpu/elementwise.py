@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 import tvm
 import tvm_ffi
@@ -59,6 +59,25 @@ _SMALL = 64
 
 
 @dataclass(frozen=True)
+class _Body:
+    """The contents of a block's body.
+
+    Attributes:
+        loads: (buffer, indices simplified for the extents of the axes) of every load.
+        size: Number of nodes.
+        costly: Whether there are calls, divisions, or conditions in a large expression, that should not be repeated.
+        binds: Whether the body binds variables, which must not be copied within a function.
+        moves: Whether the body only moves elements or writes a constant.
+    """
+
+    loads: tuple[tuple[T.Buffer, tuple[T.Expr, ...]], ...]
+    size: int
+    costly: bool
+    binds: bool
+    moves: bool
+
+
+@dataclass(frozen=True)
 class _Block:
     """A block as the schedule sees it: a perfect nest of loops around one store."""
 
@@ -69,6 +88,11 @@ class _Block:
     reduced: tuple[bool, ...]
 
     @property
+    def axes(self) -> list[T.Var]:
+        """Returns the variable of each loop."""
+        return [axis.var for axis in self.node.iter_vars]
+
+    @property
     def domain(self) -> int:
         """Returns the number of iterations."""
         return math.prod(self.extents)
@@ -77,6 +101,62 @@ class _Block:
     def spatial(self) -> bool:
         """Returns whether every iteration writes an element of its own."""
         return not any(self.reduced)
+
+    @property
+    def outer(self) -> list[LoopRV]:
+        """Returns the loops that are not reduced."""
+        return [loop for loop, reduced in zip(self.loops, self.reduced, strict=True) if not reduced]
+
+    @property
+    def inner(self) -> list[LoopRV]:
+        """Returns the loops that are reduced."""
+        return [loop for loop, reduced in zip(self.loops, self.reduced, strict=True) if reduced]
+
+    @property
+    def terms(self) -> int:
+        """Returns the number of iterations that are reduced to one element."""
+        return math.prod(extent for extent, reduced in zip(self.extents, self.reduced, strict=True) if reduced)
+
+    @cached_property
+    def body(self) -> _Body:
+        """Returns the contents of the body."""
+        return _examine(self)
+
+    @property
+    def worthwhile(self) -> bool:
+        """Returns whether threads are worth being started."""
+        return self.domain * (max(1, self.body.size // 8) if self.spatial else 1) >= _PARALLEL_FROM
+
+
+_CONDITION = "prim.if_then_else"
+_FREE = {"prim.likely", "tirx.reinterpret", "tirx.fma"}
+
+
+def _examine(block: _Block) -> _Body:
+    loads: list[tuple[T.Buffer, tuple[T.Expr, ...]]] = []
+    counts = {"size": 0, "costly": 0, "conditions": 0, "binds": 0}
+    analyzer = sym.Analyzer()
+    for axis, extent in zip(block.node.iter_vars, block.extents, strict=True):
+        analyzer.bind(axis.var, ir.Range(0, extent))
+
+    def visit(node: object) -> None:
+        counts["size"] += 1
+        if isinstance(node, T.TensorLoad):
+            loads.append((node.source, tuple(analyzer.simplify(index) for index in node.indices)))
+        elif isinstance(node, T.Let):
+            counts["binds"] += 1
+        elif isinstance(node, ir.Call) and getattr(node.op, "name", "") == _CONDITION:
+            counts["conditions"] += 1
+        elif (isinstance(node, ir.Call) and getattr(node.op, "name", "") not in _FREE) or (
+            isinstance(node, T.Div) and str(node.ty) == "float32"
+        ):
+            counts["costly"] += 1
+
+    tvm_ffi.structural_walk(block.node.body, visit)
+    value = getattr(block.node.body, "value", None)
+    moves = isinstance(value, T.TensorLoad | T.IntImm | T.FloatImm)
+    costly = counts["costly"] > 0 or (counts["conditions"] > 0 and counts["size"] > _SMALL)
+    return _Body(tuple(loads), counts["size"], costly, counts["binds"] > 0, moves)
 
 
 def _block(sch: s_tir.Schedule, handle: SBlockRV) -> _Block | None:
@@ -112,63 +192,8 @@ def _schedule_symbolic(sch: s_tir.Schedule, handle: SBlockRV) -> bool:
     spatial = all(axis.iter_type == T.IterVar.DataPar for axis in node.iter_vars)
     if not spatial or not _is_nest(node, nodes):
         return False
-    longer = [
-        loop
-        for loop, n in zip(loops, nodes, strict=True)
-        if not (isinstance(n.extent, T.IntImm) and int(n.extent) == 1)
-    ]
-    sch.parallel(longer[0])
+    sch.parallel(next(loop for loop, n in zip(loops, nodes, strict=True) if not _is_one(n.extent)))
     return True
-
-
-@dataclass(frozen=True)
-class _Body:
-    """The contents of a block's body.
-
-    Attributes:
-        loads: (buffer, indices simplified for the extents of the axes) of every load.
-        size: Number of nodes.
-        costly: Whether there are calls, divisions, or conditions in a large expression, that should not be repeated.
-        binds: Whether the body binds variables, which must not be copied within a function.
-        moves: Whether the body only moves elements or writes a constant.
-    """
-
-    loads: tuple[tuple[T.Buffer, tuple[T.Expr, ...]], ...]
-    size: int
-    costly: bool
-    binds: bool
-    moves: bool
-
-
-_CONDITION = "prim.if_then_else"
-_FREE = {"prim.likely", "tirx.reinterpret", "tirx.fma"}
-
-
-def _examine(block: _Block) -> _Body:
-    loads: list[tuple[T.Buffer, tuple[T.Expr, ...]]] = []
-    counts = {"size": 0, "costly": 0, "conditions": 0, "binds": 0}
-    analyzer = sym.Analyzer()
-    for axis, extent in zip(block.node.iter_vars, block.extents, strict=True):
-        analyzer.bind(axis.var, ir.Range(0, extent))
-
-    def visit(node: object) -> None:
-        counts["size"] += 1
-        if isinstance(node, T.TensorLoad):
-            loads.append((node.source, tuple(analyzer.simplify(index) for index in node.indices)))
-        elif isinstance(node, T.Let):
-            counts["binds"] += 1
-        elif isinstance(node, ir.Call) and getattr(node.op, "name", "") == _CONDITION:
-            counts["conditions"] += 1
-        elif (isinstance(node, ir.Call) and getattr(node.op, "name", "") not in _FREE) or (
-            isinstance(node, T.Div) and str(node.ty) == "float32"
-        ):
-            counts["costly"] += 1
-
-    tvm_ffi.structural_walk(block.node.body, visit)
-    value = getattr(block.node.body, "value", None)
-    moves = isinstance(value, T.TensorLoad | T.IntImm | T.FloatImm)
-    costly = counts["costly"] > 0 or (counts["conditions"] > 0 and counts["size"] > _SMALL)
-    return _Body(tuple(loads), counts["size"], costly, counts["binds"] > 0, moves)
 
 
 def _inline(sch: s_tir.Schedule, handles: Sequence[SBlockRV]) -> list[LostSchedule]:
@@ -185,13 +210,13 @@ def _inline(sch: s_tir.Schedule, handles: Sequence[SBlockRV]) -> list[LostSchedu
             or len(block.node.writes) != 1
         ):
             continue
-        body = _examine(block)
+        body = block.body
         found = [_block(sch, consumer) for consumer in sch.get_consumers(handle)]
         consumers = [consumer for consumer in found if consumer is not None]
         if not consumers or len(consumers) < len(found):
             continue
         buffer = block.node.writes[0].source
-        places = [sum(source.same_as(buffer) for source, _ in _examine(consumer).loads) for consumer in consumers]
+        places = [sum(source.same_as(buffer) for source, _ in consumer.body.loads) for consumer in consumers]
         repeats = sum(n * consumer.domain for n, consumer in zip(places, consumers, strict=True)) / block.domain
         if body.binds and sum(places) > 1:
             continue
@@ -209,7 +234,7 @@ def _divisor(number: int, limit: int, multiple: int = 1) -> int:
     return next((d for d in range(min(limit, number), 1, -1) if number % d == 0 and d % multiple == 0), 1)
 
 
-def _joined(block: _Block, body: _Body) -> int:
+def _joined(block: _Block) -> int:
     """Counts the innermost loops that are one loop to every tensor.
 
     Such loops walk a run of memory of each tensor that depends on any of them.
@@ -217,8 +242,8 @@ def _joined(block: _Block, body: _Body) -> int:
     store = block.node.body
     if not isinstance(store, T.BufferStore):
         return 1
-    accesses = [(store.buffer, tuple(store.indices)), *body.loads]
-    axes = [axis.var for axis in block.node.iter_vars]
+    accesses = [(store.buffer, tuple(store.indices)), *block.body.loads]
+    axes = block.axes
     if _computed_with(store.value, axes):
         return 1
     count = 1
@@ -262,15 +287,15 @@ def _is_one(extent: T.Expr) -> bool:
     return isinstance(extent, T.IntImm) and int(extent) == 1
 
 
-def _transposed_axis(block: _Block, body: _Body) -> int | None:
+def _transposed_axis(block: _Block) -> int | None:
     """Returns the axis along which some operand is contiguous, if that is not the last one."""
-    axes = [axis.var for axis in block.node.iter_vars]
-    for _, indices in body.loads:
+    *outer, innermost = block.axes
+    for _, indices in block.body.loads:
         if len(indices) < 2:
             continue
         *around, last = indices
-        for n, axis in enumerate(axes[:-1]):
-            if last.same_as(axis) and any(_follows(index, axes[-1]) for index in around):
+        for n, axis in enumerate(outer):
+            if last.same_as(axis) and any(_follows(index, innermost) for index in around):
                 return n
     return None
 
@@ -292,39 +317,28 @@ def _is_affine(index: T.Expr) -> bool:
     return isinstance(index, T.Var | T.IntImm)
 
 
-def _parallel(sch: s_tir.Schedule, loops: Sequence[LoopRV], worthwhile: bool) -> None:
-    if not loops or not worthwhile:
-        return
-    sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
-
-
-def _attempts(sch: s_tir.Schedule, block: _Block) -> dict[str, Callable[[], bool]]:
-    """Returns the schedules of a block by name, in the order of trial; each returns whether it was applied."""
-    if not block.spatial:
-        return {"split reduction": partial(_split_sum, sch, block), "reduction": partial(_reduce, sch, block)}
-    body = _examine(block)
-    worthwhile = block.domain * max(1, body.size // 8) >= _PARALLEL_FROM
-    schedules = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
-    return {name: partial(schedule, sch, block, body, worthwhile) for name, schedule in schedules.items()}
+def _parallel(sch: s_tir.Schedule, block: _Block, loops: Sequence[LoopRV]) -> None:
+    if loops and block.worthwhile:
+        sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
 
 
 def _schedule(sch: s_tir.Schedule, block: _Block) -> str | LostSchedule:
     """Schedules a block; the name of the schedule, or the one that TVM refuses, which leaves loops half changed."""
-    for name, schedule in _attempts(sch, block).items():
+    for name, schedule in (_SPATIAL if block.spatial else _REDUCTIONS).items():
         try:
-            if schedule():
+            if schedule(sch, block):
                 return name
         except ScheduleError as error:
             return LostSchedule(name, first_line(error), str(block.node.name_hint))
     raise AssertionError("the last schedule takes every block")
 
 
-def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+def _flat(sch: s_tir.Schedule, block: _Block) -> bool:
     """Schedules runs of memory as tasks of about equal length, each a loop over whole innermost lines.
 
     A run that began or ended within a line would leave TVM with divisions in every iteration.
     """
-    if _joined(block, body) < len(block.loops):
+    if _joined(block) < len(block.loops):
         return False
     short = [loop for loop, extent in zip(block.loops, block.extents, strict=True) if extent == 1]
     loops = [loop for loop, extent in zip(block.loops, block.extents, strict=True) if extent > 1]
@@ -343,17 +357,17 @@ def _flat(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
     outer, inner = sch.split(loops[-count], [None, lines])
     if count > 1:
         sch.fuse(inner, *loops[len(loops) - count + 1 :])
-    _parallel(sch, [*loops[:-count], outer], worthwhile)
+    _parallel(sch, block, [*loops[:-count], outer])
     return True
 
 
-def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+def _tiled(sch: s_tir.Schedule, block: _Block) -> bool:
     """Schedules a transposition that changes the contiguous axis in square tiles: whole cache lines on both sides.
 
     Where no index has a division, vectors are put together from elements and stored whole: LLVM would load vectors and
     scatter them, which takes several times as long.
     """
-    crossed = _transposed_axis(block, body)
+    crossed = _transposed_axis(block)
     if crossed is None:
         return False
     rows, columns = (_divisor(block.extents[n], _TILE) for n in (crossed, -1))
@@ -363,25 +377,24 @@ def _tiled(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) ->
     column, column_inner = sch.split(block.loops[-1], [None, columns])
     around = [loop for n, loop in enumerate(block.loops[:-1]) if n != crossed]
     sch.reorder(*around, row, column, row_inner, column_inner)
-    _parallel(sch, [*around, row], worthwhile)
+    _parallel(sch, block, [*around, row])
     width = math.gcd(columns, _VECTOR)
-    plain = all(_is_affine(index) for _, indices in body.loads for index in indices)
-    if width >= 4 and plain and not body.binds:
+    plain = all(_is_affine(index) for _, indices in block.body.loads for index in indices)
+    if width >= 4 and plain and not block.body.binds:
         sch.vectorize(sch.split(column_inner, [None, width])[1])
     return True
 
 
-def _banded(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+def _banded(sch: s_tir.Schedule, block: _Block) -> bool:
     """Schedules a transposition that keeps the contiguous axis in bands along an operand's outermost axis.
 
     Each band of the operand is read once, while it is in the cache, and written as one run of memory per outer index.
     """
-    axes = [axis.var for axis in block.node.iter_vars]
     wide = [n for n, extent in enumerate(block.extents) if extent > 1]
-    if not worthwhile or len(wide) < 3:
+    if not block.worthwhile or len(wide) < 3:
         return False
-    for _, indices in body.loads:
-        order = [n for index in indices for n in wide if index.same_as(axes[n])]
+    for _, indices in block.body.loads:
+        order = [n for index in indices for n in wide if index.same_as(block.axes[n])]
         if len(order) < len(wide) or order[-1] != wide[-1] or order[0] == wide[0]:
             continue
         band = _divisor(block.extents[order[0]], _BAND)
@@ -390,16 +403,16 @@ def _banded(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -
             loops = list(block.loops)
             loops[order[0]] = inner
             sch.reorder(outer, *loops)
-            _parallel(sch, [outer], worthwhile)
+            _parallel(sch, block, [outer])
             return True
     return False
 
 
-def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> bool:
+def _rows(sch: s_tir.Schedule, block: _Block) -> bool:
     """Makes everything parallel but the innermost loop, which is unrolled where it repeats elements."""
     loops, extents = list(block.loops), list(block.extents)
-    repeat = _repetition(block, body)
-    longest = _joined(block, body)
+    repeat = _repetition(block)
+    longest = _joined(block)
     count = next((n for n in range(1, longest) if math.prod(extents[-n:]) >= _RUN), longest)
     if count > 1:
         loops[-count:] = [sch.fuse(*loops[-count:])]
@@ -410,7 +423,7 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
         keep += 1
     outer_loops = loops[:-keep]
     inner = loops[-1]
-    if math.prod(extents[:-keep]) < 2 and worthwhile:
+    if math.prod(extents[:-keep]) < 2 and block.worthwhile:
         grain = _divisor(extents[-keep], _GRAIN, 16)
         if 1 < grain < extents[-keep]:
             outer, rest = sch.split(loops[-keep], [None, grain])
@@ -420,7 +433,7 @@ def _rows(sch: s_tir.Schedule, block: _Block, body: _Body, worthwhile: bool) -> 
     if repeat > 1:
         _, copies = sch.split(inner, [None, repeat])
         sch.unroll(copies)
-    _parallel(sch, _enough(sch, outer_loops), worthwhile)
+    _parallel(sch, block, _enough(sch, outer_loops))
     return True
 
 
@@ -431,40 +444,28 @@ def _enough(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> list[LoopRV]:
     return list(loops[:loop_count])
 
 
-def _repetition(block: _Block, body: _Body) -> int:
+def _repetition(block: _Block) -> int:
     """Counts the neighbours along the last axis that read one element; 1 unless a small divisor of the extent."""
-    last = block.node.iter_vars[-1].var
+    last = block.axes[-1]
     axes: set[int] = set()
 
     def visit(node: object) -> None:
         if isinstance(node, T.FloorDiv) and node.a.same_as(last) and isinstance(node.b, T.IntImm):
             axes.add(int(node.b))
 
-    for _, indices in body.loads:
+    for _, indices in block.body.loads:
         for index in indices:
             tvm_ffi.structural_walk(index, visit)
     repeat = min(axes, default=1)
     return repeat if 1 < repeat <= _SHORT and block.extents[-1] % repeat == 0 else 1
 
 
-def _is_long_sum(block: _Block) -> bool:
-    store = block.node.body
-    terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
-    return (
-        terms > _LONG_SUM
-        and isinstance(store, T.BufferStore)
-        and str(store.buffer.dtype) == "float32"
-        and isinstance(store.value, T.Add)
-    )
-
-
 def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
     """Splits a long sum into partial sums that are added afterwards; returns False if it is not split."""
-    if not _is_long_sum(block):
+    store, terms, outer, inner = block.node.body, block.terms, block.outer, block.inner
+    is_sum = isinstance(store, T.BufferStore) and isinstance(store.value, T.Add)
+    if terms <= _LONG_SUM or not is_sum or str(store.buffer.dtype) != "float32":
         return False
-    inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
-    outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
-    terms = math.prod(extent for extent, reduced in zip(block.extents, block.reduced, strict=True) if reduced)
     lanes = _divisor(terms, 4 * math.isqrt(terms), 16)
     if lanes == 1:
         lanes = _divisor(terms, 4 * math.isqrt(terms))
@@ -474,17 +475,15 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
     line = sch.fuse(*inner) if len(inner) > 1 else inner[0]
     _, lane = sch.split(line, [None, lanes])
     partial = sch.rfactor(lane, len(outer))
-    worthwhile = block.domain >= _PARALLEL_FROM
     # The lanes go innermost: partial sums are a vector, and memory is read in order.
     *around, step, lane = _ordered(sch, partial)
     sch.reorder(*around, step, lane)
     if around:
-        _parallel(sch, around, worthwhile)
-    elif worthwhile:
+        _parallel(sch, block, around)
+    elif block.worthwhile:
         sch.reorder(lane, step)
         sch.parallel(lane)
-    sums = sch.get_loops(block.handle)
-    _parallel(sch, sums[: len(outer)], worthwhile)
+    _parallel(sch, block, sch.get_loops(block.handle)[: len(outer)])
     return True
 
 
@@ -506,12 +505,15 @@ def _ordered(sch: s_tir.Schedule, handle: SBlockRV) -> list[LoopRV]:
 
 def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
     """Makes the loops that are not reduced, which come first, parallel."""
-    outer = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if not reduced]
-    inner = [loop for loop, reduced in zip(block.loops, block.reduced, strict=True) if reduced]
-    worthwhile = block.domain >= _PARALLEL_FROM
-    sch.reorder(*outer, *inner)
-    _parallel(sch, outer, worthwhile)
+    outer = block.outer
+    sch.reorder(*outer, *block.inner)
+    _parallel(sch, block, outer)
     return True
+
+
+_SPATIAL = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
+_REDUCTIONS = {"split reduction": _split_sum, "reduction": _reduce}
+"""Schedules of a block by name, in the order of trial; each returns whether it was applied."""
 
 
 def schedule_function(function: T.PrimFunc) -> T.PrimFunc:
@@ -553,18 +555,14 @@ def schedule_function(function: T.PrimFunc) -> T.PrimFunc:
     return with_info(sch.mod["main"].with_attr("tirx.is_scheduled", True), info)
 
 
-def schedule_remaining() -> tvm.transform.Pass:
-    """Returns a module pass that gives every function without a schedule a good default one.
+@tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
+def schedule_remaining(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Gives every function without a schedule a good default one.
 
     Functions with the attribute `tirx.is_scheduled` and kernels written as plain loops (no blocks) stay as they are.
     A block that cannot be scheduled is left alone, and the facts of its function tell why.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return replace_loops(module, lambda _, function: schedule_function(function))
-
-    return run
+    return replace_loops(module, lambda _, function: schedule_function(function))
 
 
 def _unary(function: Callable[[T.Expr], T.Expr], name: str) -> Legalize:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, fp32
 from harness.compiler.schedules.cpu.tile import Tile
 
 
@@ -38,6 +38,11 @@ def for_each_vector(count: T.Index, lanes: int, body: Callable[[T.Index], None])
         else:
             with T.vectorized(0, width) as j:
                 body(start + j)
+
+
+def fill(buffer: T.Buffer, lanes: int, value: float, *row: T.Index) -> None:
+    """Emits buffer[row, j] = value for all j; a buffer of one dimension has one row, ()."""
+    for_each_vector(int(buffer.shape[-1]), lanes, lambda j: T.buffer_store(buffer, fp32(value), [*row, j]))
 
 
 def each_vector(tile: Tile, body: Callable[[int, T.Index, T.Index], None]) -> None:

@@ -6,6 +6,7 @@ the write-back of the register tile, so that the product's result does not trave
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -181,7 +182,7 @@ class Epilogue:
         """
         readers = self._readers(layout, operands)
         final = self.final(layout)
-        line = view(result, _size(final.shape))
+        line = view(result, math.prod(final.shape))
 
         def store(b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
             finished = self._finished(value, [reader(b, i, j) for reader, _ in readers])
@@ -227,7 +228,7 @@ class Epilogue:
 
 def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: T.Buffer) -> Value:
     if shape == layout.shape:
-        line = view(buffer, _size(shape))
+        line = view(buffer, math.prod(shape))
         return lambda b, i, j: line[layout.flat(b, i, j)]
     offset = len(layout.shape) - len(shape)
 
@@ -236,10 +237,3 @@ def _reader(layout: ResultLayout, shape: tuple[int, ...], buffer: T.Buffer) -> V
         return buffer[tuple(0 if extent == 1 else index[d + offset] for d, extent in enumerate(shape))]
 
     return read
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size

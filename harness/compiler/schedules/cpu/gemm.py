@@ -128,6 +128,7 @@ def matrix_product(
 ) -> Lowering:
     """Lowers result[b] = left[b] · right[b], stored row by row as a tensor of any shape of that size."""
     side = _streaming_side(context, left, right)
+    resident_side: Side = "right" if side == "left" else "left"
     moving, staying = (left, right) if side == "left" else (right, left)
     workload = Product(
         extents,
@@ -141,21 +142,17 @@ def matrix_product(
         "matmul",
         extents,
         _streaming(context, moving, batch, extents, side),
-        _resident(staying, batch, extents, "right" if side == "left" else "left"),
+        Resident(
+            staying.value,
+            staying.matrices,
+            lambda buffer: staying.read(buffer, extents, resident_side),
+            lambda b: staying.matrix(batch, b),
+        ),
         _row_layout(extents, shape),
         micro_kernel,
         context.blocking(workload, micro_kernel),
     )
     return contracted(contraction)
-
-
-def _resident(operand: Operand, batch: tuple[int, ...], extents: Extents, side: Side) -> Resident:
-    return Resident(
-        operand.value,
-        operand.matrices,
-        lambda buffer: operand.read(buffer, extents, side),
-        lambda b: operand.matrix(batch, b),
-    )
 
 
 def _streaming(context: Context, operand: Operand, batch: tuple[int, ...], extents: Extents, side: Side) -> Streaming:

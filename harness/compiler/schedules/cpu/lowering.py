@@ -17,12 +17,7 @@ from harness.compiler.schedules.cpu.microkernels.choice import choose
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
 from harness.compiler.schedules.cpu.operand_layer import OperandLayer
-from harness.compiler.schedules.cpu.schedule import (
-    ProductWorkload,
-    Workload,
-    blocking_of,
-    decided,
-)
+from harness.compiler.schedules.cpu.schedule import ProductWorkload, Workload, blocking_of, decided
 from harness.compiler.schedules.cpu.tile import VectorUnit
 
 Build = Callable[[relax.BlockBuilder, Sequence[relax.Expr], Epilogue], relax.Expr]

@@ -19,12 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from harness.compiler import tir as T
-
-if TYPE_CHECKING:
-    from tvm.ir import Expr
+from harness.compiler.schedules.common.kernel import fp32
 
 _LOG2_E = 1.4426950408889634
 _SHIFTER = 12582912.0
@@ -102,84 +99,76 @@ _TAIL_FOR_BF16 = (0.188821718, 0.303946137, 0.387044519, 0.373194009, 0.24441708
 """The same on 0 ≤ a ≤ 13.22; relative error 2⁻¹⁸·⁷."""
 
 
-def _f32(value: float) -> Expr:
-    return T.const(value, "float32")
-
-
-def _f64(value: float) -> Expr:
+def _f64(value: float) -> T.Expr:
     return T.const(value, "float64")
 
 
-def _i32(value: int) -> Expr:
+def _i32(value: int) -> T.Expr:
     return T.const(value, "int32")
-
-
-def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
-    return T.fma(x, y, z)
 
 
 class _Bindings:
     """Values bound to names one after the other: `around` wraps an expression that uses them into their `Let`s."""
 
     def __init__(self) -> None:
-        self._bound: list[tuple[T.Var, Expr]] = []
+        self._bound: list[tuple[T.Var, T.Expr]] = []
 
-    def __call__(self, value: Expr, name: str) -> Expr:
+    def __call__(self, value: T.Expr, name: str) -> T.Expr:
         if isinstance(value, T.Var):
             return value
         variable = T.Var(name, value.ty)
         self._bound.append((variable, value))
         return variable
 
-    def around(self, body: Expr) -> Expr:
+    def around(self, body: T.Expr) -> T.Expr:
         for variable, value in reversed(self._bound):
             body = T.Let(variable, value, body)
         return body
 
 
-def _bits(x: Expr) -> Expr:
+def _bits(x: T.Expr) -> T.Expr:
     return T.reinterpret("int32", x)
 
 
-def _from_bits(x: Expr) -> Expr:
+def _from_bits(x: T.Expr) -> T.Expr:
     return T.reinterpret("float32", x)
 
 
-def _polynomial(x: Expr, coefficients: tuple[float, ...], constant: Callable[[float], Expr] = _f32) -> Expr:
+def _polynomial(x: T.Expr, coefficients: tuple[float, ...], constant: Callable[[float], T.Expr] = fp32) -> T.Expr:
     """Evaluates a polynomial by Horner's scheme; the first coefficient is the constant one."""
     result = constant(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        result = _fma(result, x, constant(coefficient))
+        result = T.fma(result, x, constant(coefficient))
     return result
 
 
-def _clamp(x: Expr, low: float, high: float) -> Expr:
+def _clamp(x: T.Expr, low: float, high: float) -> T.Expr:
     """Returns x limited to [low, high]; NaN stays NaN (every comparison with it is false)."""
-    return T.Select(x > _f32(high), _f32(high), T.Select(x < _f32(low), _f32(low), x))
+    return T.Select(x > fp32(high), fp32(high), T.Select(x < fp32(low), fp32(low), x))
 
 
-def _power_of_two(n: Expr) -> Expr:
+def _power_of_two(n: T.Expr) -> T.Expr:
     """Computes 2ⁿ for an int32 n in [-126, 127]."""
     return _from_bits(T.shift_left(n + _i32(127), _i32(23)))
 
 
-def _exp_reduced(x: Expr, low: Expr | None = None) -> Expr:
+def _exp_reduced(x: T.Expr, low: T.Expr | None = None) -> T.Expr:
     """Computes exp(x + low) for x already within the limits; `low` is a correction of at most 0.04."""
     let = _Bindings()
     x = let(x, "x")
-    shifted = let(_fma(x, _f32(_LOG2_E), _f32(_SHIFTER)), "shifted")
-    n = let(shifted - _f32(_SHIFTER), "n")
+    shifted = let(T.fma(x, fp32(_LOG2_E), fp32(_SHIFTER)), "shifted")
+    n = let(shifted - fp32(_SHIFTER), "n")
     # The remainder is exact in its first step: n·_LN2_HIGH has at most 18 bits.
-    remainder = _fma(n, _f32(-_LN2_LOW), _fma(n, _f32(-_LN2_HIGH), x))
+    remainder = T.fma(n, fp32(-_LN2_LOW), T.fma(n, fp32(-_LN2_HIGH), x))
     r = let(remainder if low is None else remainder + low, "r")
-    power = _fma(r * r, _polynomial(r, _EXP), r) + _f32(1.0)
+    power = T.fma(r * r, _polynomial(r, _EXP), r) + fp32(1.0)
     exponent = let(_bits(shifted) - _i32(_SHIFTER_BITS), "exponent")
     # Two factors, so that both ends work: 2¹²⁸ is no float, and subnormal results round only once.
     half = let(T.shift_right(exponent, _i32(1)), "half")
     return let.around(power * _power_of_two(half) * _power_of_two(exponent - half))
 
 
-def exp(x: Expr) -> Expr:
+def exp(x: T.Expr) -> T.Expr:
     """Computes eˣ within 1 ULP, subnormal results included.
 
     exp(-inf) = 0, exp(inf) = inf, exp(NaN) = NaN; overflow gives inf, underflow subnormals and then 0.
@@ -188,17 +177,17 @@ def exp(x: Expr) -> Expr:
     return let.around(_exp_reduced(_clamp(let(x, "x"), _EXP_SMALLEST, _EXP_LARGEST)))
 
 
-def _nearest_power(let: _Bindings, x: Expr, factor: float) -> tuple[Expr, Expr]:
+def _nearest_power(let: _Bindings, x: T.Expr, factor: float) -> tuple[T.Expr, T.Expr]:
     """Returns n, the integer nearest to factor·x, which is in [-126, 127], and 2ⁿ; of NaN, NaN and any number.
 
     So whoever scales by 2ⁿ has to multiply, because an addition to the exponent of a NaN may make a number of it.
     """
-    shifted = let(_fma(x, _f32(factor), _f32(_EXPONENT_SHIFTER)), "shifted")
-    n = let(shifted - _f32(_EXPONENT_SHIFTER), "n")
+    shifted = let(T.fma(x, fp32(factor), fp32(_EXPONENT_SHIFTER)), "shifted")
+    n = let(shifted - fp32(_EXPONENT_SHIFTER), "n")
     return n, let(_from_bits(T.shift_left(_bits(shifted), _i32(23))), "power")
 
 
-def exp_below_zero(x: Expr, *, flush_subnormals: bool = True) -> Expr:
+def exp_below_zero(x: T.Expr, *, flush_subnormals: bool = True) -> T.Expr:
     """Computes eˣ for the terms of a softmax, x ≤ 0, of which the largest is 1; exp(NaN) = NaN.
 
     Within 1 ULP for x > -6, 1.3 ULP for x > -16, where eˣ is 1e-7, and 5 ULP below: the remainder is found in one step,
@@ -210,69 +199,69 @@ def exp_below_zero(x: Expr, *, flush_subnormals: bool = True) -> Expr:
     """
     let = _Bindings()
     x = let(x, "x")
-    limited = let(T.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
+    limited = let(T.Select(x < fp32(_EXP_NORMAL), fp32(_EXP_NORMAL), x), "limited")
     n, power = _nearest_power(let, limited, _LOG2_E)
-    r = let(_fma(n, _f32(-math.log(2.0)), limited), "r")
-    scaled = _fma(_fma(r * r, _polynomial(r, _EXP), r), power, power)
-    return let.around(T.Select(x < _f32(_EXP_NORMAL), _f32(0.0), scaled) if flush_subnormals else scaled)
+    r = let(T.fma(n, fp32(-math.log(2.0)), limited), "r")
+    scaled = T.fma(T.fma(r * r, _polynomial(r, _EXP), r), power, power)
+    return let.around(T.Select(x < fp32(_EXP_NORMAL), fp32(0.0), scaled) if flush_subnormals else scaled)
 
 
-def _exp2(let: _Bindings, x: Expr, factor: float, coefficients: tuple[float, ...]) -> Expr:
+def _exp2(let: _Bindings, x: T.Expr, factor: float, coefficients: tuple[float, ...]) -> T.Expr:
     """Computes 2 to the power of factor·x, which is in [-126, 0], to the digits of the polynomial; 1 for x = 0."""
     n, power = _nearest_power(let, x, factor)
-    f = let(_fma(x, _f32(factor), _f32(0.0) - n), "f")
-    return _fma(_polynomial(f, coefficients), f * power, power)
+    f = let(T.fma(x, fp32(factor), fp32(0.0) - n), "f")
+    return T.fma(_polynomial(f, coefficients), f * power, power)
 
 
-def exp_below_zero_for_bf16(x: Expr, *, flush_subnormals: bool = True) -> Expr:
+def exp_below_zero_for_bf16(x: T.Expr, *, flush_subnormals: bool = True) -> T.Expr:
     """Computes `exp_below_zero` within 2⁻¹³ of the result for x > -87, enough before a rounding to bfloat16."""
     let = _Bindings()
     x = let(x, "x")
-    limited = let(T.Select(x < _f32(_EXP_NORMAL), _f32(_EXP_NORMAL), x), "limited")
+    limited = let(T.Select(x < fp32(_EXP_NORMAL), fp32(_EXP_NORMAL), x), "limited")
     power = _exp2(let, limited, _LOG2_E, _EXP2_SHORT)
-    return let.around(T.Select(x < _f32(_EXP_NORMAL), _f32(0.0), power) if flush_subnormals else power)
+    return let.around(T.Select(x < fp32(_EXP_NORMAL), fp32(0.0), power) if flush_subnormals else power)
 
 
-def log(x: Expr) -> Expr:
+def log(x: T.Expr) -> T.Expr:
     """Computes the natural logarithm within 0.9 ULP, of subnormal numbers too.
 
     log(±0) = -inf, log(inf) = inf, log(NaN) = NaN; NaN for negative numbers.
     """
     let = _Bindings()
     x = let(x, "x")
-    subnormal = x < _f32(_SMALLEST_NORMAL)
-    normal = let(T.Select(subnormal, x * _f32(2.0**23), x), "normal")
+    subnormal = x < fp32(_SMALLEST_NORMAL)
+    normal = let(T.Select(subnormal, x * fp32(2.0**23), x), "normal")
     # normal = 2ᵏ·m with m from √½ to √2; the subtraction carries into the exponent where the fraction is above √2.
     offset = let(_bits(normal) - _i32(_SQRT_HALF_BITS), "offset")
     m = _from_bits(T.bitwise_and(offset, _i32(_FRACTION_MASK)) + _i32(_SQRT_HALF_BITS))
-    f = let(m - _f32(1.0), "f")
+    f = let(m - fp32(1.0), "f")
     exponent = T.shift_right(offset, _i32(23)) - T.Select(subnormal, _i32(23), _i32(0))
     k = let(exponent.astype("float32"), "k")
     # high + f is split into its rounding and the error of that, since |high| is 0 or above |f|; high is exact.
-    high = let(k * _f32(_LN2_HIGH), "high")
+    high = let(k * fp32(_LN2_HIGH), "high")
     total = let(high + f, "total")
     rest = (high - total) + f
-    tail = f * f * _fma(f, _polynomial(f, _LOG), _f32(-0.5))
-    result = total + (rest + _fma(k, _f32(_LN2_LOW), tail))
-    outside = T.Select(x == _f32(0.0), _from_bits(_i32(_INFINITY_BITS - 2**31)), _from_bits(_i32(_NAN_BITS)))
-    finite = T.Select(x > _f32(_LARGEST), x, result)
-    return let.around(T.Select(x > _f32(0.0), finite, outside))
+    tail = f * f * T.fma(f, _polynomial(f, _LOG), fp32(-0.5))
+    result = total + (rest + T.fma(k, fp32(_LN2_LOW), tail))
+    outside = T.Select(x == fp32(0.0), _from_bits(_i32(_INFINITY_BITS - 2**31)), _from_bits(_i32(_NAN_BITS)))
+    finite = T.Select(x > fp32(_LARGEST), x, result)
+    return let.around(T.Select(x > fp32(0.0), finite, outside))
 
 
-def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
+def _quarter_turns(let: _Bindings, x: T.Expr) -> tuple[T.Expr, T.Expr]:
     """Returns (f, q) with x = (f + q)·π/2 up to whole turns: f a float64 within ±0.51, NaN for ±inf; q an int32.
 
     The error of f is below 2⁻⁵⁷ + 2⁻⁵²·|f|, and without the first term while |x| < π/4. From there on no fp32 number is
     closer than 2⁻³⁰ to a multiple of π/2.
     """
 
-    def part(n: int) -> Expr:
+    def part(n: int) -> T.Expr:
         result = _f64(float.fromhex(_TWO_OVER_PI[0][1][n]))
         for limit, parts in _TWO_OVER_PI[1:]:
-            result = T.Select(T.abs(x) < _f32(limit), _f64(float.fromhex(parts[n])), result)
+            result = T.Select(T.abs(x) < fp32(limit), _f64(float.fromhex(parts[n])), result)
         return result
 
-    def split(value: Expr) -> tuple[Expr, Expr]:
+    def split(value: T.Expr) -> tuple[T.Expr, T.Expr]:
         """Returns the nearest integer, once in its low bits and once as a number."""
         shifted = let(value + _f64(_F64_SHIFTER), "shifted")
         return T.reinterpret("int64", shifted), let(shifted - _f64(_F64_SHIFTER), "integer")
@@ -284,11 +273,11 @@ def _quarter_turns(let: _Bindings, x: Expr) -> tuple[Expr, Expr]:
     high_rest, middle_rest = let(high - high_integer, "rest"), let(middle - middle_integer, "rest")
     sum_bits, sum_integer = split(high_rest + middle_rest)
     # Exact up to here; the differences are formed first, so that the one rounding is relative to what they leave.
-    f = let(_fma(wide, part(2), (high_rest - sum_integer) + middle_rest), "f")
+    f = let(T.fma(wide, part(2), (high_rest - sum_integer) + middle_rest), "f")
     return f, let((high_bits + middle_bits + sum_bits).astype("int32"), "quarters")
 
 
-def _sine(x: Expr, quarters: int) -> Expr:
+def _sine(x: T.Expr, quarters: int) -> T.Expr:
     """Computes sin(x + quarters·π/2)."""
     let = _Bindings()
     x = let(x, "x")
@@ -304,41 +293,41 @@ def _sine(x: Expr, quarters: int) -> Expr:
     return let.around(_from_bits(T.bitwise_xor(magnitude, sign)))
 
 
-def sin(x: Expr) -> Expr:
+def sin(x: T.Expr) -> T.Expr:
     """Computes the sine within 0.51 ULP for all of fp32, huge numbers too; ±0 for ±0, NaN for ±inf and NaN."""
     return _sine(x, 0)
 
 
-def cos(x: Expr) -> Expr:
+def cos(x: T.Expr) -> T.Expr:
     """Computes the cosine within 0.51 ULP for all of fp32, the largest numbers included; NaN for ±inf and NaN."""
     return _sine(x, 1)
 
 
-def sigmoid(x: Expr) -> Expr:
+def sigmoid(x: T.Expr) -> T.Expr:
     """Computes 1/(1 + e⁻ˣ) within 3 ULP for x ≥ -88; 0 below (as PyTorch, where the true value is subnormal)."""
-    return _f32(1.0) / (_f32(1.0) + exp(_f32(0.0) - x))
+    return fp32(1.0) / (fp32(1.0) + exp(fp32(0.0) - x))
 
 
-def silu(x: Expr) -> Expr:
+def silu(x: T.Expr) -> T.Expr:
     """Computes x·sigmoid(x) within 3 ULP for x ≥ -88; -0 below, NaN at -inf (both as in PyTorch)."""
     let = _Bindings()
     x = let(x, "x")
-    return let.around(x / (_f32(1.0) + exp(_f32(0.0) - x)))
+    return let.around(x / (fp32(1.0) + exp(fp32(0.0) - x)))
 
 
-def erf(x: Expr) -> Expr:
+def erf(x: T.Expr) -> T.Expr:
     """Computes the error function within 2 ULP; exactly ±1 from |x| = 4 on."""
     let = _Bindings()
     x = let(x, "x")
     square = let(x * x, "square")
-    small = _fma(x, _polynomial(square, _ERF_SMALL), x)
+    small = T.fma(x, _polynomial(square, _ERF_SMALL), x)
     a = let(_clamp(T.abs(x), 0.0, _ERF_ONE), "a")
-    large = let(_f32(1.0) - _exp_reduced(_f32(0.0) - _polynomial(a, _ERF_LARGE)), "large")
-    signed = T.Select(x < _f32(0.0), _f32(0.0) - large, large)
-    return let.around(T.Select(T.abs(x) < _f32(_ERF_SMALL_LIMIT), small, signed))
+    large = let(fp32(1.0) - _exp_reduced(fp32(0.0) - _polynomial(a, _ERF_LARGE)), "large")
+    signed = T.Select(x < fp32(0.0), fp32(0.0) - large, large)
+    return let.around(T.Select(T.abs(x) < fp32(_ERF_SMALL_LIMIT), small, signed))
 
 
-def gelu(x: Expr) -> Expr:
+def gelu(x: T.Expr) -> T.Expr:
     """Computes x·Φ(x), the erf form of GELU, without cancellation in the negative tail.
 
     For |x| < 1 it is x·(½ + x·P(x²)), beyond max(x, 0) - |x|·Q(|x|) with Q(a) = ½·erfc(a/√2) = exp(-a²/2)·t·P(t - ½)
@@ -348,18 +337,18 @@ def gelu(x: Expr) -> Expr:
     let = _Bindings()
     x = let(x, "x")
     a = let(_clamp(T.abs(x), 0.0, _TAIL_END), "a")
-    small = x * _fma(x, _polynomial(let(a * a, "square"), _GELU_SMALL), _f32(0.5))
+    small = x * T.fma(x, _polynomial(let(a * a, "square"), _GELU_SMALL), fp32(0.5))
     # a² = high² + (a - high)·(a + high), both without a rounding error that the exponential would magnify.
     high = let(_from_bits(T.bitwise_and(_bits(a), _i32(-4096))), "high")
-    low = (a - high) * (a + high) * _f32(-0.5)
-    bell = _exp_reduced(high * high * _f32(-0.5), low)
-    t = let(_f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0)), "t")
-    tail = a * t * _polynomial(t - _f32(0.5), _TAIL) * bell
-    large = T.Select(x > _f32(0.0), x, _f32(0.0)) - tail
-    return let.around(T.Select(a < _f32(_GELU_SMALL_LIMIT), small, large))
+    low = (a - high) * (a + high) * fp32(-0.5)
+    bell = _exp_reduced(high * high * fp32(-0.5), low)
+    t = let(fp32(1.0) / T.fma(a, fp32(_TAIL_SCALE), fp32(1.0)), "t")
+    tail = a * t * _polynomial(t - fp32(0.5), _TAIL) * bell
+    large = T.Select(x > fp32(0.0), x, fp32(0.0)) - tail
+    return let.around(T.Select(a < fp32(_GELU_SMALL_LIMIT), small, large))
 
 
-def gelu_for_bf16(x: Expr) -> Expr:
+def gelu_for_bf16(x: T.Expr) -> T.Expr:
     """Computes `gelu` within 2⁻¹⁶ of the result for x > -13, enough before a rounding to bfloat16.
 
     Below it is at most 2⁻¹²⁶ in magnitude. One formula serves all numbers, max(x, 0) - |x|·Q(|x|) as in `gelu`.
@@ -368,6 +357,6 @@ def gelu_for_bf16(x: Expr) -> Expr:
     x = let(x, "x")
     a = let(_clamp(T.abs(x), 0.0, _TAIL_END_FOR_BF16), "a")
     bell = _exp2(let, let(a * a, "square"), -0.5 * _LOG2_E, _EXP2)
-    t = let(_f32(1.0) / _fma(a, _f32(_TAIL_SCALE), _f32(1.0)), "t")
-    tail = a * t * _polynomial(t - _f32(0.5), _TAIL_FOR_BF16) * bell
-    return let.around(T.Select(x > _f32(0.0), x, _f32(0.0)) - tail)
+    t = let(fp32(1.0) / T.fma(a, fp32(_TAIL_SCALE), fp32(1.0)), "t")
+    tail = a * t * _polynomial(t - fp32(0.5), _TAIL_FOR_BF16) * bell
+    return let.around(T.Select(x > fp32(0.0), x, fp32(0.0)) - tail)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import tvm
 from tvm import ir, relax
@@ -21,21 +22,17 @@ _AT_ZERO = "vm.builtin.ensure_zero_offset"
 """Compiled functions take no tensor with a byte offset; this makes a tensor without one, of the same memory."""
 
 
-def plan_memory() -> tvm.transform.Pass:
+@tvm.transform.module_pass(opt_level=0, name="PlanMemory")
+def plan_memory(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Replaces allocations of static shape by tensors in few allocations, at constant offsets.
 
     It takes functions as `CallTIRRewrite` leaves them, for devices whose pointers the host can do arithmetic on.
     """
-
-    @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        planned = module.clone()
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                planned.update_func(variable, _planned(function, module))
-        return planned
-
-    return run
+    planned = module.clone()
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            planned.update_func(variable, _planned(function, module))
+    return planned
 
 
 def _planned(function: relax.Function, module: tvm.IRModule) -> relax.Function:
@@ -49,7 +46,8 @@ def _planned(function: relax.Function, module: tvm.IRModule) -> relax.Function:
             continue
         storage, offset = places[binding.var]
         if storage in storages:  # its first use
-            planned.append(_bound(storage, _allocation(storages.pop(storage))))
+            size = relax.ShapeExpr([storages.pop(storage)])
+            planned.append(_bound(storage, memory.alloc_storage(size, 0, "global", "uint8")))
         shape, dtype = binding.value.args[0], str(binding.var.ty.dtype)
         tensor = memory.alloc_tensor(storage, offset, shape, dtype)
         if offset:
@@ -75,10 +73,6 @@ def _places(
     return places, {arena: layout.arena, **sizes}
 
 
-def _allocation(size: int) -> relax.Expr:
-    return memory.alloc_storage(relax.ShapeExpr([size]), 0, "global", "uint8")
-
-
 def _bound(variable: relax.Var, value: relax.Expr) -> relax.Binding:
     return relax.VarBinding(variable, relax.BlockBuilder().normalize(value))
 
@@ -92,9 +86,7 @@ def _lifetimes(
     compiled functions, it may be a part of the result.
     """
     owners: dict[relax.Var, relax.Var] = {}
-    sizes: dict[relax.Var, int] = {}
-    first: dict[relax.Var, int] = {}
-    last: dict[relax.Var, int] = {}
+    values: dict[relax.Var, Value] = {}
     escaping: set[relax.Var] = set()
 
     def find_owners(expression: relax.Expr) -> set[relax.Var]:
@@ -104,18 +96,17 @@ def _lifetimes(
         value = binding.value
         size = _allocated_bytes(value)
         if size is not None:
-            owners[binding.var], sizes[binding.var], first[binding.var] = binding.var, size, step
-            last[binding.var] = step
+            owners[binding.var], values[binding.var] = binding.var, Value(size, step, step)
             continue
         used = find_owners(value)
-        last |= dict.fromkeys(used, step)
+        values |= {owner: replace(values[owner], last=step) for owner in used}
         if isinstance(value, relax.Var) or is_call(value, "relax.reshape"):
             owners.update((binding.var, owner) for owner in used)
         elif not _is_kernel(value, module):
             escaping |= used
     escaping |= find_owners(returned)
-    values = {owner: Value(sizes[owner], first[owner], last[owner]) for owner in sizes if owner not in escaping}
-    return values, {owner: Result(sizes[owner], first[owner]) for owner in sizes if owner in escaping}
+    results = {owner: Result(value.size, value.first) for owner, value in values.items() if owner in escaping}
+    return {owner: value for owner, value in values.items() if owner not in escaping}, results
 
 
 def _is_kernel(value: relax.Expr, module: tvm.IRModule) -> bool:

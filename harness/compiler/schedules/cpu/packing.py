@@ -83,15 +83,6 @@ def pack_function(
     return prim_func("pack", [source, Argument("packed", shape, micro_kernel.dtype)], body, HELPER)
 
 
-def read_packed(side: Side, panels: T.Buffer, micro_kernel: MicroKernel, chunk: int) -> PanelRead:
-    """Returns how a resident operand is read that `pack_function` has packed, in chunks of so many elements."""
-    if side == "right":
-        return lambda b, p, k, j: panels[b, p, micro_kernel.b.stored(k, chunk), j]
-    if micro_kernel.a.row_major:
-        return lambda b, p, k, i: panels[b, p, i, k]
-    return lambda b, p, k, i: panels[b, p, k, i]
-
-
 def stream(read: Read, width: int, panel: int, lanes: int) -> Pack:
     """Packs a panel element by element; the last one repeats the last row or column instead of leaving the operand."""
 

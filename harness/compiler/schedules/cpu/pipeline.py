@@ -11,7 +11,7 @@ from harness.compiler.schedules.common.ordering import order_nan
 from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
 from harness.compiler.schedules.common.vm import lower_to_vm
-from harness.compiler.schedules.cpu import elementwise, normalization, roi_align, softmax
+from harness.compiler.schedules.cpu import elementwise, normalization, roi_align
 from harness.compiler.schedules.cpu.memory import plan_memory
 from harness.compiler.schedules.cpu.pixel_projection import project_rows
 from harness.compiler.schedules.cpu.rewrite import call_kernels
@@ -20,7 +20,6 @@ from harness.compiler.schedules.cpu.widening import lower_bf16
 LEGALIZE = {
     **elementwise.LEGALIZE,
     **normalization.LEGALIZE,
-    **softmax.LEGALIZE,
     **roi_align.LEGALIZE,
     **nan.LEGALIZE,
     **resizing.LEGALIZE,
@@ -48,7 +47,7 @@ def cpu_pipeline(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
     @tvm.transform.module_pass(opt_level=0, name="CpuPipeline")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         with target:
-            passes = [*loop_passes(module, target, schedules), lower_to_vm(plan_memory())]
+            passes = [*loop_passes(module, target, schedules), lower_to_vm(plan_memory)]
             return tvm.transform.Sequential(passes)(module)
 
     return run
@@ -64,7 +63,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
     """Returns the passes from a module as imported to one that calls compiled functions by `call_tir`, in order."""
     return [
         relax.transform.CanonicalizeBindings(),
-        lower_bf16(),
+        lower_bf16,
         project_rows,
         call_kernels(target, schedules),
         order_nan(),
@@ -79,7 +78,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         relax.transform.FuseTIR(),
         merge_calls,
         nan.keep_nan(reductions=True),
-        elementwise.schedule_remaining(),
+        elementwise.schedule_remaining,
     ]
 
 

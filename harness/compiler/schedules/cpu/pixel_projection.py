@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler.schedules.common.folding import moved, row_starts
-from harness.compiler.schedules.common.graph import (
-    MOVES,
-    Facts,
-    between,
-    facts_of,
-    is_call,
-    parameters_of,
-    same,
-    static_shape,
-)
+from harness.compiler.schedules.common.graph import MOVES, between, is_call, same, static_shape
 from harness.compiler.schedules.common.origins import join_tags
-from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.common.scope import Scope, scope_of
 from harness.compiler.schedules.cpu.bf16 import allow_bf16, allows_bf16
 from harness.compiler.schedules.cpu.operand_layer import is_only_reader
 
@@ -61,25 +52,24 @@ class Projection:
 @tvm.transform.module_pass(opt_level=0, name="ProjectRows")
 def project_rows(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Multiplies the rows of a product by the weight of a 1×1 convolution, where that is less work."""
-    changed, rewriter = module.clone(), _Rewriter(module)
+    changed = module.clone()
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
-            facts = facts_of(function)
-            computed = {bound for bound, value in facts.bindings.items() if not is_call(value, *MOVES)}
-            scope = Scope(facts.bindings, parameters_of(function, facts.bindings), results=computed)
-            rewriter.rewrite(_projections(scope, facts))
-            changed.update_func(variable, rewriter.visit_expr(function))
+            scope = scope_of(function)
+            computed = {bound for bound, value in scope.bindings.items() if not is_call(value, *MOVES)}
+            projections = _projections(replace(scope, results=computed))
+            changed.update_func(variable, _Rewriter(module, projections).visit_expr(function))
     return changed
 
 
-def _projections(scope: Scope, facts: Facts) -> dict[relax.Var, Projection]:
+def _projections(scope: Scope) -> dict[relax.Var, Projection]:
     """Returns the projections by the variable of the product; nothing else may read the convolution."""
     projections = {
         variable: projection
-        for variable, value in facts.bindings.items()
+        for variable, value in scope.bindings.items()
         if is_call(value, "relax.matmul") and (projection := _projection(scope, value)) is not None
     }
-    return {v: projection for v, projection in projections.items() if is_only_reader(facts, projection.bindings, v, 1)}
+    return {v: projection for v, projection in projections.items() if is_only_reader(scope, projection.bindings, v, 1)}
 
 
 def _projection(scope: Scope, matmul: ir.Call) -> Projection | None:
@@ -118,15 +108,10 @@ def _projects_pixels(convolution: ir.Call) -> bool:
 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, module: tvm.IRModule) -> None:
+    def __init__(self, module: tvm.IRModule, projections: Mapping[relax.Var, Projection]) -> None:
         super().__init__(module)
-        self.projections: Mapping[relax.Var, Projection] = {}
-        self.dropped: frozenset[relax.Var] = frozenset()
-
-    def rewrite(self, projections: Mapping[relax.Var, Projection]) -> None:
-        """Sets the projections to rewrite in the function that is visited next."""
         self.projections = projections
-        self.dropped = frozenset(variable for one in projections.values() for variable in one.bindings)
+        self.dropped = {variable for one in projections.values() for variable in one.bindings}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         projection = self.projections.get(binding.var)

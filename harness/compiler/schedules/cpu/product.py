@@ -25,7 +25,6 @@ from harness.compiler.schedules.cpu.epilogue import Store, Touched
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.packing import Pack, PanelRead, Read
-from harness.compiler.schedules.cpu.panels import multiply_panels
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ class BlockedProduct:
             column = T.Bind((block.first_b + r) * tile.columns)
             a, b = operands(r)
             written = self._written(sums, block, column)
-            multiply_panels(self.micro_kernel, tile, self.extents.depth, a, b, written, self.blocking.chunk)
+            self.micro_kernel.multiply_panels(tile, self.extents.depth, a, b, written, self.blocking.chunk)
 
     def _written(self, sums: T.Buffer, block: Block, column: T.Index) -> Sums:
         """Returns the sums of some tiles, all of which but what is beyond the edges is stored when it is complete."""

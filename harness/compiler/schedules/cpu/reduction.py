@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import relax, topi
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, around, call, default, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu.emit import for_each_vector
@@ -65,9 +66,9 @@ def each_block(outer: int, count: int, inner: int, block: Callable[[T.Index, T.I
             block(i, whole * LANES, rest)
 
 
-def scalar(value: T.Expr, dtype: str) -> T.Expr:
+def scalar(value: T.Expr) -> T.Expr:
     """Emits a local variable that holds the value, and returns it."""
-    cell = registers((1,), dtype)
+    cell = registers((1,), str(value.ty))
     T.buffer_store(cell, value, [0])
     return cell[0]
 
@@ -113,7 +114,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[T.Expr]:
             with T.vectorized(0, width) as j:
                 T.buffer_store(lane, fold.merge(lane[j], lane[j + width]), [j])
             width //= 2
-        results.append(scalar(fold.merge(lane[0], lane[1]), fold.dtype))
+        results.append(scalar(fold.merge(lane[0], lane[1])))
     if not rest and whole:
         return results
     ones = [registers((1,), fold.dtype) for fold in folds]
@@ -178,8 +179,8 @@ MIN = _extreme("min", math.inf, lambda a, b: a < b)
 
 def emit_centre(mean: T.Expr) -> Callable[[T.Index], T.Expr]:
     """Emits the fp64 mean as two fp32 numbers; returns value → value - mean, exact to its last place."""
-    high = scalar(to_f32(mean), "float32")
-    low = scalar(to_f32(mean - to_f64(high)), "float32")
+    high = scalar(to_f32(mean))
+    low = scalar(to_f32(mean - to_f64(high)))
     return lambda value: (value - high) - low
 
 
@@ -191,7 +192,7 @@ def inverse_root(squares: T.Expr, count: int, epsilon: float) -> T.Expr:
 def emit_moments(count: int, read: Callable[[T.Index], T.Expr]) -> tuple[T.Expr, T.Expr]:
     """Emits two passes over a line that stays in the cache: its mean and its sum of squared deviations, in fp64."""
     (total,) = fold_line(count, [add(lambda k: to_f64(read(k)))])
-    mean = scalar(total / fp64(count), "float64")
+    mean = scalar(total / fp64(count))
     centred = emit_centre(mean)
 
     def square(k: T.Index) -> T.Expr:
@@ -236,7 +237,7 @@ def emit_line_moments(
         if chunks == 1:
             return means[i, 0], squares[i, 0]
         (total,) = fold_line(chunks, [add(lambda c: means[i, c])])
-        mean = scalar(total / fp64(chunks), "float64")
+        mean = scalar(total / fp64(chunks))
 
         def between(c: T.Index) -> T.Expr:
             deviation = means[i, c] - mean
@@ -323,7 +324,7 @@ def _fill(buffer: T.Buffer, width: int, value: T.Expr) -> None:
     for_each_vector(width, LANES, lambda j: T.buffer_store(buffer, value, [j]))
 
 
-def variance_kernel(outer: int, count: int, root: bool) -> T.PrimFunc:
+def variance_kernel(outer: int, count: int, _inner: int, root: bool) -> T.PrimFunc:
     """Builds the population variance (or its root) of each of `outer` contiguous lines."""
 
     def body(data: T.Buffer, out: T.Buffer) -> None:
@@ -349,8 +350,19 @@ def _split(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, int, int] 
     return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
 
 
-def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
-    """Makes a legalization by `reduction`; None stands for the variance."""
+def reduction_kernel(reduction: Reduction, outer: int, count: int, inner: int) -> T.PrimFunc:
+    """Builds the reduction of the middle of [outer, count, inner]; operand and result have no `inner` of 1."""
+    return line_kernel(reduction, outer, count) if inner == 1 else column_kernel(reduction, outer, count, inner)
+
+
+def _legalize(name: str, build: Callable[[int, int, int], T.PrimFunc], *, lines_only: bool = False) -> Legalize:
+    """Makes a legalization.
+
+    Args:
+        name: For the kernel's name.
+        build: Builds the kernel that reduces the middle of [outer, count, inner].
+        lines_only: Whether it takes an `inner` of 1 alone.
+    """
 
     def legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         data = node.args[0]
@@ -360,22 +372,13 @@ def _legalize(reduction: Reduction | None, root: bool = False) -> Legalize:
         rank = len(shape)
         axes = list(range(rank)) if node.attrs.axis is None else [int(a) % rank for a in node.attrs.axis]
         extents = _split(shape, axes)
-        if extents is None or (reduction is None and extents[2] > 1):
+        if extents is None or (lines_only and extents[2] > 1):
             order = [a for a in range(rank) if a not in axes] + sorted(axes)
             data = bb.emit(bb.call_te(topi.transpose, data, order))
             count = math.prod(shape[a] for a in axes)
             extents = math.prod(shape) // count, count, 1
-        outer, count, inner = extents
-        name = reduction.name if reduction else "std" if root else "variance"
-        if reduction is None:
-            function = variance_kernel(outer, count, root)
-        elif inner == 1:
-            function = line_kernel(reduction, outer, count)
-        else:
-            function = column_kernel(reduction, outer, count, inner)
-        operand = reshaped(bb, data, (outer, count) if inner == 1 else extents)
-        result = bb.emit(call(bb, f"{name}_{outer}x{count}x{inner}", function, [operand]))
-        return reshaped(bb, result, [int(extent) for extent in node.ty.shape])
+        result_shape = [int(extent) for extent in node.ty.shape]
+        return call_on_views(bb, f"{name}_{'x'.join(map(str, extents))}", build(*extents), [data], result_shape)
 
     return legalize
 
@@ -409,18 +412,13 @@ def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         return bb.call_te(topi.cumsum, data, axis, str(node.ty.dtype), exclusive)
     view = around(shape, axis)
     function = cumsum_kernel(*view, exclusive)
-    result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
-    return reshaped(bb, result, shape)
+    return call_on_views(bb, f"cumsum_{'x'.join(map(str, view))}", function, [data], shape)
 
 
 LEGALIZE: dict[str, Legalize] = {
     "relax.cumsum": _cumsum,
-    "relax.sum": _legalize(SUM),
-    "relax.mean": _legalize(MEAN),
-    "relax.prod": _legalize(PROD),
-    "relax.max": _legalize(MAX),
-    "relax.min": _legalize(MIN),
-    "relax.variance": _legalize(None),
-    "relax.std": _legalize(None, root=True),
+    **{f"relax.{one.name}": _legalize(one.name, partial(reduction_kernel, one)) for one in (SUM, MEAN, PROD, MAX, MIN)},
+    "relax.variance": _legalize("variance", partial(variance_kernel, root=False), lines_only=True),
+    "relax.std": _legalize("std", partial(variance_kernel, root=True), lines_only=True),
 }
 """Legalizations of fp32 reductions, by operator."""

@@ -13,31 +13,20 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.folding import moved, row_starts
-from harness.compiler.schedules.common.graph import (
-    MOVES,
-    Facts,
-    between,
-    facts_of,
-    is_call,
-    operator_name,
-    parameters_of,
-    permutation,
-    static_shape,
-)
+from harness.compiler.schedules.common.graph import MOVES, between, is_call, operator_name, permutation, static_shape
 from harness.compiler.schedules.common.origins import join_tags
+from harness.compiler.schedules.common.scope import scope_of
 from harness.compiler.schedules.cpu.attention import key_layers, lower_attention
-from harness.compiler.schedules.cpu.conv2d import lower_conv2d
-from harness.compiler.schedules.cpu.conv2d_transpose import lower_conv2d_transpose
+from harness.compiler.schedules.cpu.conv2d import lower_conv2d, lower_conv2d_transpose
 from harness.compiler.schedules.cpu.epilogue import Epilogue, following_step
 from harness.compiler.schedules.cpu.feed_forward import feed_forward
 from harness.compiler.schedules.cpu.gemm import lower_matmul, rounded_left
-from harness.compiler.schedules.cpu.layer_norm_2d import lower_layer_norm_2d
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.microkernels.choice import micro_kernels
-from harness.compiler.schedules.cpu.normalization import lower_rounded_layer_norm
+from harness.compiler.schedules.cpu.normalization import lower_layer_norm_2d, lower_rounded_layer_norm
+from harness.compiler.schedules.cpu.operand_layer import movable
 from harness.compiler.schedules.cpu.schedule import Workload
 from harness.compiler.schedules.cpu.tile import vector_unit
-from harness.compiler.schedules.cpu.value_projection import movable
 
 Lower = Callable[[Context, ir.Call], Lowering | None]
 
@@ -60,7 +49,7 @@ def call_kernels(target: tvm.target.Target, schedules: Schedules = UNTUNED) -> t
         rewriter = _Rewriter(module)
         for variable, function in module.functions_items():
             if isinstance(function, relax.Function):
-                rewriter.grouping = _Grouping(*_context_of(function, module, target, schedules))
+                rewriter.grouping = _Grouping(_context_of(function, module, target, schedules))
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
         return rewriter.builder_.get()
 
@@ -73,27 +62,28 @@ def workloads(module: tvm.IRModule, target: tvm.target.Target) -> list[Workload]
     module = relax.transform.CanonicalizeBindings()(module)
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
-            context, facts = _context_of(function, module, target, UNTUNED)
-            _Grouping(context, facts)
+            context = _context_of(function, module, target, UNTUNED)
+            _Grouping(context)
             workloads_found += context.workloads
     return workloads_found
 
 
 def _context_of(
     function: relax.Function, module: tvm.IRModule, target: tvm.target.Target, schedules: Schedules
-) -> tuple[Context, Facts]:
-    """Makes the context that lowerings ask about a function, and the facts of its variables."""
-    facts = facts_of(function)
+) -> Context:
+    """Makes the context that lowerings ask about a function."""
+    scope = scope_of(function)
     context = Context(
-        facts.bindings,
-        parameters_of(function, facts.bindings),
+        scope.bindings,
+        scope.users,
+        scope.parameters,
         functions=dict(module.functions_items()),
         unit=vector_unit(target),
         kernels=micro_kernels(target),
         schedules=schedules,
     )
-    context = replace(context, projected_afterwards=movable(context, facts))
-    return replace(context, key_layers=key_layers(context, facts)), facts
+    context = replace(context, projected_afterwards=movable(context))
+    return replace(context, key_layers=key_layers(context))
 
 
 @dataclass(frozen=True)
@@ -143,9 +133,8 @@ class _Grouping:
         covered: Variables that nothing computes by itself, because a kernel computes them on the way.
     """
 
-    def __init__(self, context: Context, facts: Facts) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._facts = facts
         self.groups: dict[relax.Var, _Group] = {}
         self.covered: set[relax.Var] = set(context.projected_afterwards)
         self.covered |= {variable for layer in context.key_layers.values() for variable in layer.bindings}
@@ -168,7 +157,7 @@ class _Grouping:
         self._context.results.add(variable)
         arguments = [between(self._context.bindings, argument, lowering.inputs) for argument in value.args]
         group = _Group(lowering, (variable,), tuple(itertools.chain(*arguments)))
-        user = self._facts.only_user(variable)
+        user = self._context.only_user(variable)
         moves = user is not None and is_call(self._context.bindings[user], "relax.permute_dims")
         if not moves or lowering.permuted is None or self._is_read_as_rows(variable):
             return group
@@ -178,7 +167,7 @@ class _Grouping:
     def _with_epilogue(self, group: _Group) -> _Group:
         """Returns the group with the elementwise operators that follow it, as far as its write-back can do them."""
         computed, steps, operands, layout = list(group.computed), [], [], group.lowering.layout
-        while layout is not None and (user := self._facts.only_user(computed[-1])) is not None:
+        while layout is not None and (user := self._context.only_user(computed[-1])) is not None:
             following = following_step(self._context.bindings[user], computed[-1], layout)
             if following is None or user in self.groups or user in self.covered:
                 break  # the sum of two products: the first one's write-back does it
@@ -195,7 +184,7 @@ class _Grouping:
     def _is_read_as_rows(self, variable: relax.Var) -> bool:
         """Returns whether only a matrix product reads a variable, and can read its rows where they lie."""
         bindings = self._context.bindings
-        readers = (user for user in self._facts.only_users(variable) if not is_call(bindings[user], *MOVES))
+        readers = (user for user in self._context.only_users(variable) if not is_call(bindings[user], *MOVES))
         reader = next((user for user in readers if not is_call(bindings[user], "relax.astype")), None)
         matmul = None if reader is None else bindings[reader]
         if matmul is None or not is_call(matmul, "relax.matmul"):
@@ -215,7 +204,7 @@ class _Grouping:
             first = self.groups.get(hidden) if isinstance(hidden, relax.Var) else None
             if first is None:
                 continue
-            users = list(self._facts.only_users(hidden))
+            users = list(self._context.only_users(hidden))
             if second.computed[0] not in users:
                 continue
             lowering = feed_forward(self._context, first.lowering, first.epilogue, second.lowering, len(first.operands))
@@ -275,5 +264,5 @@ class _Grouping:
                 return False
             return self._all_round(readers, user, (*views, user) if variable in views else views)
 
-        users = self._facts.users.get(variable, [])
+        users = self._context.users.get(variable, [])
         return bool(users) and all(map(rounds, users))

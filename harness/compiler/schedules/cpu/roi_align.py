@@ -1,4 +1,7 @@
-"""Pools boxes (`roi_align`): one task per box and vector of channels, whose samples have the same places."""
+"""Pools boxes (`roi_align`): one task per box and vector of channels, whose samples have the same places.
+
+Values that are used again are local variables; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`).
+"""
 
 from __future__ import annotations
 
@@ -59,15 +62,15 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> T.
             image_number = T.Bind(T.cast(box[b, 0], "int32"))
             x_start, x_bin, x_samples = _bins(box[b, 1], box[b, 3], pooling.columns, pooling)
             y_start, y_bin, y_samples = _bins(box[b, 2], box[b, 4], pooling.rows, pooling)
-            count = _fp32(T.cast(T.max(x_samples * y_samples, 1), "float32"))
+            count = scalar(T.cast(T.max(x_samples * y_samples, 1), "float32"))
             with T.serial(0, pooling.rows) as i, T.serial(0, pooling.columns) as j:
                 total = registers((lanes,))
                 for_each_vector(lanes, lanes, lambda c: T.buffer_store(total, fp32(0.0), [c]))
                 with T.serial(0, y_samples) as s:
-                    y = _fp32(_position(y_start, y_bin, i, s, y_samples))
+                    y = scalar(_position(y_start, y_bin, i, s, y_samples))
                     above, below, down = _neighbours(y, height)
                     with T.serial(0, x_samples) as t:
-                        x = _fp32(_position(x_start, x_bin, j, t, x_samples))
+                        x = scalar(_position(x_start, x_bin, j, t, x_samples))
                         left, right, along = _neighbours(x, width)
 
                         def add(c: T.Index) -> None:
@@ -92,11 +95,11 @@ def roi_align_kernel(image: tuple[int, ...], boxes: int, pooling: Pooling) -> T.
 
 def _bins(start: T.Index, end: T.Index, count: int, pooling: Pooling) -> tuple[T.Expr, T.Expr, T.Expr]:
     """Returns, for one axis, the start of the first bin, the size of a bin, and the number of samples in it."""
-    begin = _fp32(start * fp32(pooling.scale))
+    begin = scalar(start * fp32(pooling.scale))
     size: T.Index = end * fp32(pooling.scale) - begin
     if not pooling.aligned:
         size = T.max(size, fp32(1.0))
-    bin_size = _fp32(size / fp32(count))
+    bin_size = scalar(size / fp32(count))
     is_fixed = pooling.samples > 0
     return (
         begin,
@@ -113,15 +116,10 @@ def _position(start: T.Index, size: T.Index, index: T.Index, sample: T.Index, sa
 
 def _neighbours(position: T.Index, extent: int) -> tuple[T.Expr, T.Expr, T.Expr]:
     """Returns the pixels before and after a position, clipped to the image, and the fraction between them."""
-    inside = _fp32(T.min(T.max(position, fp32(0.0)), fp32(extent - 1)))
+    inside = scalar(T.min(T.max(position, fp32(0.0)), fp32(extent - 1)))
     low = T.Bind(T.max(T.min(T.cast(inside, "int32"), extent - 1), 0))
     high = T.Bind(T.min(low + 1, extent - 1))
-    return low, high, _fp32(inside - T.cast(low, "float32"))
-
-
-def _fp32(value: T.Expr) -> T.Expr:
-    """Emits the value once; TVM's simplifier fails on a `T.Bind` of each (`test_cpu_roi_align.py`)."""
-    return scalar(value, "float32")
+    return low, high, scalar(inside - T.cast(low, "float32"))
 
 
 def _legalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:

@@ -35,7 +35,7 @@ from harness.compiler.schedules.cpu.bf16 import BF16, PAIR
 from harness.compiler.schedules.cpu.blocking import Blocking, Extents, Side
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile, loads
 from harness.compiler.schedules.cpu.window import Window
 from harness.core.errors import HarnessError
 
@@ -579,8 +579,7 @@ class Attention(Workload):
 
         def work(vectors: int) -> float:
             columns = vectors * unit.lanes
-            rows = accumulators // vectors
-            return ceil_div(self.queries, columns) * columns * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+            return ceil_div(self.queries, columns) * columns * loads(accumulators // vectors, vectors)
 
         vectors = min((3, 2, 1), key=work) if chosen is None else max(1, chosen)
         return Tile(max(1, min(12, accumulators // vectors)), vectors * unit.lanes, unit.lanes)
@@ -592,7 +591,7 @@ class Attention(Workload):
         def cost(shape: tuple[int, int]) -> float:
             rows, vectors = shape
             padded = ceil_div(self.width, vectors * unit.lanes) * vectors * unit.lanes
-            return padded * (1.0 + 0.25 * (rows + vectors) / (rows * vectors))
+            return padded * loads(rows, vectors)
 
         heights = [rows for rows in range(1, 13) if columns % rows == 0]
         shapes = [(rows, vectors) for rows in heights for vectors in range(1, 9) if rows * vectors <= accumulators]

@@ -71,17 +71,22 @@ Of 32 registers one must be left besides: LLVM spills a part of 4 × 6 on AArch6
 """
 
 
+def loads(rows: int, vectors: int) -> float:
+    """Returns the time of a multiply-add with its loads in such a tile; two loads take as long as two multiply-adds."""
+    return 1.0 + 0.25 * (rows + vectors) / (rows * vectors)
+
+
 def choose_tile(unit: VectorUnit, rows: int, columns: int, shapes: Sequence[tuple[int, int]] | None = None) -> Tile:
     """Chooses the tile with the least work for a product of this many rows and columns, among shapes of fp32 or others.
 
-    The work is that of the padded result, times the loads per multiply-add; two loads are as fast as two multiply-adds.
+    The work is that of the padded result, with the loads.
     """
 
     def work(shape: tuple[int, int]) -> float:
         height, vectors = shape
         width = vectors * unit.lanes
         padded = -(-rows // height) * height * -(-columns // width) * width
-        return padded * (1.0 + 0.25 * (height + vectors) / (height * vectors))
+        return padded * loads(height, vectors)
 
     height, vectors = min(shapes or _SHAPES[unit.registers], key=work)
     return Tile(height, vectors * unit.lanes, unit.lanes)

@@ -15,7 +15,8 @@ from tvm import ir, relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import facts_of, is_call, parameters_of, static_shape
+from harness.compiler.schedules.common.graph import is_call, static_shape
+from harness.compiler.schedules.common.scope import scope_of
 from harness.compiler.schedules.cpu.bf16 import BF16, allow_bf16, has_pairs
 from harness.core.precision import ROUNDED_OPERANDS
 
@@ -24,23 +25,15 @@ _CHANNELS_OF_WEIGHTS = {"relax.nn.conv2d": 1, "relax.nn.conv2d_transpose": 0}
 """Convolutions, with the axis of their weights that is the channels that are summed."""
 
 
-def lower_bf16() -> tvm.transform.Pass:
-    """Returns the pass; a module whose operands were not rounded for a precision keeps its own types."""
-
-    @tvm.transform.module_pass(opt_level=0, name="Widen")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        rewriter = _Widening(module)
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function) and _is_rounded(function):
-                rewriter.begin(function)
-                rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-        return rewriter.builder_.get()
-
-    return run
-
-
-def _is_rounded(function: relax.Function) -> bool:
-    return function.attrs is not None and str(function.attrs.get(ROUNDED_OPERANDS, "")) == BF16
+@tvm.transform.module_pass(opt_level=0, name="Widen")
+def lower_bf16(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Widens what is not a linear layer; a module whose operands were not rounded for a precision keeps its types."""
+    rewriter = _Widening(module)
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function) and str((function.attrs or {}).get(ROUNDED_OPERANDS)) == BF16:
+            rewriter.begin(function)
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+    return rewriter.builder_.get()
 
 
 def _holds_half(ty: ir.Type) -> bool:
@@ -83,7 +76,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
 
     def begin(self, function: relax.Function) -> None:
         """Sets the function that is rewritten next."""
-        self._parameters = parameters_of(function, facts_of(function).bindings)
+        self._parameters = scope_of(function).parameters
         self._wide: dict[relax.Var, relax.Var] = {}
         self._keeps = False
 
@@ -95,16 +88,9 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._keeps = False
         elif self._is_linear(value):
             rounded = self.builder_.emit(relax.op.astype(self.visit_expr(value.args[0]), BF16))
-            self._keeps = True
-            weight = self.visit_expr(value.args[1])
-            self._keeps = False
-            layer = relax.op.matmul(rounded, weight, out_dtype="float32")
-            self._bind(variable, layer)
+            self._bind(variable, relax.op.matmul(rounded, self._visit_half(value.args[1]), out_dtype="float32"))
         elif is_call(value, "relax.take") and value.args[0] in self._parameters and _is_half(value.args[0].ty):
-            self._keeps = True
-            table = self.visit_expr(value.args[0])
-            self._keeps = False
-            bits = self.builder_.emit_te(_bits, table, primfunc_name_hint="bits")
+            bits = self.builder_.emit_te(_bits, self._visit_half(value.args[0]), primfunc_name_hint="bits")
             rows = self.builder_.emit(relax.Call(value.op, [bits, self.visit_expr(value.args[1])], value.attrs))
             self._bind(variable, self.builder_.call_te(_from_bits, rows, primfunc_name_hint="from_bits"))
         elif _may_round(value):
@@ -113,6 +99,13 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
             self._bind(variable, self.visit_expr(value.args[0]))
         else:
             super().visit_var_binding_(binding)
+
+    def _visit_half(self, value: relax.Expr) -> relax.Expr:
+        """Returns a value of the new function that is not widened."""
+        self._keeps = True
+        visited = self.visit_expr(value)
+        self._keeps = False
+        return visited
 
     def visit_var_(self, op: relax.Var) -> relax.Expr:
         return self._widened(super().visit_var_(op))

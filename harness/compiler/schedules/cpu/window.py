@@ -87,11 +87,8 @@ class Window:
     @property
     def covers_image(self) -> bool:
         """Returns whether there is one output pixel, which reads every input pixel once."""
-        return self.result[2:] == (1, 1) and self.kernel == self.image[2:] and self.padding == (0, 0) and self._dense
-
-    @property
-    def _dense(self) -> bool:
-        return self.dilation == (1, 1) and self.groups == 1
+        whole = self.result[2:] == (1, 1) and self.kernel == self.image[2:] and self.padding == (0, 0)
+        return whole and self.dilation == (1, 1) and self.groups == 1
 
     @property
     def layout(self) -> ResultLayout:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 
 from tvm import relax
 
@@ -42,9 +43,7 @@ from harness.compiler.schedules.cpu.contraction import kernel_name
 from harness.compiler.schedules.cpu.emit import for_each_vector, vectors
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Store
 from harness.compiler.schedules.cpu.lowering import Lowering
-from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
-from harness.compiler.schedules.cpu.panels import multiply_panels
+from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.winograd_plan import Plan
 
 _CHUNK = 32
@@ -53,30 +52,25 @@ _INFINITE = 0x7F800000
 """|x| as an integer is at least this exactly if x is infinite or NaN."""
 
 
-def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr, micro_kernel: MicroKernel = FP32) -> Lowering:
+def filtered(plan: Plan, data: relax.Expr, weights: relax.Expr) -> Lowering:
     """Lowers a convolution by minimal filtering.
 
     Args:
         plan: The convolution.
         data: The image, before it is upsampled.
         weights: Its filters.
-        micro_kernel: The micro-kernel of the products.
     """
     window = plan.window
     weight = (window.filters, window.channels, *window.kernel)
     operator = "winograd" if plan.filtering.repeats == 1 else "winograd_upsampled"
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        packed = builder.emit(call(builder, "pack", _pack(plan, weight, micro_kernel), [inputs[1]]))
+        packed = builder.emit(call(builder, "pack", _pack(plan, weight), [inputs[1]]))
         names = {"image": inputs[0], "packed": packed, "weight": inputs[1]}
         operands = [argument(name, value) for name, value in names.items()]
         arguments = [*operands, *epilogue.arguments, epilogue.result(window.layout)]
-        name = kernel_name(operator, micro_kernel, epilogue)
-
-        def emit(*buffers: T.Buffer) -> None:
-            _emit(plan, epilogue, micro_kernel, *buffers)
-
-        function = prim_func(name, arguments, emit, _info(plan, epilogue))
+        name = kernel_name(operator, plan.micro_kernel, epilogue)
+        function = prim_func(name, arguments, partial(_emit, plan, epilogue), _info(plan, epilogue))
         return call(builder, name, function, [inputs[0], packed, inputs[1], *inputs[2:]])
 
     return Lowering((data, weights), window.layout, build)
@@ -102,15 +96,14 @@ def _info(plan: Plan, epilogue: Epilogue) -> KernelInfo:
     )
 
 
-def _pack(plan: Plan, weight: tuple[int, ...], micro_kernel: MicroKernel) -> T.PrimFunc:
+def _pack(plan: Plan, weight: tuple[int, ...]) -> T.PrimFunc:
     """Builds U, in fp64 and rounded to fp32 once; zero beyond the last filter.
 
     It lies as [place, panel, element of channels, filter within the panel], or with filters before elements where
     panels are multiplied as a whole.
     """
-    n, rows = plan.filtering.inputs, plan.blocking.tile.rows
-    filters, channels = weight[:2]
-    elements = channels // micro_kernel.terms
+    n, rows, micro_kernel = plan.filtering.inputs, plan.blocking.tile.rows, plan.micro_kernel
+    filters, elements = weight[0], plan.elements
     shape = (plan.places, plan.panels, *((rows, elements) if plan.in_panels else (elements, rows)))
     matrix = plan.filtering.filters
 
@@ -128,13 +121,13 @@ def _pack(plan: Plan, weight: tuple[int, ...], micro_kernel: MicroKernel) -> T.P
                         T.buffer_store(taps, value, [y, x])
                 for a in range(n):
                     for x in range(3):
-                        T.buffer_store(half, _combined(matrix[a], _column(taps, x), "float64"), [a, x])
+                        T.buffer_store(half, _combined(matrix[a], [taps[y, x] for y in range(3)]), [a, x])
                 for a in range(n):
                     for b in range(n):
-                        value = T.Cast("float32", _combined(matrix[b], _row(half, a), "float64"))
+                        value = T.Cast("float32", _combined(matrix[b], [half[a, x] for x in range(3)]))
                         T.buffer_store(values, value, [term, a * n + b])
             for place in range(plan.places):
-                word = micro_kernel.join(_column(values, place))
+                word = micro_kernel.b.encode([values[term, place] for term in range(micro_kernel.terms)])
                 if filters % rows:
                     word = T.if_then_else(index < filters, word, T.const(0, micro_kernel.dtype))
                 T.buffer_store(packed, word, [place, panel, *((i, element) if plan.in_panels else (element, i))])
@@ -142,33 +135,19 @@ def _pack(plan: Plan, weight: tuple[int, ...], micro_kernel: MicroKernel) -> T.P
     return prim_func("pack", [Argument("source", weight), Argument("packed", shape, micro_kernel.dtype)], body, HELPER)
 
 
-def _combined(factors: Sequence[Fraction], value: Callable[[int], T.Expr], dtype: str = "float32") -> T.Expr:
-    """Computes Σ factors[k] · value(k), beginning with a term whose factor is 1 if there is one."""
+def _combined(factors: Sequence[Fraction], values: Sequence[T.Expr]) -> T.Expr:
+    """Computes Σ factors[k] · values[k], beginning with a term whose factor is 1 if there is one."""
+    dtype = str(values[0].ty)
 
     def size(k: int) -> T.Expr:
         factor = abs(factors[k])
-        return value(k) if factor == 1 else value(k) * T.const(float(factor), dtype)
+        return values[k] if factor == 1 else values[k] * T.const(float(factor), dtype)
 
     first, *others = sorted((k for k, factor in enumerate(factors) if factor), key=lambda k: factors[k] != 1)
     total = size(first) if factors[first] > 0 else T.const(0.0, dtype) - size(first)
     for k in others:
         total = total + size(k) if factors[k] > 0 else total - size(k)
     return total
-
-
-def _row(matrix: T.Buffer, row: int) -> Callable[[int], T.Expr]:
-    """Returns (column) → element of a row."""
-    return lambda column: matrix[row, column]
-
-
-def _taps(row: T.Buffer, lane: T.Index) -> Callable[[int], T.Expr]:
-    """Returns (column) → element of a row of vectors."""
-    return lambda column: row[column, lane]
-
-
-def _column(matrix: T.Buffer, column: int) -> Callable[[int], T.Expr]:
-    """Returns (row) → element of a column."""
-    return lambda row: matrix[row, column]
 
 
 def _across(count: int, lanes: int, body: Callable[[T.Index, int], None]) -> None:
@@ -181,10 +160,10 @@ def _across(count: int, lanes: int, body: Callable[[T.Index, int], None]) -> Non
         body(T.Bind(T.min(v * lanes, count - lanes)) if count % lanes else v * lanes, lanes)
 
 
-def _patch(plan: Plan, elements: int, index: T.Index, k: T.Index, r: T.Index, j: T.Index) -> tuple[T.Index, T.Index]:
+def _patch(plan: Plan, index: T.Index, k: T.Index, r: T.Index, j: T.Index) -> tuple[T.Index, T.Index]:
     """Returns where an element of the patches lies: column j of panel r, in place `index`."""
     columns = plan.blocking.tile.columns
-    return index, (r * elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
+    return index, (r * plan.elements + k) * columns + j if plan.in_panels else k * plan.tiles + r * columns + j
 
 
 def _product(plan: Plan, o: T.Index, index: T.Index, r: T.Index, j: T.Index) -> tuple[T.Index, T.Index]:
@@ -203,16 +182,15 @@ def _column_of(plan: Plan, tile: T.Index) -> tuple[T.Index, T.Index]:
     return (tile // columns, tile % columns) if plan.in_panels else (0, tile)
 
 
-def _emit(plan: Plan, epilogue: Epilogue, micro_kernel: MicroKernel, *buffers: T.Buffer) -> None:
+def _emit(plan: Plan, epilogue: Epilogue, *buffers: T.Buffer) -> None:
     image, packed, weight, *extras, result = buffers
-    window, blocking, tile = plan.window, plan.blocking, plan.blocking.tile
-    group, elements = plan.group, window.channels // micro_kernel.terms
-    lines = plan.grid[0]
+    window, blocking, tile, micro_kernel = plan.window, plan.blocking, plan.blocking.tile, plan.micro_kernel
+    group, lines = plan.group, plan.grid[0]
     blocks = ceil_div(lines, blocking.lines)
     groups = ceil_div(plan.panels, group)
     per_split = ceil_div(groups, blocking.splits)
     store, _ = epilogue.write_back(window.layout, extras, result)
-    of_patches = (plan.places, elements * plan.tiles)
+    of_patches = (plan.places, plan.elements * plan.tiles)
     of_filter = plan.places * plan.tiles
     of_products = (group, tile.rows * of_filter) if plan.in_panels else (group * tile.rows, of_filter)
     # The parts of the filters follow each other, so that a thread has the patches of its block already.
@@ -225,12 +203,12 @@ def _emit(plan: Plan, epilogue: Epilogue, micro_kernel: MicroKernel, *buffers: T
         first_line = T.Bind(block % blocks * blocking.lines)
         line_count = T.Bind(T.min(blocking.lines, lines - first_line)) if lines % blocking.lines else blocking.lines
         with workspace.fill_once(block):
-            _transform_patches(plan, micro_kernel, image, patches, (b, first_line, line_count))
+            _transform_patches(plan, image, patches, (b, first_line, line_count))
         first_group = T.Bind(task % blocking.splits * per_split)
         with T.serial(0, T.min(per_split, groups - first_group)) as g:
             first_panel = T.Bind((first_group + g) * group)
             panels = group if plan.panels % group == 0 else T.Bind(T.min(group, plan.panels - first_panel))
-            _multiply(plan, micro_kernel, (packed, patches, products), (first_panel, panels, line_count))
+            _multiply(plan, (packed, patches, products), (first_panel, panels, line_count))
             first_filter = T.Bind(first_panel * tile.rows)
             with (
                 T.serial(0, T.min(group * tile.rows, window.filters - first_filter)) as o,
@@ -243,33 +221,28 @@ def _emit(plan: Plan, epilogue: Epilogue, micro_kernel: MicroKernel, *buffers: T
 
 
 def _multiply(
-    plan: Plan,
-    micro_kernel: MicroKernel,
-    buffers: tuple[T.Buffer, T.Buffer, T.Buffer],
-    extent: tuple[T.Index, T.Index, T.Index],
+    plan: Plan, buffers: tuple[T.Buffer, T.Buffer, T.Buffer], extent: tuple[T.Index, T.Index, T.Index]
 ) -> None:
     """Emits the products of a group of filters, in every place of the patches.
 
     Args:
         plan: The convolution.
-        micro_kernel: The micro-kernel of the products.
         buffers: Filters, patches and products.
         extent: First panel of the filters, number of panels, and number of lines of tiles.
     """
     (packed, patches, products), (first_panel, panels, line_count) = buffers, extent
-    tile, elements = plan.blocking.tile, plan.window.channels // micro_kernel.terms
+    tile, elements = plan.blocking.tile, plan.elements
     chunk = ceil_div(elements, ceil_div(elements, _CHUNK)) if plan.filtering.repeats == 1 else None
     with T.serial(0, plan.places) as index, T.serial(0, ceil_div(line_count * plan.line, tile.columns)) as r:
 
         def left(p: T.Index, first: T.Index, k: T.Index, i: int) -> T.Expr:
             return packed[(index, first_panel + p, *((i, first + k) if plan.in_panels else (first + k, i)))]
 
-        multiply_panels(
-            micro_kernel,
+        plan.micro_kernel.multiply_panels(
             tile,
             elements,
             PanelsOfA(panels, left, stride=elements),
-            PanelOfB(lambda first, k, j: patches[_patch(plan, elements, index, first + k, r, j)]),
+            PanelOfB(lambda first, k, j: patches[_patch(plan, index, first + k, r, j)]),
             Sums(products, lambda p, i, j: _product(plan, p * tile.rows + i, index, r, j)),
             chunk,
         )
@@ -289,14 +262,10 @@ def _store_lines(plan: Plan, row: T.Buffer, store: Store, first: tuple[T.Index, 
         for_each_vector(width, plan.blocking.tile.lanes, lambda x: store(b, o, (y + dy) * width + x, row[dy, x]))
 
 
-def _transform_patches(
-    plan: Plan, micro_kernel: MicroKernel, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]
-) -> None:
+def _transform_patches(plan: Plan, image: T.Buffer, patches: T.Buffer, block: tuple[T.Index, T.Index, T.Index]) -> None:
     """Emits the transformed patches of a block (image, first line of tiles, number of lines) for all channels."""
-    window, matrix = plan.window, plan.filtering.before
-    n, step = plan.filtering.inputs, plan.filtering.step
-    lanes, terms = plan.blocking.tile.lanes, micro_kernel.terms
-    elements = window.channels // terms
+    matrix, n, step = plan.filtering.before, plan.filtering.inputs, plan.filtering.step
+    lanes, terms, elements = plan.blocking.tile.lanes, plan.micro_kernel.terms, plan.elements
     b, first_line, lines = block
     lines_read, width_read = plan.blocking.lines * step + n - step, plan.line + (n - 1) // step
     phases = T.alloc_buffer((terms, lines_read, step, width_read), "float32")
@@ -311,21 +280,16 @@ def _transform_patches(
                     for a in range(n):
                         for x in range(n):
                             with T.vectorized(0, width) as j:
-
-                                def pixel(y: int, term: int = term, x: int = x, j: T.Index = j) -> T.Expr:
-                                    return phases[term, at_line * step + y, x % step, start + x // step + j]
-
-                                T.buffer_store(half[a], _combined(matrix[a], pixel), [x, j])
+                                lines = (at_line * step + y for y in range(n))
+                                pixels = [phases[term, line, x % step, start + x // step + j] for line in lines]
+                                T.buffer_store(half[a], _combined(matrix[a], pixels), [x, j])
                 panel, column = _column_of(plan, at_line * plan.line + start)
                 for a in range(n):
                     for e in range(n):
                         with T.vectorized(0, width) as j:
-
-                            def value(term: int, a: int = a, e: int = e, j: T.Index = j) -> T.Expr:
-                                return _combined(matrix[e], _taps(halves[term][a], j))
-
-                            index = _patch(plan, elements, a * n + e, element, panel, column + j)
-                            T.buffer_store(patches, micro_kernel.join(value), index)
+                            values = [_combined(matrix[e], [half[a][x, j] for x in range(n)]) for half in halves]
+                            index = _patch(plan, a * n + e, element, panel, column + j)
+                            T.buffer_store(patches, plan.micro_kernel.b.encode(values), index)
 
             _across(plan.line, lanes, piece)
 
@@ -383,15 +347,12 @@ def _transform_back(plan: Plan, products: T.Buffer, o: T.Index, at_line: T.Index
         for a in range(m):
             for x in range(n):
                 with T.vectorized(0, width) as j:
-
-                    def product(y: int, x: int = x, j: T.Index = j) -> T.Expr:
-                        return products[_product(plan, o, y * n + x, panel, column + j)]
-
-                    T.buffer_store(half[a], _combined(matrix[a], product), [x, j])
+                    places = (_product(plan, o, y * n + x, panel, column + j) for y in range(n))
+                    T.buffer_store(half[a], _combined(matrix[a], [products[place] for place in places]), [x, j])
         for a in range(m):
             for e in range(m):
                 with T.vectorized(0, width) as j:
-                    value = _combined(matrix[e], _taps(half[a], j))
+                    value = _combined(matrix[e], [half[a][x, j] for x in range(n)])
                     T.buffer_store(phases, value, [a, e, start + j])
 
     _across(plan.line, lanes, piece)

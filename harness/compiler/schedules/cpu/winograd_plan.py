@@ -11,7 +11,7 @@ from harness.compiler.schedules.cpu.blocking import LEAST_WORK
 from harness.compiler.schedules.cpu.filtering import UPSAMPLED, Filtering, minimal_filtering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
+from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile, loads
 from harness.compiler.schedules.cpu.window import Window
 
 _FILTERING = minimal_filtering(3, (0, 1, -1))
@@ -57,13 +57,23 @@ class Plan:
         window: The convolution.
         blocking: Its register tile and its tasks.
         filtering: The filtering of both axes.
-        in_panels: Whether patches and products lie panel by panel, each one piece of memory; rows of vectors if not.
+        micro_kernel: The micro-kernel of the products.
     """
 
     window: Window
     blocking: Blocking
     filtering: Filtering = _FILTERING
-    in_panels: bool = False
+    micro_kernel: MicroKernel = FP32
+
+    @property
+    def in_panels(self) -> bool:
+        """Returns whether patches and products lie panel by panel, each one piece of memory; rows of vectors if not."""
+        return self.micro_kernel.a.row_major
+
+    @property
+    def elements(self) -> int:
+        """Returns the number of elements of the channels."""
+        return self.window.channels // self.micro_kernel.terms
 
     @property
     def places(self) -> int:
@@ -129,7 +139,7 @@ def upsampled_plan(unit: VectorUnit, window: Window, micro_kernel: MicroKernel) 
     """
     tile = micro_kernel.choose_tile and micro_kernel.choose_tile(unit, window.filters, window.pixels)
     blocking = choose_blocking(unit, window, UPSAMPLED, tile, micro_kernel.term_bytes)
-    return Plan(window, blocking, UPSAMPLED, in_panels=micro_kernel.a.row_major)
+    return Plan(window, blocking, UPSAMPLED, micro_kernel)
 
 
 def choose_blocking(
@@ -167,10 +177,9 @@ def choose_blocking(
         height, splits, tile, panels = choice
         blocks = ceil_div(lines, height)
         per_task = ceil_div(panels, splits) * tile.rows * ceil_div(height * across, tile.columns) * tile.columns
-        loads = 1.0 + 0.25 * (tile.rows * tile.lanes + tile.columns) / tile.size
         tasks = window.image[0] * blocks * splits
         rounds = sum(threads * ceil_div(tasks, threads) for threads in _THREADS)
-        return rounds * (per_task * loads + _TRANSFORMING * height * across)
+        return rounds * (per_task * loads(tile.rows, tile.vectors) + _TRANSFORMING * height * across)
 
     height, splits, tile, panels = min(choices(), key=work)
     splits = _more_splits(window, tile, height, splits, filtering) if splits < panels else splits

@@ -24,14 +24,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from operator import add
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.graph import argument
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, chunk_length, prim_func, tail_extent
+from harness.compiler.schedules.common.kernel import (
+    Argument,
+    ceil_div,
+    chunk_length,
+    parts_of,
+    prim_func,
+    tail_extent,
+    where,
+)
 from harness.compiler.schedules.common.kernel_info import ATTENTION
 from harness.compiler.schedules.gpu.folding import Operands
 from harness.compiler.schedules.gpu.loading import LANES, BoundOperand, QueryBlock
@@ -170,11 +177,11 @@ def _levels(attention: Attention, tile: AttentionTile) -> int:
 def attention_kernel(attention: Attention, tile: AttentionTile, operands: Operands) -> T.PrimFunc:
     """Builds the kernel (`kernel_of`) for fp32 arithmetic."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "groups": tile.groups, "threads": tile.threads}
-    return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, tile))
+    return kernel_of(attention, operands, ATTENTION, sizes, partial(_Emitter, tile=tile))
 
 
 def kernel_of(
-    attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Any]
+    attention: Attention, operands: Operands, algorithm: str, tile: Mapping[str, int], emitter: Callable[..., Emitter]
 ) -> T.PrimFunc:
     """Builds a kernel of the operands' inputs, the bias if there is one, and the result [batch, query, head, channel].
 
@@ -183,30 +190,22 @@ def kernel_of(
         operands: Queries, keys and values as they are loaded.
         algorithm: Its name among the facts of the kernel.
         tile: Queries and threads of a block, keys of a step, and other sizes of the tile, by name.
-        emitter: Takes attention, queries, thread, the bias's buffer in a list, and result; returns an object whose
-            `emit` takes three operands. A symbolic number of keys is a variable of the kernel.
+        emitter: Takes the attributes of an emitter, and returns it.
     """
     heads, queries = attention.heads, tile["queries"]
     blocks = ceil_div(attention.queries, queries)
 
     def body(*buffers: T.Buffer) -> None:
         *inputs, result = buffers
-        sources = [BoundOperand(folded, [inputs[n] for n in operands.places(folded)]) for folded in operands.all]
+        of_input = dict(zip(operands.inputs, inputs, strict=False))
+        sources = [BoundOperand(folded, [of_input[value] for value in folded.inputs]) for folded in operands]
         with launch(attention.batch * heads * blocks, tile["threads"]) as (block, thread):
             m = T.Bind(block // blocks)
             query_block = QueryBlock(T.Bind(m // heads), T.Bind(m % heads), T.Bind(block % blocks * queries))
-            emitter(_counted(attention), query_block, thread, inputs[len(operands.inputs) :], result).emit(*sources)
+            bias = inputs[len(operands.inputs) :]
+            emitter(_counted(attention), query_block, thread, bias, result, queries, tile["keys"]).emit(*sources)
 
-    info = kernel_info.attention(
-        algorithm,
-        [operand.operations > 0 for operand in operands.all],
-        attention.width,
-        batch=attention.batch,
-        heads=heads,
-        queries=attention.queries,
-        keys=attention.keys,
-        channels=attention.channels,
-    )
+    info = attention.info(algorithm, [operand.operations > 0 for operand in operands])
     return prim_func("attention", arguments_of(attention, operands), body, replace(info, tile=tile))
 
 
@@ -235,78 +234,66 @@ def comes_out_even(count: T.Index, part: int) -> bool:
     return isinstance(count, int) and count % part == 0
 
 
-def masked(
-    attention: Attention,
-    bias: Sequence[T.Buffer],
-    block: QueryBlock,
-    score: T.Expr,
-    query: T.Index,
-    key: T.Index,
-    queries: int,
-    keys: int,
-) -> T.Expr:
-    """Adds the bias to the score of a query and a key; the result is -inf for a masked key.
+@dataclass
+class Emitter:
+    """Emits the body of a kernel for one thread.
 
-    Args:
-        attention: The problem.
+    Attributes:
+        attention: The problem; a symbolic number of keys is a variable of the kernel.
+        block: Batch, head and first query of the thread's block.
+        thread: The thread.
         bias: The buffer of the bias, if there is one, in a list.
-        block: Batch and head.
-        score: The score without bias.
-        query: Position of the query.
-        key: Position of the key.
-        queries: Queries of a block, which may extend beyond the last one.
-        keys: Keys of a step, which may extend beyond the last one.
+        result: The buffer of the result.
+        block_queries: Queries of a block, which may extend beyond the last one.
+        step_keys: Keys of a step, which may extend beyond the last one.
     """
-    if attention.bias is not None:
-        row = T.min(query, attention.queries - 1) if attention.queries % queries else query
-        column = key if comes_out_even(attention.keys, keys) else T.min(key, attention.keys - 1)
-        index = (block.batch, block.head, row, column)[4 - len(attention.bias) :]
-        broadcast = [isinstance(extent, int) and extent == 1 for extent in attention.bias]
-        bias_value = bias[0][tuple(0 if is_broadcast else x for is_broadcast, x in zip(broadcast, index, strict=True))]
-        masks = attention.bias_dtype == "bool"
-        score = T.Select(bias_value, score, fp32(-math.inf)) if masks else score + fp32(bias_value)
-    if attention.diagonal is not None:
-        score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
-    if not comes_out_even(attention.keys, keys):
-        score = T.Select(key < attention.keys, score, fp32(-math.inf))
-    return score
+
+    attention: Attention
+    block: QueryBlock
+    thread: T.Index
+    bias: Sequence[T.Buffer]
+    result: T.Buffer
+    block_queries: int
+    step_keys: int
+
+    def emit(self, query: BoundOperand, key: BoundOperand, value: BoundOperand) -> None:
+        """Emits the body."""
+        raise NotImplementedError
+
+    def masked(self, score: T.Expr, query: T.Index, key: T.Index) -> T.Expr:
+        """Adds the bias to the score of a query and a key, by their positions; the result is -inf for a masked key."""
+        attention = self.attention
+        even = comes_out_even(attention.keys, self.step_keys)
+        if attention.bias is not None:
+            row = T.min(query, attention.queries - 1) if attention.queries % self.block_queries else query
+            column = key if even else T.min(key, attention.keys - 1)
+            index = (self.block.batch, self.block.head, row, column)[4 - len(attention.bias) :]
+            broadcast = [isinstance(extent, int) and extent == 1 for extent in attention.bias]
+            place = tuple(0 if is_broadcast else x for is_broadcast, x in zip(broadcast, index, strict=True))
+            bias, masks = self.bias[0][place], attention.bias_dtype == "bool"
+            score = T.Select(bias, score, fp32(-math.inf)) if masks else score + fp32(bias)
+        if attention.diagonal is not None:
+            score = T.Select(key <= query + attention.diagonal, score, fp32(-math.inf))
+        return score if even else T.Select(key < attention.keys, score, fp32(-math.inf))
+
+    def steps(self) -> T.Index:
+        """Returns the number of steps over the keys that any query of the block sees."""
+        step_count = parts_of(self.attention.keys, self.step_keys)
+        if self.attention.diagonal is None:
+            return step_count
+        # One after the last key that the last query sees.
+        visible_keys = self.block.first + (self.block_queries + self.attention.diagonal)
+        return T.Bind(T.max(0, T.min(step_count, (visible_keys + (self.step_keys - 1)) // self.step_keys)))
 
 
-def _parts_of(count: T.Index, part: int) -> T.Index:
-    """Emits ⌈count / part⌉ for count ≥ 0; TVM's code generation fails on `//` of values of unknown sign."""
-    return ceil_div(count, part) if isinstance(count, int) else T.Bind(T.truncdiv(count + (part - 1), part))
+@dataclass
+class _Emitter(Emitter):
+    """Emits the body of the kernel in fp32."""
 
+    tile: AttentionTile
 
-def steps_of(attention: Attention, queries: int, keys: int, block: QueryBlock) -> T.Index:
-    """Returns the number of steps over the keys that any query of a block sees.
-
-    Args:
-        attention: The problem.
-        queries: Queries of a block.
-        keys: Keys of a step.
-        block: The block's queries.
-    """
-    step_count = _parts_of(attention.keys, keys)
-    if attention.diagonal is None:
-        return step_count
-    visible_keys = block.first + (queries + attention.diagonal)  # by the last query, one after its last key
-    return T.Bind(T.max(0, T.min(step_count, (visible_keys + (keys - 1)) // keys)))
-
-
-class _Emitter:
-    """Emits the body of the kernel for one thread."""
-
-    def __init__(
-        self,
-        tile: AttentionTile,
-        attention: Attention,
-        block: QueryBlock,
-        thread: T.Index,
-        bias: Sequence[T.Buffer],
-        result: T.Buffer,
-    ) -> None:
-        self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
-        self.bias, self.result = bias, result
+    def __post_init__(self) -> None:
+        attention, tile, thread = self.attention, self.tile, self.thread
         self.layout = shared_layout(attention, tile)
         self.column = T.Bind(thread % tile.columns)
         self.row = T.Bind(thread // tile.columns % tile.rows * tile.rows_each)
@@ -332,7 +319,7 @@ class _Emitter:
             T.buffer_store(self.totals, fp32(0.0), [i])
         fill(self.results)
         self._load(query, self.block.first, tile.queries, attention.queries, 0, attention.scale)
-        steps = steps_of(attention, tile.queries, tile.keys, self.block)
+        steps = self.steps()
         if _levels(attention, tile) == 2:
             with T.serial(0, steps) as step:
                 self._step(key, value, step)
@@ -366,7 +353,7 @@ class _Emitter:
         totals, results, previous = local(rows), local(rows * width), local(rows)
         fill(totals)
         fill(results)
-        with T.serial(0, _parts_of(steps, _SPAN)) as span:
+        with T.serial(0, parts_of(steps, _SPAN)) as span:
             for i in range(rows):
                 T.buffer_store(previous, self.highest[i], [i])
             with T.serial(0, T.min(_SPAN, steps - span * _SPAN)) as step:
@@ -402,7 +389,7 @@ class _Emitter:
             values = source.load(self.block, position, vector, limit=limit, padded=width > channels)
             vector_registers = local(LANES)
             for n, value in enumerate(values):
-                T.buffer_store(vector_registers, _scaled(fp32(value), scale), [n])
+                T.buffer_store(vector_registers, fp32(value) if scale == 1.0 else fp32(value) * fp32(scale), [n])
             target = base + row * width + LANES * (T.bitwise_xor(vector, row % twist) if twist > 1 else vector)
             with T.vectorized(0, LANES) as v:
                 T.buffer_store(self.shared, vector_registers[v], [target + v])
@@ -448,19 +435,13 @@ class _Emitter:
         """Replaces scores by weights, and rescales the sums of smaller weights."""
         tile, keys_each = self.tile, self.tile.keys_each
         column = self.group * self.group_keys + self.column
-        tops = []
+        tops: list[T.Expr] = []
         for i in range(tile.rows_each):
             query = self.block.first + self.row + i
             for j in range(keys_each):
                 key, place = first + column + tile.columns * j, i * keys_each + j
-                score = masked(
-                    self.attention, self.bias, self.block, self.scores[place], query, key, tile.queries, tile.keys
-                )
-                T.buffer_store(self.scores, score, [place])
-            top: T.Expr = self.scores[i * keys_each]
-            for j in range(1, keys_each):
-                top = T.max(top, self.scores[i * keys_each + j])
-            tops.append(top)
+                T.buffer_store(self.scores, self.masked(self.scores[place], query, key), [place])
+            tops.append(reduce(T.max, self._scores_of(i)))
         tops = merge_lanes(tops, [T.max] * len(tops), tile.columns, self.thread)
         previous = local(1)
         for i, top in enumerate(tops):
@@ -479,10 +460,12 @@ class _Emitter:
                     key_place = T.bitwise_xor(key_place, self.weight_twist)
                 row = self.layout.keys + (self.row + i) * tile.keys
                 T.buffer_store(self.shared, self.scores[place], [row + key_place])
-            weights: T.Expr = self.scores[i * keys_each]
-            for j in range(1, keys_each):
-                weights = weights + self.scores[i * keys_each + j]
-            _accumulate(self.totals, i, weights)
+            _accumulate(self.totals, i, reduce(add, self._scores_of(i)))
+
+    def _scores_of(self, i: int) -> list[T.Expr]:
+        """Returns the scores of the thread's query i in a step, or their weights."""
+        keys_each = self.tile.keys_each
+        return [self.scores[i * keys_each + j] for j in range(keys_each)]
 
     def _multiply_values(self) -> None:
         """Emits the sum over a step of weighted values, and its addition to the result."""
@@ -569,10 +552,13 @@ class _Emitter:
 
         conditions: list[T.Operand] = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
         if width % 4 == 0:
-            when([*conditions, *([vector < width // 4] if self.layout.width > width else [])], lambda: _vector(store))
+            conditions += [vector < width // 4] if self.layout.width > width else []
+            with where(*conditions), T.vectorized(0, 4) as lane:
+                store(lane)
         else:
             for v in range(4):
-                when([*conditions, 4 * vector + v < width], partial(store, v))
+                with where(*conditions, 4 * vector + v < width):
+                    store(v)
 
     def _take(self, registers: T.Buffer, offset: int, place: T.Index) -> None:
         """Emits the copy of a vector of four from shared memory."""
@@ -580,25 +566,12 @@ class _Emitter:
             T.buffer_store(registers, self.shared[place + v], [offset + v])
 
 
-def _vector(body: Callable[[T.Index], None]) -> None:
-    with T.vectorized(0, 4) as v:
-        body(v)
-
-
-def when(conditions: Sequence[T.Operand], body: Callable[[], None]) -> None:
-    """Emits the body under all of the conditions."""
-    if not conditions:
-        body()
-        return
-    with T.If(T.all(*conditions)), T.Then():
-        body()
-
-
 def _divide_among_threads(count: int, threads: int, thread: T.Index, body: Callable[[T.Index], None]) -> None:
     """Emits `body(index)` for 0 … count, divided among the threads."""
     with T.serial(0, ceil_div(count, threads)) as n:
         index = T.Bind(n * threads + thread)
-        when([] if count % threads == 0 else [index < count], lambda: body(index))
+        with where(*([] if count % threads == 0 else [index < count])):
+            body(index)
 
 
 def fill(registers: T.Buffer) -> None:
@@ -609,7 +582,3 @@ def fill(registers: T.Buffer) -> None:
 
 def _accumulate(registers: T.Buffer, index: int, value: T.Expr) -> None:
     T.buffer_store(registers, registers[index] + value, [index])
-
-
-def _scaled(value: T.Expr, scale: float) -> T.Expr:
-    return value if scale == 1.0 else value * fp32(scale)

@@ -109,11 +109,8 @@ def strides(element: Element, groups: Sequence[Group]) -> Strides | None:
     for group in groups:
         digits: list[tuple[int, int]] = []
         for variable, extent in zip(group.variables, group.extents, strict=True):
-            step = _constant(
-                analyzer.simplify(
-                    substituted(offset, {variable: _number(1)}) - substituted(offset, {variable: _number(0)})
-                )
-            )
+            first, second = (substituted(offset, {variable: _number(n)}) for n in range(2))
+            step = _constant(analyzer.simplify(second - first))
             if step is None:
                 return None
             rest = rest - variable * step
@@ -178,7 +175,8 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
         function: A fused function: one reduction, with computations of its operands before and of its result after it.
     """
     try:
-        narrow = T.transform.ForceNarrowIndexToInt32()(_as_module(function))
+        module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        narrow = T.transform.ForceNarrowIndexToInt32()(module)
         blocks = _two_blocks(s_tir.Schedule(narrow))
     except (RuntimeError, ValueError):
         return None
@@ -220,10 +218,6 @@ def recognized(function: T.PrimFunc) -> Contraction | None:
     # Neighbouring threads take neighbouring columns: they should store what lies together.
     stored = strides(result, (contraction.batch, contraction.rows, contraction.columns))
     return contraction.transposed() if stored is not None and stored.runs_along(1) else contraction
-
-
-def _as_module(function: T.PrimFunc) -> tvm.IRModule:
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
 def _two_blocks(schedule: s_tir.Schedule) -> tuple[s_tir.SBlock, s_tir.SBlock | None] | None:

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import tvm_ffi
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import BINARY, Folded, Reader, can_fold, fold, stored
-from harness.compiler.schedules.common.graph import between, facts_of, is_call, static_shape
-from harness.compiler.schedules.common.scope import Scope
+from harness.compiler.schedules.common.folding import BINARY, Folded, can_fold, fold, stored
+from harness.compiler.schedules.common.graph import between, is_call
+from harness.compiler.schedules.common.scope import Scope, scope_of
 
 _PER_BYTE = 8
 """Instructions of a thread in the time of one byte of memory: H100 10 (33.5·10¹² a second, 3.35 TB/s), A100 6."""
@@ -48,8 +49,7 @@ def follow(folded: Folded, channels: int) -> bool:
     extents = (*folded.shape[:3], math.ceil(channels / 4))
     for variable, extent in zip(place, extents, strict=True):
         analyzer.bind(variable, ir.Range(0, extent))
-    buffers = [T.buffer(static_shape(x, None) or (), str(x.ty.dtype)) for x in folded.inputs]
-    reader = Reader(buffers, analyzer)
+    reader = folded.placeholders(analyzer)
     return not any(_asks(folded.element(reader, [*place[:3], 4 * place[3] + v])) for v in range(4))
 
 
@@ -64,8 +64,7 @@ def _asks(value: T.Expr) -> bool:
     return bool(calls)
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """Queries, keys and values of an attention as they are loaded."""
 
     query: Folded
@@ -73,33 +72,20 @@ class Operands:
     value: Folded
 
     @property
-    def all(self) -> tuple[Folded, Folded, Folded]:
-        """Returns queries, keys and values."""
-        return self.query, self.key, self.value
-
-    @property
     def inputs(self) -> tuple[relax.Expr, ...]:
         """Returns the tensors in memory that the operands read, each once."""
-        inputs: list[relax.Expr] = []
-        for value in (value for folded in self.all for value in folded.inputs):
-            if not any(value.same_as(known_input) for known_input in inputs):
-                inputs.append(value)
-        return tuple(inputs)
-
-    def places(self, folded: Folded) -> list[int]:
-        """Returns the numbers of the inputs that an operand reads."""
-        return [next(n for n, x in enumerate(self.inputs) if x.same_as(value)) for value in folded.inputs]
+        return tuple(dict.fromkeys(value for folded in self for value in folded.inputs))
 
 
 class Folding:
     """The operands of attention that may be folded in one function."""
 
     def __init__(self, function: relax.Function, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> None:
-        facts = facts_of(function)
-        self.bindings: dict[relax.Var, relax.Expr] = facts.bindings
-        self._users: dict[relax.Var, list[relax.Var | None]] = facts.users
+        scope = scope_of(function)
+        self.bindings, self._users = scope.bindings, scope.users
         # Nothing is a parameter here: what depends on weights alone is computed in every run, unless it is folded.
-        self._scope = Scope(self.bindings, results=_finished_products(self.bindings), functions=functions)
+        results = _finished_products(self.bindings)
+        self._scope = replace(scope, parameters=frozenset(), results=results, functions=functions)
 
     def operands(self, attention: relax.Var, item_bytes: int, turns: int) -> Operands:
         """Returns the operands of the attention bound to a variable.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, where
 from harness.compiler.schedules.gpu.threads import WARP, Merge, fp32, launch, local, merge_threads, power_of_two
 
 CHUNK = 4096
@@ -101,11 +101,8 @@ class Line:
         def step(n: T.Index, checked: bool) -> None:
             k = n * self.threads + self._lane
             limit = self._count if self._limit is None else self._limit
-            if not checked and self._limit is None:
+            with where(*([k < limit] if checked or self._limit is not None else [])):
                 body(n, k)
-            else:
-                with T.If(k < limit), T.Then():
-                    body(n, k)
 
         is_whole = self._count // self.threads
         if self._held is not None:
@@ -119,12 +116,12 @@ class Line:
 
 
 @contextmanager
-def each_line(lines: int, count: int) -> Iterator[tuple[T.Expr, T.Expr | None, int, T.Expr]]:
+def each_line(lines: int, count: int) -> Iterator[tuple[T.Expr, list[T.Operand], int, T.Expr]]:
     """Emits a kernel in which each of `lines` of `count` elements is reduced by some threads.
 
     Yields:
-        The line; the condition that it exists if the last block has fewer lines, otherwise None; the number of threads
-            that reduce it; the thread's index in the block.
+        The line; the condition that it exists if the last block has fewer lines, otherwise none, in a list; the number
+            of threads that reduce it; the thread's index in the block.
     """
     threads = max(WARP, min(_THREADS, power_of_two(ceil_div(count, _LEAST_EACH))))
     block = max(threads, _BLOCK)
@@ -133,9 +130,9 @@ def each_line(lines: int, count: int) -> Iterator[tuple[T.Expr, T.Expr | None, i
         line = T.Bind(index * lines_per_block + thread // threads) if lines_per_block > 1 else index
         if lines % lines_per_block:
             # Threads without a line come to the barriers all the same.
-            yield T.Bind(T.min(line, lines - 1)), line < lines, threads, thread
+            yield T.Bind(T.min(line, lines - 1)), [line < lines], threads, thread
         else:
-            yield line, None, threads, thread
+            yield line, [], threads, thread
 
 
 @contextmanager
@@ -158,15 +155,6 @@ def each_chunk(
         first, length = chunk_of(count, c)
         limit = None if isinstance(length, int) else length
         yield i, c, Line(CHUNK, threads, thread, lambda k: read(i, first + k), limit), length, thread
-
-
-def store(condition: T.Expr | None, buffer: T.Buffer, value: T.Expr, index: Sequence[T.Index]) -> None:
-    """Emits a store, under a condition if it is not None."""
-    if condition is None:
-        T.buffer_store(buffer, value, index)
-        return
-    with T.If(condition), T.Then():
-        T.buffer_store(buffer, value, index)
 
 
 def chunk_of(count: int, chunk: T.Index) -> tuple[T.Expr, T.Index]:

@@ -11,7 +11,7 @@ import tvm
 from tvm import ir, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Index, Reader, ravel
+from harness.compiler.schedules.common.folding import Folded, Index, ravel
 from harness.compiler.schedules.common.kernel import ceil_div, view
 from harness.compiler.schedules.gpu.threads import local
 
@@ -81,12 +81,12 @@ class BoundOperand:
         notes: list[_Note] = []
         noting = [_Noting(n, buffer, notes, analyzer) for n, buffer in enumerate(self.buffers)]
         for index in places:
-            self.folded.element(Reader(noting, analyzer), index)
+            self.folded.element(self.folded.reader(noting, analyzer), index)
         taking = [_Taking(iter(self._registers(notes, analyzer, conditions)))] * len(self.buffers)
-        return [self.folded.element(Reader(taking, analyzer), index) for index in places]
+        return [self.folded.element(self.folded.reader(taking, analyzer), index) for index in places]
 
     def _alone(self, index: Index, analyzer: sym.Analyzer, conditions: Sequence[T.Operand]) -> T.Expr:
-        value = self.folded.element(Reader(self.buffers, analyzer), index)
+        value = self.folded.element(self.folded.reader(self.buffers, analyzer), index)
         return T.if_then_else(T.all(*conditions), value, T.const(0.0, str(value.ty)))
 
     def _registers(

@@ -13,44 +13,37 @@ from typing import Any
 from tvm import relax, te
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, call, default, reshaped
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.compiler.schedules.common.graph import Legalize, call_on_views, default, reshaped
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, where
 from harness.compiler.schedules.common.kernel_info import kernel
-from harness.compiler.schedules.common.normalization import recognized
-from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line, store
+from harness.compiler.schedules.common.normalization import Normalization, recognized
+from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Line, added, each_chunk, each_line
 from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 
-def normalize_kernel(
-    extents: tuple[int, int, int], groups: int, epsilon: float, scaled: bool, shifted: bool, dtype: str
-) -> T.PrimFunc:
+def normalize_kernel(problem: Normalization, dtype: str) -> T.PrimFunc:
     """Builds the normalization of each line of [lines, channels, inner] over channels and inner.
 
-    The parameters are data, scale [groups, channels] if `scaled`, shift likewise, out; line i is of group i modulo
-    `groups`.
+    The parameters are data, scale and shift [groups, channels] if there are, out; line i is of group i modulo `groups`.
     """
-    lines, channels, inner = extents
-    count = channels * inner
+    extents = lines, channels, inner = problem.lines, problem.channels, problem.inner
+    count, groups = channels * inner, problem.groups
 
     def body(data: T.Buffer, *rest: T.Buffer) -> None:
         *affine, out = rest
         with each_line(lines, count) as (i, exists, threads, thread):
             line = Line(count, threads, thread, lambda k: fp32(data[i, k // inner, k % inner]))
             _, left, squares = _centre(line, count)
-            factor = scalar(_inverse_root(squares, count, epsilon))
+            factor = scalar(_inverse_root(squares, count, problem.epsilon))
 
             def write(deviation: T.Expr, k: T.Index) -> None:
-                value = (deviation - left) * factor
-                if scaled:
-                    value = value * fp32(affine[0][i % groups, k // inner])
-                if shifted:
-                    value = value + fp32(affine[-1][i % groups, k // inner])
-                store(exists, out, converted(value, dtype), [i, k // inner, k % inner])
+                value = problem.finished((deviation - left) * factor, affine, (i % groups, k // inner), fp32)
+                with where(*exists):
+                    T.buffer_store(out, converted(value, dtype), [i, k // inner, k % inner])
 
             line.for_each(write)
 
-    names = [name for name, present in (("scale", scaled), ("shift", shifted)) if present]
-    parameters = [Argument(name, (groups, channels), dtype) for name in names]
+    parameters = [Argument(name, (groups, channels), dtype) for name in problem.affine]
     arguments = [Argument("data", extents, dtype), *parameters, Argument("out", extents, dtype)]
     return prim_func("normalize", arguments, body, kernel("normalize", lines=lines, count=count))
 
@@ -117,30 +110,28 @@ def merged_moments_kernel(lines: int, count: int, epsilon: float) -> T.PrimFunc:
             left = scalar(first / fp32(count))
             squares = scalar(within + (between - first * left))
             with T.If(T.EQ(thread % threads, 0)), T.Then():
-                store(exists, out, mean, [i, 0])
-                store(exists, out, left, [i, 1])
-                store(exists, out, _inverse_root(squares, count, epsilon), [i, 2])
+                for n, value in enumerate((mean, left, _inverse_root(squares, count, epsilon))):
+                    with where(*exists):
+                        T.buffer_store(out, value, [i, n])
 
     arguments = [Argument("moments", (lines, chunks, 2)), Argument("out", (lines, 3))]
     return prim_func("merged_moments", arguments, body, kernel("moments", "merged", lines=lines, count=count))
 
 
 def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
-    found = recognized(node, FLOATS)
-    if found is None:
+    problem = recognized(node, FLOATS)
+    if problem is None:
         return default(bb, node)
-    data, shape, groups, epsilon, values = found.data, found.shape, found.groups, found.epsilon, found.affine
-    extents = lines, channels, inner = found.lines, found.channels, found.inner
+    data, shape, groups, values = problem.data, problem.shape, problem.groups, list(problem.affine.values())
+    lines, channels, inner = problem.lines, problem.channels, problem.inner
     count, dtype = channels * inner, str(data.ty.dtype)
-    scaled, shifted = found.scale is not None, found.shift is not None
-    label = "x".join(map(str, extents))
+    label = f"{lines}x{channels}x{inner}"
     if count <= LONGEST:
-        function = normalize_kernel(extents, groups, epsilon, scaled, shifted, dtype)
-        arguments = [reshaped(bb, data, extents), *(reshaped(bb, value, (groups, channels)) for value in values)]
-        return reshaped(bb, bb.emit(call(bb, f"normalize_{label}", function, arguments)), shape)
-    chunk_moments = chunk_moments_kernel(lines, count, dtype)
-    moments = bb.emit(call(bb, f"chunk_moments_{label}", chunk_moments, [reshaped(bb, data, (lines, count))]))
-    merged = bb.emit(call(bb, f"merged_moments_{label}", merged_moments_kernel(lines, count, epsilon), [moments]))
+        function = normalize_kernel(problem, dtype)
+        return call_on_views(bb, f"normalize_{label}", function, [data, *values], shape)
+    of_chunks, merging = chunk_moments_kernel(lines, count, dtype), merged_moments_kernel(lines, count, problem.epsilon)
+    moments = call_on_views(bb, f"chunk_moments_{label}", of_chunks, [data], (lines, ceil_div(count, CHUNK), 2))
+    merged = call_on_views(bb, f"merged_moments_{label}", merging, [moments], (lines, 3))
 
     def finish(x: te.Tensor, statistics: te.Tensor, *rest: te.Tensor) -> te.Tensor:
         def wide(value: te.TensorSlice) -> Any:
@@ -152,11 +143,7 @@ def _normalize(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
                 flat = flat * extent + i
             line, channel = flat // count, flat // inner % (groups * channels)
             value: T.Expr = ((wide(x[index]) - statistics[line, 0]) - statistics[line, 1]) * statistics[line, 2]
-            if scaled:
-                value = value * wide(rest[0][channel])
-            if shifted:
-                value = value + wide(rest[-1][channel])
-            return converted(value, dtype)
+            return converted(problem.finished(value, rest, (channel,), wide), dtype)
 
         return te.compute(shape, element, name="normalized")
 

@@ -14,7 +14,7 @@ from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
 from harness.compiler.schedules.common.vm import lower_to_vm
 from harness.compiler.schedules.gpu import legalization, normalization, reduction, scan
-from harness.compiler.schedules.gpu.rewrite import call_attention, group_transposed_products
+from harness.compiler.schedules.gpu.rewrite import call_kernels
 from harness.compiler.schedules.gpu.rules import schedule_kernels
 
 _LEGALIZE = {
@@ -38,9 +38,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
         [
             relax.backend.DispatchSampling(),
             order_nan(extremes=True),
-            call_attention(target),
-            group_transposed_products,
-            relax.transform.FuseTransposeMatmul(),  # weights are read as they lie, and not transposed in every run
+            call_kernels(target),
             relax.transform.DeadCodeElimination(),
             relax.transform.LegalizeOps(_LEGALIZE),
             relax.backend.DispatchSortScan(),  # only what has no legalization, and scans that keep their operator
@@ -52,7 +50,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
             relax.transform.FuseTIR(),
             merge_calls,
             keep_nan(reductions=False),
-            schedule_kernels(),
+            schedule_kernels,
             *finish,
             lower_to_vm(),
         ]

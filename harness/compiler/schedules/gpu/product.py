@@ -22,7 +22,7 @@ import tvm
 from tvm import s_tir
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import bytes_of_all, ceil_div, chunk_length
+from harness.compiler.schedules.common.kernel import bytes_of_all, ceil_div, chunk_length, where
 from harness.compiler.schedules.common.kernel_info import PRODUCT, KernelInfo, Kind
 from harness.compiler.schedules.gpu import tensor_cores
 from harness.compiler.schedules.gpu.contraction import Contraction, recognized
@@ -116,15 +116,8 @@ def _body(contraction: Contraction, tile: Tile) -> None:
         total = _add_up(tile, terms.size, (left, right), (b, *first), (down, across, group), thread, sums)
         if tile.split > 1:
             _add_groups(tile, group, thread, total, sums)
-
-        def store() -> None:
+        with where(*([group < 1] if tile.split > 1 else [])):
             _store(Result(contraction), tile, b, first, (down, across), thread, sums)
-
-        if tile.split == 1:
-            store()
-        else:
-            with T.If(group < 1), T.Then():
-                store()
 
 
 def _add_up(

@@ -7,10 +7,10 @@ import math
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, around, call, default, reshaped, static_shape
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
+from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func, where
 from harness.compiler.schedules.common.kernel_info import kernel
-from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line, store
+from harness.compiler.schedules.gpu.lines import CHUNK, LONGEST, Fold, Line, added, each_chunk, each_line
 from harness.compiler.schedules.gpu.threads import FLOATS, converted, fp32, scalar
 
 _SHORTEST = 64
@@ -35,7 +35,8 @@ def softmax_kernel(outer: int, count: int, inner: int, log: bool, dtype: str) ->
 
             def write(value: T.Expr, k: T.Index) -> None:
                 result = value - normalizer if log else value / normalizer
-                store(exists, out, converted(result, dtype), [i, k, j])
+                with where(*exists):
+                    T.buffer_store(out, converted(result, dtype), [i, k, j])
 
             line.for_each(write)
 
@@ -53,8 +54,8 @@ def sum_kernel(outer: int, count: int, inner: int, divisor: int, dtypes: tuple[s
             line = Line(count, threads, thread, lambda k: fp32(data[i, k, j]))
             (total,) = line.fold([added(lambda value, k: value)])
             result = scalar(total if divisor == 1 else total / fp32(divisor))
-            with T.If(T.EQ(thread % threads, 0)), T.Then():
-                store(exists, out, converted(result, dtypes[1]), [i, j])
+            with T.If(T.EQ(thread % threads, 0)), T.Then(), where(*exists):
+                T.buffer_store(out, converted(result, dtypes[1]), [i, j])
 
     arguments = [Argument("data", (outer, count, inner), dtypes[0]), Argument("out", (outer, inner), dtypes[1])]
     info = kernel("sum" if divisor == 1 else "mean", lines=outer * inner, count=count)
@@ -83,8 +84,7 @@ def _softmax(log: bool) -> Legalize:
             return default(bb, node)
         view = around(shape, int(node.attrs.axis))
         name = f"{'log_' if log else ''}softmax_{'x'.join(map(str, view))}"
-        function = softmax_kernel(*view, log, dtype)
-        return reshaped(bb, bb.emit(call(bb, name, function, [reshaped(bb, data, view)])), shape)
+        return call_on_views(bb, name, softmax_kernel(*view, log, dtype), [data], shape)
 
     return legalize
 
@@ -104,12 +104,11 @@ def _sum(mean: bool) -> Legalize:
         divisor, name = (count, "mean") if mean else (1, "sum")
         operand, label = data, f"{outer}x{count}x{inner}"
         if count > LONGEST and inner == 1:
-            chunks = chunk_sums_kernel(outer, count, dtypes[0])
-            operand = bb.emit(call(bb, f"chunk_sums_{label}", chunks, [reshaped(bb, data, (outer, count))]))
-            count, dtypes = ceil_div(count, CHUNK), ("float32", dtypes[1])
+            of_chunks, chunks = chunk_sums_kernel(outer, count, dtypes[0]), ceil_div(count, CHUNK)
+            operand = call_on_views(bb, f"chunk_sums_{label}", of_chunks, [data], (outer, chunks))
+            count, dtypes = chunks, ("float32", dtypes[1])
         function = sum_kernel(outer, count, inner, divisor, dtypes)
-        result = bb.emit(call(bb, f"{name}_{label}", function, [reshaped(bb, operand, (outer, count, inner))]))
-        return reshaped(bb, result, [int(extent) for extent in node.ty.shape])
+        return call_on_views(bb, f"{name}_{label}", function, [operand], [int(extent) for extent in node.ty.shape])
 
     return legalize
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import tvm
-from tvm import ir, relax
-from tvm.relax.dpl import is_op, wildcard
+from tvm import ir, relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.graph import between, call, is_call, permutation, static_shape, transposed
 from harness.compiler.schedules.common.kernel import ceil_div, free_variables
-from harness.compiler.schedules.common.origins import join_tags, name_groups
+from harness.compiler.schedules.common.origins import join_tags
 from harness.compiler.schedules.gpu.attention import arguments_of, attention_kernel, choose_attention_tile
 from harness.compiler.schedules.gpu.capabilities import TENSOR_CORES, has
 from harness.compiler.schedules.gpu.folding import Folding
@@ -23,21 +23,19 @@ from harness.compiler.schedules.gpu.tensor_attention import (
 )
 from harness.compiler.schedules.gpu.threads import FLOATS
 
-_GROUP = "transpose_matmul_fuse"
-"""The name that FuseTransposeMatmul gives its groups."""
-
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
+def call_kernels(target: tvm.target.Target) -> tvm.transform.Pass:
     """Replaces `relax.nn.attention` and `attention_bias` by kernels that move and rotate their operands as they load.
 
     Attention with a window, or with symbolic extents other than the number of keys, is left to TVM. A permutation of a
-    permutation becomes one: importers permute before and after attention, and models permute back.
+    permutation becomes one: importers permute before and after attention, and models permute back. Products read a
+    transposed right operand as it lies: weights are not transposed in every run.
     """
     shared_bytes = int(target.attrs["max_shared_memory_per_block"])
 
-    @tvm.transform.module_pass(opt_level=0, name="CallAttention")
+    @tvm.transform.module_pass(opt_level=0, name="CallKernels")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         module = relax.transform.CanonicalizeBindings()(module)
         rewriter = _Rewriter(module, shared_bytes, has(target, TENSOR_CORES))
@@ -51,28 +49,12 @@ def call_attention(target: tvm.target.Target) -> tvm.transform.Pass:
     return run
 
 
-@tvm.transform.module_pass(opt_level=0, name="GroupTransposedProducts")
-def group_transposed_products(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Makes groups of transpositions and the products that read them, as FuseTransposeMatmul does.
-
-    Here the groups are named after their operators, which that pass would forget; it leaves existing groups alone.
-    """
-    permuted = is_op("relax.permute_dims")(wildcard())
-    product = is_op("relax.matmul")(wildcard(), permuted)
-
-    def swaps(found: relax.transform.PatternCheckContext) -> bool:
-        return transposed(found.annotated_expr["permuted"]) is not None
-
-    pattern = (_GROUP, product, {"permuted": permuted}, swaps)
-    return name_groups(module, relax.transform.FuseOpsByPattern([pattern], bind_constants=False)(module))
-
-
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, module: tvm.IRModule, shared_bytes: int, tensor_cores: bool) -> None:
         super().__init__(module)
         self.shared_bytes, self.tensor_cores = shared_bytes, tensor_cores
-        self.folding: Any = None
+        self.folding: Folding
         self.current: relax.Var | None = None
         self.folded: list[relax.Var] = []
 
@@ -90,6 +72,8 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             return node if kernel is None else kernel
         if is_call(node, "relax.permute_dims"):
             return self._permuted(node, op)
+        if is_call(node, "relax.matmul"):
+            return self._product(node)
         return node
 
     def _definition(self, value: relax.Expr) -> relax.Expr:
@@ -104,6 +88,16 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         axes = [first[d] for d in second]
         self.folded = [node.args[0]]
         return inner.args[0] if axes == sorted(axes) else relax.op.permute_dims(inner.args[0], axes)
+
+    def _product(self, node: ir.Call) -> relax.Expr:
+        left, right = node.args
+        source = transposed(self._definition(right))
+        if source is None or len(left.ty.shape) < 2:
+            return node
+        self.folded = [right]
+        return self.builder_.call_te(
+            _transposed_product, left, source, list(node.ty.shape), str(node.ty.dtype), primfunc_name_hint="NT_matmul"
+        )
 
     def _unexpanded(self, bias: relax.Expr) -> relax.Expr:
         """Returns the source of a bias before its broadcast, or before a reshape to the same shape."""
@@ -128,7 +122,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         turns = ceil_div(attention.queries, tile.queries)
         folded = self.folding.operands(self.current, _BYTES[attention.dtype], turns)
         arguments = self.folding.bindings[self.current].args[:3]
-        for argument, operand in zip(arguments, folded.all, strict=True):
+        for argument, operand in zip(arguments, folded, strict=True):
             self.folded += between(self.folding.bindings, argument, operand.inputs)
         kernel = (
             warp_attention_kernel(attention, tile, folded)
@@ -137,3 +131,21 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         )
         inputs: list[relax.Expr] = [*map(self.visit_expr, folded.inputs), *([] if bias is None else [bias])]
         return call(self.builder_, "attention", kernel, [*inputs, *free_variables(arguments_of(attention, folded))])
+
+
+def _transposed_product(left: te.Tensor, right: te.Tensor, shape: list[T.Expr], dtype: str) -> te.Tensor:
+    """Returns the product of matrices, of which the right ones are stored as [columns, depth]."""
+    k = te.reduce_axis((0, left.shape[-1]), name="k")
+
+    def factor(operand: te.Tensor, batch: Sequence[T.Var], line: T.Var) -> te.TensorSlice:
+        extents = operand.shape[:-2]
+        aligned = zip(extents, batch[len(batch) - len(extents) :], strict=True)
+        outer = [0 if isinstance(extent, T.IntImm) and int(extent) == 1 else index for extent, index in aligned]
+        return operand(*outer, line, k).astype(dtype)
+
+    def element(*idx: T.Var) -> T.Expr:
+        *batch, row, column = idx
+        total: T.Expr = te.sum(factor(left, batch, row) * factor(right, batch, column), axis=k)
+        return total
+
+    return te.compute(shape, element, name="NT_matmul")

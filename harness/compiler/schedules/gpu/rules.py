@@ -94,25 +94,17 @@ _THREADS = "threads as TVM's operator has them"
 """Stands for a rule's name if the loops already have threads."""
 
 
-def schedule_kernels(rules: Sequence[Rule] = RULES) -> tvm.transform.Pass:
-    """Returns the pass that schedules every kernel by the first rule that fits, and records rules that crash.
+@tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+def schedule_kernels(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Schedules every kernel by the first rule that fits, and records rules that crash."""
+    target = tvm.target.Target.current(allow_none=False)
 
-    Args:
-        rules: The rules, in order.
-    """
+    def scheduled(name: str, function: T.PrimFunc) -> T.PrimFunc:
+        if _launches_threads(function.body):
+            return with_info(function, KernelInfo(Kind.LOOPS, schedules=(_THREADS,)))
+        return schedule_kernel(name, function, target, RULES)
 
-    @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
-    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        target = tvm.target.Target.current(allow_none=False)
-
-        def scheduled(name: str, function: T.PrimFunc) -> T.PrimFunc:
-            if _launches_threads(function.body):
-                return with_info(function, KernelInfo(Kind.LOOPS, schedules=(_THREADS,)))
-            return schedule_kernel(name, function, target, rules)
-
-        return replace_loops(module, scheduled)
-
-    return run
+    return replace_loops(module, scheduled)
 
 
 def schedule_kernel(name: str, function: T.PrimFunc, target: tvm.target.Target, rules: Sequence[Rule]) -> T.PrimFunc:

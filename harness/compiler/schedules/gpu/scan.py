@@ -12,7 +12,7 @@ import math
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.graph import Legalize, around, call, reshaped, static_shape
+from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, static_shape
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, prim_func
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.gpu.threads import barrier, fp32, launch, local, power_of_two, shared
@@ -64,8 +64,7 @@ def _cumsum(bb: relax.BlockBuilder, node: relax.Call) -> relax.Expr:
         return node  # for DispatchSortScan
     view = around(shape, int(attrs.axis))
     function = cumsum_kernel(*view, bool(attrs.exclusive))
-    result = bb.emit(call(bb, f"cumsum_{'x'.join(map(str, view))}", function, [reshaped(bb, data, view)]))
-    return reshaped(bb, result, shape)
+    return call_on_views(bb, f"cumsum_{'x'.join(map(str, view))}", function, [data], shape)
 
 
 LEGALIZE: dict[str, Legalize] = {"relax.cumsum": _cumsum}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import tvm
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, where
 from harness.compiler.schedules.gpu.capabilities import VECTORS_OF_FOUR, has
 from harness.compiler.schedules.gpu.contraction import Contraction, Group, plain_load, stored, strides, substituted
 from harness.compiler.schedules.gpu.threads import FLOATS, converted
@@ -65,17 +65,13 @@ def operand(element: T.Expr, batch: Group, axis: Group, terms: Group) -> Operand
     def load(b: T.Index, position: T.Index, term: T.Index, lane: T.Index) -> T.Expr:
         return flat[places.offset((b, position, term)) + lane]
 
+    most_lanes = 4 if has(tvm.target.Target.current(allow_none=True), VECTORS_OF_FOUR) else 8
     lanes = [
-        n for n in (8, 4) if n <= _most_lanes() and n * (4 if dtype == "float32" else 2) <= _BYTES and dtype in FLOATS
+        n for n in (8, 4) if n <= most_lanes and n * (4 if dtype == "float32" else 2) <= _BYTES and dtype in FLOATS
     ]
     along_terms = places.runs_along(2)
     runs = tuple(n for n in lanes if places.runs_along(2 if along_terms else 1, n))
     return Operand(load, axis.size, terms.size, dtype, along_terms, (*runs, 1))
-
-
-def _most_lanes() -> int:
-    """Returns the largest number of elements that a vector has here."""
-    return 4 if has(tvm.target.Target.current(allow_none=True), VECTORS_OF_FOUR) else 8
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,7 @@ class Stage:
             def store_lane(lane: T.Index) -> None:
                 i, k = (position, term + lane) if self.operand.along_terms else (position + lane, term)
                 value = registers[register + lane]
-                T.buffer_store(shared, value if as_it_is else _as(value, self.dtype), [self.place(i, k)])
+                T.buffer_store(shared, converted(value, self.dtype), [self.place(i, k)])
 
             if as_vectors:
                 each_lane(self.lanes, store_lane)
@@ -181,11 +177,8 @@ class Stage:
                 position, term = unit // terms, unit % terms * lanes
             else:
                 position, term = unit % span * lanes, unit // span
-            if count % self.threads == 0:
+            with where(*([unit < count] if count % self.threads else [])):
                 body(turn * lanes, position, term)
-            else:
-                with T.If(unit < count), T.Then():
-                    body(turn * lanes, position, term)
 
 
 class Result:
@@ -236,8 +229,7 @@ class Result:
             **contraction.columns.values(j),
             contraction.total: converted(total, kind),
         }
-        value: T.Expr = substituted(contraction.result.value, values)
-        return value
+        return substituted(contraction.result.value, values)
 
     def _put(self, b: T.Index, i: T.Index, j: T.Index, value: T.Expr) -> None:
         contraction = self._contraction
@@ -281,7 +273,3 @@ def each_lane(lanes: int, body: Callable[[T.Index], None]) -> None:
 
 def _size(tensor: T.Buffer) -> int:
     return math.prod(int(extent) for extent in tensor.ty.shape)
-
-
-def _as(value: T.Expr, dtype: str) -> T.Expr:
-    return value if str(value.ty) == dtype else T.Cast(dtype, value)

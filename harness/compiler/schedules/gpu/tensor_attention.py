@@ -14,18 +14,17 @@ weights before they are rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention
-from harness.compiler.schedules.common.kernel import ceil_div
+from harness.compiler.schedules.common.kernel import ceil_div, where
 from harness.compiler.schedules.common.kernel_info import TENSOR_CORES
 from harness.compiler.schedules.gpu import fragments
-from harness.compiler.schedules.gpu.attention import LOWEST, comes_out_even, fill, kernel_of, masked, steps_of, when
+from harness.compiler.schedules.gpu.attention import LOWEST, Emitter, comes_out_even, fill, kernel_of
 from harness.compiler.schedules.gpu.folding import Operands
-from harness.compiler.schedules.gpu.loading import BoundOperand, QueryBlock
+from harness.compiler.schedules.gpu.loading import BoundOperand
 from harness.compiler.schedules.gpu.threads import MULTIPROCESSORS, WARP, barrier, fp32, local, merge_lanes
 
 _ROWS = 16
@@ -76,23 +75,18 @@ def choose_attention_warp_tile(attention: Attention) -> AttentionWarpTile | None
 def warp_attention_kernel(attention: Attention, tile: AttentionWarpTile, operands: Operands) -> T.PrimFunc:
     """Builds the kernel (`harness.compiler.schedules.gpu.attention.kernel_of`) for tensor cores."""
     sizes = {"queries": tile.queries, "keys": tile.keys, "threads": tile.threads}
-    return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, tile))
+    return kernel_of(attention, operands, TENSOR_CORES, sizes, partial(_Emitter, tile=tile))
 
 
-class _Emitter:
-    """Emits the body of the kernel for one thread."""
+@dataclass
+class _Emitter(Emitter):
+    """Emits the body of the kernel with tensor cores."""
 
-    def __init__(
-        self,
-        tile: AttentionWarpTile,
-        attention: Attention,
-        block: QueryBlock,
-        thread: T.Index,
-        bias: Sequence[T.Buffer],
-        result: T.Buffer,
-    ) -> None:
-        self.attention, self.tile, self.block, self.thread = attention, tile, block, thread
-        self.bias, self.result, self.dtype = bias, result, attention.dtype
+    tile: AttentionWarpTile
+
+    def __post_init__(self) -> None:
+        attention, tile, thread = self.attention, self.tile, self.thread
+        self.dtype = attention.dtype
         self.depth, self.width = (_ROWS * ceil_div(n, _ROWS) for n in (attention.channels, attention.width))
         lane = T.Bind(thread % WARP)
         self.first = T.Bind(thread // WARP * _ROWS)
@@ -121,7 +115,7 @@ class _Emitter:
         for k in range(0, self.depth, _ROWS):
             row = (self.first + self.below) * (self.depth + _PADDING) + k + self.beside
             fragments.load(self.dtype, self.queries, k // 4, self._pointer(self.keys, row))
-        with T.serial(0, steps_of(attention, tile.queries, tile.keys, self.block)) as step:
+        with T.serial(0, self.steps()) as step:
             first = T.Bind(step * tile.keys)
             barrier()
             self._load(key, first, tile.keys, attention.keys, self.keys, self.depth)
@@ -160,7 +154,8 @@ class _Emitter:
         annotations = {"disable_unroll": True} if source.folded.operations else None
         with T.serial(0, ceil_div(count, threads), annotations=annotations) as n:
             index = T.Bind(n * threads + self.thread)
-            when([] if count % threads == 0 else [index < count], partial(copy, index))
+            with where(*([] if count % threads == 0 else [index < count])):
+                copy(index)
 
     def _multiply_keys(self) -> None:
         """Emits the scores of the warp's queries with the keys of a step."""
@@ -175,23 +170,16 @@ class _Emitter:
 
     def _weigh(self, first: T.Index) -> None:
         """Replaces scores by weights, and rescales the sums of smaller weights."""
-        attention, tile, count = self.attention, self.tile, self.tile.keys // 2
+        attention, count = self.attention, self.tile.keys // 2
         plain = attention.bias is None
         factor = attention.scale * math.log2(math.e) if plain else attention.scale
         for index in range(count):
             query = self.block.first + self.first + self.row + index // 2 % 2 * 8
             key = first + (index // 4 * 8 + self.pair + index % 2)
-            score = self.scores[index] * fp32(factor)
-            score = masked(attention, self.bias, self.block, score, query, key, tile.queries, tile.keys)
+            score = self.masked(self.scores[index] * fp32(factor), query, key)
             T.buffer_store(self.scores, score if plain else score * fp32(math.log2(math.e)), [index])
-        tops = []
-        for i in range(2):
-            own_value = [self.scores[index] for index in range(count) if index // 2 % 2 == i]
-            top: T.Expr = own_value[0]
-            for other in own_value[1:]:
-                top = T.max(top, other)
-            tops.append(top)
-        tops = merge_lanes(tops, [T.max] * 2, 4, self.thread)
+        rows: list[list[T.Expr]] = [[self.scores[n] for n in range(count) if n // 2 % 2 == i] for i in range(2)]
+        tops = merge_lanes([reduce(T.max, row) for row in rows], [T.max] * 2, 4, self.thread)
         previous = local(1)
         for i, top in enumerate(tops):
             T.buffer_store(previous, self.highest[i], [0])
@@ -233,15 +221,13 @@ class _Emitter:
                 T.buffer_store(staged, T.Cast(self.dtype, value), [n])
             inside = [] if attention.queries % self.tile.queries == 0 else [query < attention.queries]
             if width % 2 == 0:
-                conditions = [*inside, *([channel < width] if width < self.width else [])]
-                when(conditions, partial(self._put_pair, query, channel, staged))
+                inside += [channel < width] if width < self.width else []
+                with where(*inside), T.vectorized(0, 2) as v:
+                    self._put(query, channel + v, staged[v])
             else:
                 for n in range(2):
-                    when([*inside, channel + n < width], partial(self._put, query, channel + n, staged[n]))
-
-    def _put_pair(self, query: T.Index, channel: T.Index, values: T.Buffer) -> None:
-        with T.vectorized(0, 2) as v:
-            self._put(query, channel + v, values[v])
+                    with where(*inside, channel + n < width):
+                        self._put(query, channel + n, staged[n])
 
     def _put(self, query: T.Index, channel: T.Index, value: T.Expr) -> None:
         T.buffer_store(self.result, value, [self.block.batch, query, self.block.head, channel])

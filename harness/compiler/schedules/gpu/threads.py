@@ -55,12 +55,12 @@ def fp32(value: T.Operand) -> T.Expr:
     """Converts a number to a constant, and an expression of another float type to fp32."""
     if isinstance(value, int | float):
         return T.const(float(value), "float32")
-    return value if str(value.ty) == "float32" else T.Cast("float32", value)
+    return converted(value, "float32")
 
 
 def converted(value: T.Expr, dtype: str) -> T.Expr:
-    """Rounds an fp32 value to the type of a result."""
-    return value if dtype == "float32" else T.Cast(dtype, value)
+    """Converts a value to a type, which it may have."""
+    return value if str(value.ty) == dtype else T.Cast(dtype, value)
 
 
 def power_of_two(count: int) -> int:

@@ -30,6 +30,8 @@ class Tile:
     split: int = 1
     rate: float = 1.0
 
+    depth = _DEPTH
+
     @property
     def height(self) -> int:
         """Returns the number of rows of the tile."""
@@ -44,11 +46,6 @@ class Tile:
     def threads(self) -> int:
         """Returns the number of threads of a block."""
         return self.down * self.across * self.split
-
-    @property
-    def depth(self) -> int:
-        """Returns the number of terms of one thread in a slab."""
-        return _DEPTH
 
     @property
     def slab(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Reader, broadcast, fold
+from harness.compiler.schedules.common.folding import Folded, broadcast, fold
 from harness.compiler.schedules.common.graph import is_call, number, static_shape
 from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.common.scope import Scope
@@ -70,7 +70,7 @@ class AxialBias(ScoreMod):
                 analyzer = sym.Analyzer()
                 for variable, extent in zip((*head, query, n), (*part.shape[:3], count), strict=True):
                     analyzer.bind(variable, ir.Range(0, extent))
-                value = broadcast(part, Reader(buffers[role], analyzer), [*head, query, n * step])
+                value = broadcast(part, part.reader(buffers[role], analyzer), [*head, query, n * step])
                 T.buffer_store(rows, value, [block, start + n, j])
 
     def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
@@ -153,7 +153,7 @@ def _depends(part: Folded, width: int, on: str) -> bool:
     analyzer = sym.Analyzer()
     for name, extent in names.items():
         analyzer.bind(index[name], ir.Range(0, extent))
-    buffers = [T.buffer(argument.shape, argument.dtype) for argument in part.arguments]
     key = index["line"] * width + index["column"]
-    value = analyzer.simplify(part.element(Reader(buffers, analyzer), [index["b"], index["h"], index["query"], key]))
+    place = [index["b"], index["h"], index["query"], key]
+    value = analyzer.simplify(part.element(part.placeholders(analyzer), place))
     return any(index[on].same_as(variable) for variable in T.analysis.undefined_vars(value))

@@ -6,23 +6,20 @@ Both schedules that pack keys and values are made of it. They differ in who pack
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_extent
+from harness.compiler.schedules.common.kernel import ceil_div, parts_of, registers, tail_extent, where
 from harness.compiler.schedules.common.kernel_info import ATTENTION, KernelInfo
 from harness.compiler.schedules.cpu import math as elementary
-from harness.compiler.schedules.cpu.attention.online_softmax import State, fill, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import joined_rows, pack_channels
-from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position
-from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position, finite
+from harness.compiler.schedules.cpu.emit import fill, for_each_vector
 from harness.compiler.schedules.cpu.microkernels.fp32 import multiply
 from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
-from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 _Score = Callable[[int, T.Index], T.Expr]
@@ -90,6 +87,10 @@ class Plan:
         """Returns the number of elements of the depth of a score that are added up at a time."""
         return self.attention.micro_kernel.chunk(self.attention.depth, even=True)
 
+    def for_each_query(self, body: Callable[[T.Index], None]) -> None:
+        """Emits `body(query)` for the queries of a block, in vectors."""
+        for_each_vector(self.columns, self.lanes, body)
+
     def head(self, m: T.Expr) -> Head:
         """Emits batch and number of head m of all."""
         heads = self.attention.problem.heads
@@ -125,51 +126,97 @@ class QueryBlock:
 
 @dataclass(frozen=True)
 class Work:
-    """The buffers of blocks of queries.
+    """The state of blocks of queries after some keys: the softmax of these keys, not yet divided by its sum.
 
     Attributes:
-        queries: The queries, transposed: [block, element of the depth, query].
-        state: State of the softmax of each block.
+        plan: The sizes.
         sources: The buffers of the inputs, and those that score changes keep, by role.
+        queries: The queries, transposed: [block, element of the depth, query].
+        highest: The highest score of each, [block, query].
+        sums: The sum of its exponentials.
+        results: Exponentials times values, [block, query, channel]; [block, channel, query] for whole panels.
     """
 
-    queries: T.Buffer
-    state: State
+    plan: Plan
     sources: Buffers
+    queries: T.Buffer
+    highest: T.Buffer
+    sums: T.Buffer
+    results: T.Buffer
 
     @classmethod
     def allocated(cls, plan: Plan, sources: Buffers, blocks: int) -> Work:
         """Emits the allocation for so many blocks."""
         attention, columns = plan.attention, plan.columns
         queries = T.alloc_buffer((blocks, attention.depth, columns), attention.micro_kernel.dtype)
-        state = State.allocated(blocks, plan.scores, plan.padded, by_channel=plan.by_channel)
+        highest, sums = (T.alloc_buffer((blocks, columns), "float32") for _ in range(2))
+        shape = (plan.padded, columns) if plan.by_channel else (columns, plan.padded)
+        results = T.alloc_buffer((blocks, *shape), "float32")
         buffers = dict(sources)
         for mod in attention.score_mods:
             buffers |= mod.allocated(blocks, columns)
-        return cls(queries, state, buffers)
+        return cls(plan, buffers, queries, highest, sums, results)
 
-    def prepare(self, plan: Plan, line: T.Buffer, block: QueryBlock, count: T.Index) -> None:
+    def prepare(self, line: T.Buffer, block: QueryBlock, count: T.Index) -> None:
         """Emits the packing of `count` queries of a block, through [query, element], and all before their first key."""
-        attention, q = plan.attention, block.number
+        plan, attention, q = self.plan, self.plan.attention, block.number
         rows = attention.query_rows(self.sources, block.head)
         pack_channels(rows, line, plan.lanes, block.first, count, attention.micro_kernel)
         with T.serial(0, attention.depth) as d, T.serial(0, plan.columns) as j:
             T.buffer_store(self.queries, line[j, d], [q, d, j])
         for mod in attention.score_mods:
             mod.fill(self.sources, block.head, q, block.first)
-        self.state.clear(q)
+        fill(self.highest, plan.lanes, -math.inf, q)
+        fill(self.sums, plan.lanes, 0.0, q)
+        with T.serial(0, int(self.results.shape[1])) as i:
+            fill(self.results, plan.lanes, 0.0, q, i)
 
-    def write(self, plan: Plan, block: QueryBlock, count: T.Index, result: T.Buffer) -> None:
+    def rescale(self, q: T.Index, highest: T.Buffer, factor: T.Buffer) -> None:
+        """Emits factor = exp(old highest - new highest), of which the new one, 0 for -inf, is left in `highest`."""
+
+        def store_factor(j: T.Index) -> None:
+            T.buffer_store(factor, elementary.exp_below_zero(self.highest[q, j] - finite(highest[j])), [j])
+
+        def note(j: T.Index) -> None:
+            T.buffer_store(self.highest, highest[j], [q, j])
+            T.buffer_store(highest, finite(highest[j]), [j])
+
+        # Two loops: in one, TVM 0.27 would let `factor` share the memory of the old highest, which then overwrites it.
+        self.plan.for_each_query(store_factor)
+        self.plan.for_each_query(note)
+
+    def add(self, q: T.Index, totals: T.Buffer, factor: T.Buffer, channel: T.Index = 0) -> None:
+        """Emits results = factor · results + totals for the channels of one panel, or for all if they come first.
+
+        Args:
+            q: Number of the block.
+            totals: [tile, row · column].
+            factor: One for each query.
+            channel: The first channel of the panel.
+        """
+        tile = self.plan.output
+        with T.serial(0, int(self.results.shape[1])) as i:
+            of_query = None if self.plan.by_channel else T.Bind(factor[i])
+
+            def accumulate(j: T.Index) -> None:
+                added = totals[i // tile.rows, i % tile.rows * tile.columns + j]
+                index = (q, i, channel + j)
+                weight = factor[j] if of_query is None else of_query
+                T.buffer_store(self.results, self.results[index] * weight + added, index)
+
+            for_each_vector(tile.columns, tile.lanes, accumulate)
+
+    def write(self, block: QueryBlock, count: T.Index, result: T.Buffer) -> None:
         """Emits the results of the first `count` queries of a block."""
-        attention, state, q = plan.attention, self.state, block.number
+        attention, q = self.plan.attention, block.number
         with T.serial(0, count) as i:
-            weight = T.Bind(state.sums[q, i])
+            weight = T.Bind(self.sums[q, i])
 
             def store(c: T.Index) -> None:
-                value = state.results[q, c, i] if state.by_channel else state.results[q, i, c]
-                attention.store(result, normalized(value, weight), block.head, block.first + i, c)
+                value = self.results[q, c, i] if self.plan.by_channel else self.results[q, i, c]
+                attention.store(result, value, weight, block.head, block.first + i, c)
 
-            for_each_vector(attention.problem.width, plan.lanes, store)
+            for_each_vector(attention.problem.width, self.plan.lanes, store)
 
 
 @dataclass(frozen=True)
@@ -248,26 +295,29 @@ class Passage:
     """The passage of a block of queries past a block of keys.
 
     Attributes:
-        plan: The sizes.
-        work: The buffers of blocks of queries.
+        work: The state of blocks of queries.
         strip: Its buffers.
         queries: The block of queries.
         keys: The block of keys.
     """
 
-    plan: Plan
     work: Work
     strip: Strip
     queries: QueryBlock
     keys: KeyBlock
 
+    @property
+    def plan(self) -> Plan:
+        """Returns the sizes."""
+        return self.work.plan
+
     def emit(self) -> None:
         """Emits scores, exponentials and results."""
-        plan, keys, state, q = self.plan, self.keys, self.work.state, self.queries.number
+        plan, keys, work, q = self.plan, self.keys, self.work, self.queries.number
         highest, total, factor = (registers((plan.columns,)) for _ in range(3))
-        state.read_highest(q, highest)
+        plan.for_each_query(lambda j: T.buffer_store(highest, work.highest[q, j], [j]))
         self._store_scores(highest)
-        state.rescale(q, highest, factor)
+        work.rescale(q, highest, factor)
         fill(total, plan.lanes, 0.0)
         exponentials = partial(self._weigh, highest, total)
         # Where one product takes all weights, it takes those of a chunk as soon as they are computed.
@@ -275,7 +325,7 @@ class Passage:
         if not interleaved:
             self._weigh_all(exponentials)
         self._add_results(factor, exponentials if interleaved else None)
-        state.add_sums(q, total, factor)
+        plan.for_each_query(lambda j: T.buffer_store(work.sums, work.sums[q, j] * factor[j] + total[j], [q, j]))
 
     def _store_scores(self, highest: T.Buffer) -> None:
         """Emits the scores, and raises the highest of each query to them."""
@@ -285,7 +335,7 @@ class Passage:
         def finish(p: T.Index, score: _Score) -> None:
             for i in range(tile.rows):
                 key = p * tile.rows + i
-                with _where(None if full else key < keys.count):
+                with where(*([] if full else [key < keys.count])):
                     self._store_line(highest, T.Bind(key), partial(score, i))
 
         tiles = parts_of(keys.count, tile.rows)
@@ -300,7 +350,7 @@ class Passage:
             lambda p: finish(p, lambda i, j: scores[p * tile.rows + i, j]),
         )
         attention, a, b = plan.attention, PanelsOfA(tiles, keys.key), PanelOfB(self._query)
-        multiply_panels(attention.micro_kernel, tile, attention.depth, a, b, sums, plan.chunk)
+        attention.micro_kernel.multiply_panels(tile, attention.depth, a, b, sums, plan.chunk)
 
     def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
         return self.work.queries[self.queries.number, first + k, j]
@@ -314,7 +364,7 @@ class Passage:
             return lambda i, j: rows[i][j]
         totals = T.alloc_buffer((1, tile.size), "float32")
         a = PanelsOfA(1, lambda _, first, k, i: key(p, first, k, i), stride=depth)
-        multiply_panels(micro_kernel, tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
+        micro_kernel.multiply_panels(tile, depth, a, PanelOfB(self._query), Sums(totals), self.plan.chunk)
         return lambda i, j: totals[0, i * tile.columns + j]
 
     def _store_line(self, highest: T.Buffer, key: T.Var, score: Callable[[T.Index], T.Expr]) -> None:
@@ -364,7 +414,8 @@ class Passage:
         micro_kernel, lanes, strip = self.plan.attention.micro_kernel, self.plan.lanes, self.strip.scores
         terms = micro_kernel.terms
         exponential = elementary.exp_below_zero if terms == 1 else elementary.exp_below_zero_for_bf16
-        flush_subnormals = self.plan.attention.masks or self.keys.padded
+        # Scores of masked keys are -inf.
+        flush_subnormals = bool(self.plan.attention.score_mods) or self.keys.padded
         exact = strip if terms == 1 else registers((terms, self.plan.columns))
         for n in range(terms):
             with T.vectorized(0, lanes) as j:
@@ -381,7 +432,7 @@ class Passage:
     def _add_results(self, factor: T.Buffer, before: _Before | None) -> None:
         """Emits results = factor · results + weights · values, after `before` of each chunk where that is given."""
         plan, keys, output, q = self.plan, self.keys, self.plan.output, self.queries.number
-        state, weights, totals = self.work.state, self.strip.weights, self.strip.totals
+        weights, totals = self.strip.weights, self.strip.totals
         kernel, depth, chunk = plan.attention.micro_kernel, keys.depth, keys.chunk
         prepare = before or (lambda first, count: None)
         if plan.by_channel:
@@ -391,27 +442,12 @@ class Passage:
                 keys.stride,
             )
             b = PanelOfB(lambda first, k, j: weights[first + k, j], prepare)
-            multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
-            state.add(q, output, totals, factor)
+            kernel.multiply_panels(output, depth, a, b, Sums(totals), chunk)
+            self.work.add(q, totals, factor)
             return
         a = PanelsOfA(plan.columns // output.rows, lambda p, first, k, i: weights[first + k, p * output.rows + i])
         with T.serial(0, plan.panels) as panel:
             channel = T.Bind(panel * output.columns)
             b = PanelOfB(partial(keys.value, panel, channel), prepare)
-            multiply_panels(kernel, output, depth, a, b, Sums(totals), chunk)
-            state.add(q, output, totals, factor, channel)
-
-
-@contextmanager
-def _where(condition: T.Operand | None) -> Iterator[None]:
-    """Emits the code in the context for the case that a condition holds, or in any case if there is none."""
-    if condition is None:
-        yield
-        return
-    with T.If(condition), T.Then():
-        yield
-
-
-def parts_of(length: T.Index, part: int) -> T.Index:
-    """Emits ⌈length / part⌉ of a positive length; TVM's code generation fails on `//` of one that it counts itself."""
-    return ceil_div(length, part) if isinstance(length, int) else T.Bind(T.truncdiv(length + (part - 1), part))
+            kernel.multiply_panels(output, depth, a, b, Sums(totals), chunk)
+            self.work.add(q, totals, factor, channel)

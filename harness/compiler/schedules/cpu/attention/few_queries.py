@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
+from operator import add
 
 from tvm import ir
 
@@ -25,10 +26,10 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers, tail_extent
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
 from harness.compiler.schedules.cpu import math as elementary
-from harness.compiler.schedules.cpu.attention.online_softmax import fill, finite, normalized
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import Rows
-from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position
+from harness.compiler.schedules.cpu.attention.score_mod import Buffers, Head, Position, finite
+from harness.compiler.schedules.cpu.emit import fill
 
 _LEAST_SUMS, _MOST_SUMS = 8, 16
 """Vectors of sums side by side: so many hide the latency of a multiply-add, so many fit the registers."""
@@ -39,39 +40,33 @@ _Element = Callable[[T.Index, int, T.Var], T.Expr]
 """Takes a row, the first channel of a vector and a lane, and returns an element."""
 
 
-@dataclass(frozen=True)
-class FewQueries:
-    """The schedule of keys that are divided among tasks.
+def few_queries_kernel(attention: Attention, lanes: int, most_parts: int) -> T.PrimFunc:
+    """Builds the kernel.
 
-    Attributes:
+    Args:
+        attention: The operands.
         lanes: fp32 numbers in a vector; channels of keys and of values are whole vectors.
-        parts: Parts of the keys of a head.
+        most_parts: Parts of the keys of a head, as far as they are whole chunks.
     """
+    problem = attention.problem
+    # A chunk of a sum is a whole number of vectors of keys.
+    chunk = ceil_div(chunk_length(problem.static_keys), lanes) * lanes
+    per_part = ceil_div(ceil_div(problem.static_keys, chunk), most_parts) * chunk
+    parts = ceil_div(problem.static_keys, per_part)
 
-    lanes: int
-    parts: int
+    def body(*buffers: T.Buffer) -> None:
+        *inputs, result = buffers
+        shape = (problem.batch * problem.heads, problem.queries, parts)
+        highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
+        results = T.alloc_buffer((*shape, problem.width), "float32")
+        sources = attention.by_role(inputs)
+        kernel = _Kernel(attention, sources, lanes, chunk, per_part, highest, sums, results)
+        with T.parallel(0, shape[0] * parts) as task:
+            kernel.compute(task)
+        with T.serial(0, shape[0]) as m, T.serial(0, problem.queries) as row:
+            kernel.join_parts(m, row, result)
 
-    def build(self, attention: Attention) -> T.PrimFunc:
-        """Builds the kernel."""
-        problem = attention.problem
-        # A chunk of a sum is a whole number of vectors of keys.
-        chunk = ceil_div(chunk_length(problem.static_keys), self.lanes) * self.lanes
-        per_part = ceil_div(ceil_div(problem.static_keys, chunk), self.parts) * chunk
-        parts = ceil_div(problem.static_keys, per_part)
-
-        def body(*buffers: T.Buffer) -> None:
-            *inputs, result = buffers
-            shape = (problem.batch * problem.heads, problem.queries, parts)
-            highest, sums = (T.alloc_buffer(shape, "float32") for _ in range(2))
-            results = T.alloc_buffer((*shape, problem.width), "float32")
-            sources = attention.by_role(inputs)
-            kernel = _Kernel(attention, sources, self.lanes, chunk, per_part, highest, sums, results)
-            with T.parallel(0, shape[0] * parts) as task:
-                kernel.compute(task)
-            with T.serial(0, shape[0]) as m, T.serial(0, problem.queries) as row:
-                kernel.join_parts(m, row, result)
-
-        return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": parts}))
+    return prim_func("attention", attention.arguments, body, attention.info(FEW_QUERIES, {"parts": parts}))
 
 
 @dataclass(frozen=True)
@@ -206,11 +201,9 @@ class _Kernel:
             T.buffer_store(total, total[0] + factors[part] * self.sums[m, i, part], [0])
         with T.serial(0, problem.width // lanes) as v, T.vectorized(0, lanes) as j:
             c = v * lanes + j
-            value: T.Expr = factors[0] * self.results[m, i, 0, c]
-            for part in parts[1:]:
-                value = value + factors[part] * self.results[m, i, part, c]
+            value = reduce(add, (factors[part] * self.results[m, i, part, c] for part in parts))
             head = m // problem.heads, m % problem.heads
-            self.attention.store(result, normalized(value, total[0]), head, i, c)
+            self.attention.store(result, value, total[0], head, i, c)
 
 
 def _reader(rows: Rows, lanes: int) -> _Element:

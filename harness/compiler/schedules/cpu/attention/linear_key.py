@@ -16,7 +16,6 @@ from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import PanelOfB, PanelsOfA, Sums
 from harness.compiler.schedules.cpu.operand_layer import OperandLayer
 from harness.compiler.schedules.cpu.packing import Read, pack_function
-from harness.compiler.schedules.cpu.panels import multiply_panels
 from harness.compiler.schedules.cpu.tile import Tile
 
 WEIGHT = "weight"
@@ -83,8 +82,7 @@ class LinearKey:
         copy_rows(Rows(self.source, buffers["source"], head), line, tile.lanes, first, count)
         result = T.alloc_buffer((most, panels * tile.columns), "float32")
         with T.serial(0, panels) as panel:
-            multiply_panels(
-                FP32,
+            FP32.multiply_panels(
                 tile,
                 self.layer.narrow,
                 PanelsOfA(most // tile.rows, lambda p, first, k, i: line[p * tile.rows + i, first + k]),
@@ -94,11 +92,8 @@ class LinearKey:
 
         def element(reader: Reader, index: Index) -> T.Expr:
             row = reader.analyzer.simplify(T.convert(index[1] - first))
-            others = iter(reader.buffers)
             computed = _ResultRow(result, row, buffers.get("layer_bias", ()))
-            inputs = [computed if value.same_as(self.layer.result) else next(others) for value in self.key.inputs]
-            value: T.Expr = self.key.element(Reader(inputs, reader.analyzer), index)
-            return value
+            return self.key.element(Reader({**reader.buffers, self.layer.result: computed}, reader.analyzer), index)
 
         return Rows(replace(self.parts["key"], element=element), buffers["key"], head)
 

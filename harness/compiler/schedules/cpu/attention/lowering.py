@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tvm import ir, relax
 
@@ -11,27 +12,27 @@ from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.attention import recognized
 from harness.compiler.schedules.common.folding import Folded, Index, Reader, fold, stored
-from harness.compiler.schedules.common.graph import Facts, call, extents, is_call, static_shape, transposed
+from harness.compiler.schedules.common.graph import call, extents, is_call, static_shape, transposed
+from harness.compiler.schedules.common.kernel import free_variables
 from harness.compiler.schedules.cpu import schedule
 from harness.compiler.schedules.cpu.attention.axial_bias import axial_bias
-from harness.compiler.schedules.cpu.attention.few_queries import FewQueries
+from harness.compiler.schedules.cpu.attention.few_queries import few_queries_kernel
 from harness.compiler.schedules.cpu.attention.linear_key import WEIGHT, LinearKey
 from harness.compiler.schedules.cpu.attention.operands import Attention
-from harness.compiler.schedules.cpu.attention.per_head import PerHead
+from harness.compiler.schedules.cpu.attention.per_head import per_head_kernel
 from harness.compiler.schedules.cpu.attention.score_mod import Bias, Diagonal, ScoreMod
-from harness.compiler.schedules.cpu.attention.streaming import Streaming
+from harness.compiler.schedules.cpu.attention.streaming import streaming_kernel
 from harness.compiler.schedules.cpu.bf16 import BF16
 from harness.compiler.schedules.cpu.epilogue import Epilogue, Step
 from harness.compiler.schedules.cpu.gemm import lower_matmul
-from harness.compiler.schedules.cpu.key_projection import fold_key, key_layer_of
 from harness.compiler.schedules.cpu.lowering import Context, Lowering
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
-from harness.compiler.schedules.cpu.moves import Reindex
-from harness.compiler.schedules.cpu.operand_layer import OperandLayer
-from harness.compiler.schedules.cpu.value_projection import projection_of
+from harness.compiler.schedules.cpu.operand_layer import OperandLayer, Reindex, fold_key, key_layer_of, value_layer_of
+from harness.compiler.schedules.cpu.tile import Tile
 
-Schedule = PerHead | Streaming | FewQueries
+Build = Callable[[Attention], T.PrimFunc]
+"""Takes the operands, and builds the kernel of a schedule."""
 
 
 def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
@@ -39,20 +40,22 @@ def lower_attention(context: Context, attention: ir.Call) -> Lowering | None:
     problem, projection = _recognized(context, attention)
     if problem is None:
         return None
-    chosen, micro_kernel = _choose(context, attention, problem)
+    workload = _workload(problem)
+    few = workload.few(context.unit)
+    build, micro_kernel, scores = _choose(context, attention, workload)
     operands = Attention(
         problem,
-        *_operands(context, attention, projection, chosen),
-        _score_mods(context, attention, problem, axial=isinstance(chosen, PerHead)),
+        *_operands(context, attention, projection, scores, few=few),
+        _score_mods(context, attention, problem, axial=not few and not workload.streams),
         projected=projection is not None,
         micro_kernel=micro_kernel,
     )
     if projection is None:
-        return _lowering(operands, chosen)
-    return _projected(context, operands, chosen, projection, static_shape(attention) or ())
+        return _lowering(operands, build)
+    return _projected(context, operands, build, projection, static_shape(attention) or ())
 
 
-def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
+def key_layers(context: Context) -> dict[relax.Var, OperandLayer]:
     """Returns the linear layers that the kernels of attentions compute, by the attention's key."""
     layers = {}
     for variable, attention in context.bindings.items():
@@ -61,7 +64,7 @@ def key_layers(context: Context, facts: Facts) -> dict[relax.Var, OperandLayer]:
         problem, _ = _recognized(context, attention)
         if problem is None or problem.heads != 1 or _workload(problem).few(context.unit):
             continue
-        layer = key_layer_of(context, facts, variable) if _workload(problem).streams else None
+        layer = key_layer_of(context, variable) if _workload(problem).streams else None
         if layer is not None:
             layers[attention.args[1]] = layer
     return layers
@@ -74,7 +77,7 @@ def _bias_of(attention: ir.Call) -> relax.Expr | None:
 def _recognized(context: Context, attention: ir.Call) -> tuple[Problem | None, OperandLayer | None]:
     """Returns the problem of a kernel, if there is one, and the linear layer of the values if that follows it."""
     problem = recognized(attention, ("float32",), _bias_of(attention), symbolic_keys=True)
-    projection = projection_of(context, attention)
+    projection = value_layer_of(context, attention)
     if problem is None or projection is None or not context.projected_afterwards.issuperset(projection.bindings):
         return problem, None
     return replace(problem, width=projection.narrow), projection
@@ -107,26 +110,34 @@ def _score_mods(context: Context, attention: ir.Call, problem: Problem, *, axial
     return tuple(mods)
 
 
-def _choose(context: Context, attention: ir.Call, problem: Problem) -> tuple[Schedule, MicroKernel]:
-    """Returns schedule and micro-kernel: bfloat16 if there is an instruction; shifts would be as slow as fp32."""
-    unit, workload = context.unit, _workload(problem)
+def _choose(
+    context: Context, attention: ir.Call, workload: schedule.Attention
+) -> tuple[Build, MicroKernel, Tile | None]:
+    """Returns schedule, micro-kernel and the tile of scores if there is one.
+
+    The micro-kernel is of bfloat16 if there is an instruction; shifts would be as slow as fp32.
+    """
+    unit = context.unit
     if workload.few(unit):
-        return FewQueries(unit.lanes, context.decide(workload)["parts"]), FP32
-    micro_kernel = context.micro_kernel(attention, workload.keys, problem.channels, row_major=not workload.streams)
+        parts = context.decide(workload)["parts"]
+        return partial(few_queries_kernel, lanes=unit.lanes, most_parts=parts), FP32, None
+    micro_kernel = context.micro_kernel(attention, workload.keys, workload.channels, row_major=not workload.streams)
     if micro_kernel.choose_tile is not None:
         tile = micro_kernel.choose_tile(unit, workload.keys, workload.queries)
-        return PerHead(tile, tile, workload.parts_in_tiles(tile)), micro_kernel
+        parts = workload.parts_in_tiles(tile)
+        return partial(per_head_kernel, scores=tile, output=tile, parts=parts), micro_kernel, tile
     workload = replace(workload, dtype=micro_kernel.multiplies)
     # Tuning knows numbers alone.
-    decided = context.decide(workload) if problem.static_keys else schedule.decided(workload, unit, {})
+    decided = context.decide(workload) if workload.keys else schedule.decided(workload, unit, {})
     scores = schedule.tile_of(unit, decided)
     output = schedule.tile_of(unit, decided, schedule.RESULT_TILE)
-    chosen = Streaming(scores, output) if workload.streams else PerHead(scores, output, decided["parts"])
-    return chosen, micro_kernel
+    if workload.streams:
+        return partial(streaming_kernel, scores=scores, output=output), micro_kernel, scores
+    return partial(per_head_kernel, scores=scores, output=output, parts=decided["parts"]), micro_kernel, scores
 
 
 def _operands(
-    context: Context, attention: ir.Call, projection: OperandLayer | None, chosen: Schedule
+    context: Context, attention: ir.Call, projection: OperandLayer | None, scores: Tile | None, *, few: bool
 ) -> tuple[Folded, Folded | LinearKey, Folded]:
     """Returns query, key and value in the form that the kernel reads."""
     query, key, value = attention.args[:3]
@@ -135,11 +146,11 @@ def _operands(
     def read(value: relax.Expr) -> Folded:
         folded = fold(replace(context, symbolic=True), value)
         # A few queries read vectors of channels, and neighbours of two kinds make none.
-        return stored(value) if isinstance(chosen, FewQueries) and folded.period != 1 else folded
+        return stored(value) if few and folded.period != 1 else folded
 
     return (
         read(query),
-        read(key) if layer is None else _linear_key(context, layer, key, chosen),
+        read(key) if layer is None or scores is None else _linear_key(context, layer, key, scores),
         read(value) if projection is None else _rows(read(projection.source), projection.rows, key),
     )
 
@@ -148,39 +159,36 @@ def _rows(source: Folded, row_of: Reindex, key: relax.Expr) -> Folded:
     """Returns the rows of a tensor, one for each key, as an operand [batch, key, head, channel]."""
 
     def element(reader: Reader, index: Index) -> T.Expr:
-        value: T.Expr = source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
-        return value
+        return source.element(reader, [*row_of(reader.analyzer, index[:-1]), index[-1]])
 
     return replace(source, shape=(*(extents(key) or ())[:3], source.shape[-1]), element=element)
 
 
-def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, chosen: Schedule) -> LinearKey:
+def _linear_key(context: Context, layer: OperandLayer, key: relax.Expr, scores: Tile) -> LinearKey:
     """Returns the key whose linear layer the kernel computes, in tiles of the schedule's scores."""
     folded = fold_key(context, [layer.result], key)
-    if not isinstance(chosen, Streaming) or not any(value.same_as(layer.result) for value in folded.inputs):
-        raise AssertionError("a key that streams is read of its layer")
     rows = _rows(fold(replace(context, symbolic=True), layer.source), layer.rows, key)
     source = transposed(context.definition(layer.weight))
     stored_layer = layer if source is None else replace(layer, weight=source)
-    return LinearKey(folded, stored_layer, rows, source is not None, chosen.scores)
+    return LinearKey(folded, stored_layer, rows, source is not None, scores)
 
 
-def _lowering(attention: Attention, chosen: Schedule) -> Lowering:
+def _lowering(attention: Attention, kernel: Build) -> Lowering:
     def permuted(axes: tuple[int, ...]) -> Lowering | None:
         # Dimension d of the permuted result is dimension axes[d] of ours.
-        return _lowering(replace(attention, result=tuple(axes.index(d) for d in attention.result)), chosen)
+        return _lowering(replace(attention, result=tuple(axes.index(d) for d in attention.result)), kernel)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], _epilogue: Epilogue) -> relax.Expr:
-        return _called(builder, attention, chosen, inputs)
+        return _called(builder, attention, kernel, inputs)
 
     def rounded() -> Lowering:
-        return _lowering(replace(attention, stores=BF16), chosen)
+        return _lowering(replace(attention, stores=BF16), kernel)
 
     return Lowering(attention.inputs, None, build, permuted, rounded=rounded)
 
 
 def _called(
-    builder: relax.BlockBuilder, attention: Attention, chosen: Schedule, inputs: Sequence[relax.Expr]
+    builder: relax.BlockBuilder, attention: Attention, kernel: Build, inputs: Sequence[relax.Expr]
 ) -> relax.Expr:
     """Emits the call of a kernel, after the packing of the weight of its key's layer."""
     operands = attention.by_role(inputs)
@@ -188,11 +196,11 @@ def _called(
         packed = call(builder, "pack", attention.key.packing, operands[WEIGHT])
         operands[WEIGHT] = [builder.emit(packed)]
     tensors = [value for values in operands.values() for value in values]
-    return call(builder, attention.name, chosen.build(attention), [*tensors, *attention.variables])
+    return call(builder, attention.name, kernel(attention), [*tensors, *free_variables(attention.arguments)])
 
 
 def _projected(
-    context: Context, attention: Attention, chosen: Schedule, projection: OperandLayer, shape: tuple[int, ...]
+    context: Context, attention: Attention, kernel: Build, projection: OperandLayer, shape: tuple[int, ...]
 ) -> Lowering:
     """Lowers attention to the source of its values, followed by the projection of the result to this shape."""
     attended = relax.Var("attended", relax.TensorType([*shape[:-1], projection.narrow], "float32"))
@@ -205,7 +213,7 @@ def _projected(
     first = len(attention.inputs)
 
     def build(builder: relax.BlockBuilder, inputs: Sequence[relax.Expr], epilogue: Epilogue) -> relax.Expr:
-        result = builder.emit(_called(builder, attention, chosen, inputs[:first]))
+        result = builder.emit(_called(builder, attention, kernel, inputs[:first]))
         weights = iter(inputs[first : first + len(others)])
         operands = [result if value.same_as(attended) else next(weights) for value in product.inputs]
         added = tuple(Step("relax.add", operand=True) for _ in bias)

@@ -11,10 +11,9 @@ from typing import TypeVar
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common import kernel_info
 from harness.compiler.schedules.common.attention import Attention as Problem
 from harness.compiler.schedules.common.folding import Folded
-from harness.compiler.schedules.common.kernel import Argument, free_variables
+from harness.compiler.schedules.common.kernel import Argument, fp32
 from harness.compiler.schedules.common.kernel_info import KernelInfo
 from harness.compiler.schedules.cpu.attention.linear_key import WEIGHT, LinearKey
 from harness.compiler.schedules.cpu.attention.packing import Rows
@@ -62,11 +61,6 @@ class Attention:
         return self.problem.channels // self.micro_kernel.terms
 
     @property
-    def masks(self) -> bool:
-        """Returns whether scores can be -inf."""
-        return bool(self.score_mods)
-
-    @property
     def parts(self) -> dict[str, Folded]:
         """Returns what is read from memory by role, in the order of the kernel's parameters."""
         key = self.key.parts if isinstance(self.key, LinearKey) else {"key": self.key}
@@ -92,11 +86,6 @@ class Attention:
             *(replace(one, name=f"{role}{n}") for role, of_role in arguments.items() for n, one in enumerate(of_role)),
             Argument("result", tuple(shape), self.stores),
         ]
-
-    @property
-    def variables(self) -> list[T.Var]:
-        """Returns the variables that a call passes after the inputs."""
-        return free_variables(self.arguments)
 
     def by_role(self, values: Sequence[_T]) -> dict[str, list[_T]]:
         """Returns values of the inputs, such as buffers, by role."""
@@ -131,11 +120,13 @@ class Attention:
             score = mod.emit(buffers, position, score)
         return score
 
-    def store(self, result: T.Buffer, value: T.Expr, head: Head, query: T.Index, channel: T.Index) -> None:
-        """Emits that an element gets to the result."""
+    def store(
+        self, result: T.Buffer, value: T.Expr, weight: T.Expr, head: Head, query: T.Index, channel: T.Index
+    ) -> None:
+        """Emits the store of a sum of weighted values divided by the sum of the weights; zero if that is zero."""
         b, h = head
-        value = to_bf16(value) if self.stores == BF16 else value
-        T.buffer_store(result, value, self._place(b, query, h, channel))
+        mean = T.Select(T.EQ(weight, fp32(0.0)), fp32(0.0), value / weight)
+        T.buffer_store(result, to_bf16(mean) if self.stores == BF16 else mean, self._place(b, query, h, channel))
 
     def _place(self, b: T.Index, query: T.Index, h: T.Index, channel: T.Index) -> list[T.Index]:
         """Returns the index in the result of an element, or its extents for those of the operands."""
@@ -144,10 +135,8 @@ class Attention:
 
     def info(self, algorithm: str, decisions: Mapping[str, str | int]) -> KernelInfo:
         """Returns the facts of a kernel with this algorithm and these decisions of its schedule."""
-        names = ("batch", "heads", "queries", "keys", "channels")
-        extents = {name: getattr(self.problem, name) for name in names}
         reads = [operand.operations > 0 for operand in (self.query, self.key, self.value)]
-        info = kernel_info.attention(algorithm, reads, self.problem.width, **extents)
+        info = self.problem.info(algorithm, reads)
         known: dict[str, str | int] = {"values": "projected afterwards"} if self.projected else {}
         for mod in self.score_mods:
             known |= mod.decisions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import ir, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Readable, Reader
+from harness.compiler.schedules.common.folding import Folded, Readable
 from harness.compiler.schedules.common.kernel import fp32
 from harness.compiler.schedules.cpu.attention.score_mod import Head
 from harness.compiler.schedules.cpu.emit import for_each_vector
@@ -52,7 +52,7 @@ class Rows:
                 analyzer.bind(number, ir.Range(0, extent))
 
         def element(row: T.Index, channel: T.Index) -> T.Expr:
-            value: T.Expr = self.operand.element(Reader(self.buffers, analyzer), [b, row, h, channel])
+            value: T.Expr = self.operand.element(self.operand.reader(self.buffers, analyzer), [b, row, h, channel])
             return value if self.scale == 1.0 else value * fp32(self.scale)
 
         return analyzer, element
@@ -72,7 +72,11 @@ def copy_rows(source: Rows, target: T.Buffer, lanes: int, first: T.Index, count:
         if source.operand.period == 1:
             for_each_vector(source.channels, lanes, copy)
         else:
-            _for_each_period(source, analyzer, copy)
+            period = source.operand.period
+            with T.serial(0, source.channels // period) as group:
+                analyzer.bind(group, ir.Range(0, source.channels // period))
+                for n in range(period):
+                    copy(group * period + n)
         _clear(target, row, source.channels)
     _clear_after(target, count)
 
@@ -129,17 +133,8 @@ def pack_keys(source: Rows, target: T.Buffer, lanes: int, block: int, micro_kern
 
 def joined_rows(micro_kernel: MicroKernel, buffer: T.Buffer, element: T.Index, column: T.Index) -> T.Expr:
     """Returns an element whose terms are rows of a buffer that follow each other."""
-    value: T.Expr = micro_kernel.join(lambda n: buffer[element * micro_kernel.terms + n, column])
-    return value
-
-
-def _for_each_period(source: Rows, analyzer: sym.Analyzer, copy: Callable[[T.Expr], None]) -> None:
-    """Emits `copy(channel)` for all channels, those of a period unrolled."""
-    period = source.operand.period
-    with T.serial(0, source.channels // period) as group:
-        analyzer.bind(group, ir.Range(0, source.channels // period))
-        for n in range(period):
-            copy(group * period + n)
+    terms = micro_kernel.terms
+    return micro_kernel.b.encode([buffer[element * terms + n, column] for n in range(terms)])
 
 
 def _clear(target: T.Buffer, row: T.Index, first: int) -> None:

@@ -18,12 +18,7 @@ import math
 from dataclasses import dataclass
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import (
-    ceil_div,
-    parallel_with_workspace,
-    prim_func,
-    tail_extent,
-)
+from harness.compiler.schedules.common.kernel import ceil_div, parallel_with_workspace, prim_func, tail_extent
 from harness.compiler.schedules.cpu.attention.block import KeyBlock, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import pack_channels, pack_keys
@@ -33,40 +28,35 @@ from harness.compiler.schedules.cpu.schedule import key_blocks, query_group
 from harness.compiler.schedules.cpu.tile import Tile
 
 
-@dataclass(frozen=True)
-class PerHead:
-    """The schedule of tasks that each copy the keys and values of a head.
+def per_head_kernel(attention: Attention, scores: Tile, output: Tile, parts: int) -> T.PrimFunc:
+    """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`).
 
-    Attributes:
+    Args:
+        attention: The operands.
         scores: Register tile of the scores, keys × queries.
         output: Register tile of the result, queries × channels; channels × queries for whole panels.
         parts: Parts of the queries of a head, none of which is empty.
     """
+    plan = _Plan(attention, scores, output, parts)
+    micro_kernel = attention.micro_kernel
 
-    scores: Tile
-    output: Tile
-    parts: int
+    def body(*buffers: T.Buffer) -> None:
+        *inputs, result = buffers
+        sources = attention.by_role(inputs)
+        tasks = parallel_with_workspace(plan.heads * parts, micro_kernel.dtype, *plan.copies)
+        with micro_kernel.imported(), tasks as (task, workspace), micro_kernel.setup():
+            m = T.Bind(task // parts)
+            head = plan.head(m)
+            keys, values = workspace.buffers
+            # A task of the same thread may have copied them for other queries of the head.
+            with workspace.fill_once(m):
+                key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
+                pack_channels(key_rows, keys, plan.lanes, 0, plan.count, micro_kernel)
+                pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, micro_kernel)
+            _compute(plan, sources, head, (keys, values), task % parts, result)
 
-    def build(self, attention: Attention) -> T.PrimFunc:
-        """Builds the kernel; keys are divided into blocks of equal length (`key_blocks`)."""
-        plan = _Plan(attention, self.scores, self.output, self.parts)
-        micro_kernel = attention.micro_kernel
-
-        def body(*buffers: T.Buffer) -> None:
-            *inputs, result = buffers
-            sources = attention.by_role(inputs)
-            tasks = parallel_with_workspace(plan.heads * plan.parts, micro_kernel.dtype, *plan.copies)
-            with micro_kernel.imported(), tasks as (task, workspace), micro_kernel.setup():
-                m = T.Bind(task // plan.parts)
-                head = plan.head(m)
-                keys, values = workspace.buffers
-                # A task of the same thread may have copied them for other queries of the head.
-                with workspace.fill_once(m):
-                    _copy(plan, sources, head, keys, values)
-                _compute(plan, sources, head, (keys, values), task % plan.parts, result)
-
-        info = plan.info({"parts": plan.parts, "keys at a time": plan.keys})
-        return prim_func(attention.name, attention.arguments, body, info)
+    info = plan.info({"parts": parts, "keys at a time": plan.keys})
+    return prim_func(attention.name, attention.arguments, body, info)
 
 
 @dataclass(frozen=True)
@@ -147,14 +137,6 @@ class _Plan(Plan):
         )
 
 
-def _copy(plan: _Plan, sources: Buffers, head: Head, keys: T.Buffer, values: T.Buffer) -> None:
-    """Emits the copies of the keys and values of a head."""
-    attention, micro_kernel = plan.attention, plan.attention.micro_kernel
-    key_rows = attention.key_rows(sources, head, 0, plan.count, plan.count)
-    pack_channels(key_rows, keys, plan.lanes, 0, plan.count, micro_kernel)
-    pack_keys(attention.value_rows(sources, head), values, plan.lanes, plan.keys, micro_kernel)
-
-
 def _compute(
     plan: _Plan, sources: Buffers, head: Head, copies: tuple[T.Buffer, T.Buffer], part: T.Expr, result: T.Buffer
 ) -> None:
@@ -171,11 +153,11 @@ def _compute(
         count = T.Bind(T.max(0, T.min(plan.group, blocks - g * plan.group)))
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.prepare(plan, line, QueryBlock(q, head, first), rows)
+            work.prepare(line, QueryBlock(q, head, first), rows)
         with T.serial(0, key_blocks(plan.count)) as n, T.serial(0, count) as q:
             keys = plan.key_block(*copies, n)
             block = QueryBlock(q, head, T.Bind((first_of_group + q) * plan.columns))
-            Passage(plan, work, strip, block, keys).emit()
+            Passage(work, strip, block, keys).emit()
         with T.serial(0, count) as q:
             first, rows = plan.queries_from(first_of_group + q)
-            work.write(plan, QueryBlock(q, head, first), rows, result)
+            work.write(QueryBlock(q, head, first), rows, result)

@@ -10,13 +10,18 @@ from typing import NamedTuple
 from tvm import sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Reader, broadcast
+from harness.compiler.schedules.common.folding import Folded, broadcast
 from harness.compiler.schedules.common.kernel import fp32
 
 Head = tuple[T.Expr, T.Expr]
 """Batch and number of a head."""
 Buffers = Mapping[str, Sequence[T.Buffer]]
 """The buffers of a kernel's inputs, and of what score changes keep, by role."""
+
+
+def finite(score: T.Expr) -> T.Expr:
+    """Returns a highest score, and 0 for -inf: exp(-inf - -inf) would be NaN where every key is masked."""
+    return T.Select(T.EQ(score, fp32(-math.inf)), fp32(0.0), score)
 
 
 class Position(NamedTuple):
@@ -75,7 +80,7 @@ class Bias(ScoreMod):
 
     def emit(self, buffers: Buffers, position: Position, score: T.Expr) -> T.Expr:
         """Returns the score with the bias, or masked."""
-        bias = broadcast(self.tensor, Reader(buffers["bias"], sym.Analyzer()), position[:4])
+        bias = broadcast(self.tensor, self.tensor.reader(buffers["bias"], sym.Analyzer()), position[:4])
         return T.Select(bias, score, fp32(-math.inf)) if self.masks else score + bias
 
 

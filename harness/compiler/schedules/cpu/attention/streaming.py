@@ -18,16 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, prim_func
-from harness.compiler.schedules.cpu.attention.block import (
-    KeyBlock,
-    Passage,
-    Plan,
-    QueryBlock,
-    Strip,
-    Work,
-    parts_of,
-)
+from harness.compiler.schedules.common.kernel import ceil_div, parts_of, prim_func
+from harness.compiler.schedules.cpu.attention.block import KeyBlock, Passage, Plan, QueryBlock, Strip, Work
 from harness.compiler.schedules.cpu.attention.linear_key import LinearKey
 from harness.compiler.schedules.cpu.attention.operands import Attention
 from harness.compiler.schedules.cpu.attention.packing import copy_rows, joined_rows, pack_channels
@@ -51,45 +43,45 @@ _HeadOf = Callable[[T.Expr], Head]
 """Takes the number of a head among those that are computed at a time; emits its batch and number."""
 
 
-@dataclass(frozen=True)
-class Streaming:
-    """The schedule of keys and values that are packed a block at a time.
+def streaming_kernel(attention: Attention, scores: Tile, output: Tile) -> T.PrimFunc:
+    """Builds the kernel; the number of keys may be symbolic.
 
-    Attributes:
+    Args:
+        attention: The operands.
         scores: Register tile of the scores, keys × queries.
         output: Register tile of the result, queries × channels.
     """
+    if scores.rows % attention.micro_kernel.terms:
+        raise AssertionError("the keys of a tile of scores are whole elements")
+    plan = _Plan(attention, scores, output)
 
-    scores: Tile
-    output: Tile
+    def body(*buffers: T.Buffer) -> None:
+        *inputs, result = buffers
+        sources, count = attention.by_role(inputs), attention.problem.keys
+        if not isinstance(count, int):
+            count = T.Bind(T.Cast("int32", count))
+        panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
+        with attention.micro_kernel.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
 
-    def build(self, attention: Attention) -> T.PrimFunc:
-        """Builds the kernel; the number of keys may be symbolic."""
-        if self.scores.rows % attention.micro_kernel.terms:
-            raise AssertionError("the keys of a tile of scores are whole elements")
-        plan = _Plan(attention, self.scores, self.output)
+            def head_of(m: T.Expr, g: T.Expr = g) -> Head:
+                return plan.head(T.Bind(g * plan.heads_at_a_time + m))
 
-        def body(*buffers: T.Buffer) -> None:
-            *inputs, result = buffers
-            sources, count = attention.by_role(inputs), attention.problem.keys
-            if not isinstance(count, int):
-                count = T.Bind(T.Cast("int32", count))
-            panels, work = _Panels.allocated(plan), Work.allocated(plan, sources, plan.tasks)
-            with attention.micro_kernel.imported(), T.serial(0, plan.heads // plan.heads_at_a_time) as g:
+            with T.parallel(0, plan.tasks) as task:
+                first, rows = plan.queries_from(task % plan.blocks)
+                line = T.alloc_buffer((plan.columns, attention.depth), attention.micro_kernel.dtype)
+                work.prepare(line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
+            with T.serial(0, ceil_div(count, plan.keys)) as block:
+                first = T.Bind(block * plan.keys)
+                key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
+                _pack_keys(plan, head_of, sources, panels, (first, key_count))
+                _attend(plan, head_of, work, panels, (first, key_count))
+            with T.parallel(0, plan.tasks) as task:
+                head = head_of(task // plan.blocks)
+                first, rows = plan.queries_from(task % plan.blocks)
+                work.write(QueryBlock(task, head, first), rows, result)
 
-                def head_of(m: T.Expr, g: T.Expr = g) -> Head:
-                    return plan.head(T.Bind(g * plan.heads_at_a_time + m))
-
-                _pack_queries(plan, head_of, work)
-                with T.serial(0, ceil_div(count, plan.keys)) as block:
-                    first = T.Bind(block * plan.keys)
-                    key_count = plan.keys if plan.even else T.Bind(T.min(plan.keys, count - first))
-                    _pack_keys(plan, head_of, sources, panels, (first, key_count))
-                    _attend(plan, head_of, work, panels, (first, key_count))
-                _write(plan, head_of, work, result)
-
-        info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
-        return prim_func(attention.name, attention.arguments, body, info)
+    info = plan.info({"keys at a time": plan.keys, "packed": "by block"})
+    return prim_func(attention.name, attention.arguments, body, info)
 
 
 @dataclass(frozen=True)
@@ -165,14 +157,6 @@ class _Panels:
         return cls(T.alloc_buffer(keys, micro_kernel.dtype), T.alloc_buffer(values, micro_kernel.dtype))
 
 
-def _pack_queries(plan: _Plan, head_of: _HeadOf, work: Work) -> None:
-    """Emits the packing of the queries, and the state before the first key."""
-    with T.parallel(0, plan.tasks) as task:
-        first, rows = plan.queries_from(task % plan.blocks)
-        line = T.alloc_buffer((plan.columns, plan.attention.depth), plan.attention.micro_kernel.dtype)
-        work.prepare(plan, line, QueryBlock(task, head_of(task // plan.blocks), first), rows)
-
-
 def _pack_keys(plan: _Plan, head_of: _HeadOf, sources: Buffers, panels: _Panels, block: tuple[T.Var, T.Index]) -> None:
     """Emits the packing of a block of keys and values, with zeros beyond the last key."""
     attention, (first, key_count) = plan.attention, block
@@ -238,12 +222,4 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
             key=key,
             value=value,
         )
-        Passage(plan, work, Strip.allocated(plan, plan.keys), queries, keys).emit()
-
-
-def _write(plan: _Plan, head_of: _HeadOf, work: Work, result: T.Buffer) -> None:
-    """Emits the results of all blocks of queries."""
-    with T.parallel(0, plan.tasks) as task:
-        head = head_of(task // plan.blocks)
-        first, rows = plan.queries_from(task % plan.blocks)
-        work.write(plan, QueryBlock(task, head, first), rows, result)
+        Passage(work, Strip.allocated(plan, plan.keys), queries, keys).emit()

@@ -1,7 +1,7 @@
 """Defines a micro-kernel: the formats of its packed operands, its sizes, and the code that it emits.
 
 A micro-kernel multiplies one panel of A and one of B over a chunk of the depth, and adds the product to sums in memory
-(BLIS: MR, NR and KC). The loops around it are the same for all (`panels.py`, `product.py`).
+(BLIS: MR, NR and KC). The loops around it are the same for all (`multiply_panels`, `product.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import overload
 import tvm
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, chunk_length
+from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32
+from harness.compiler.schedules.cpu.emit import each_vector
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
 
 Scale = Callable[[T.Buffer, Callable[[T.Index, T.Index], Sequence[T.Index]], int, int, int], None]
@@ -207,11 +208,6 @@ class MicroKernel:
         return self.b.dtype
 
     @property
-    def clears(self) -> bool:
-        """Returns whether sums are zero before products are added: a function for whole panels makes them instead."""
-        return self.step is not None
-
-    @property
     def term_bytes(self) -> int:
         """Returns the size of a term in a panel in bytes."""
         return self.b.number_bytes // self.b.terms
@@ -219,10 +215,6 @@ class MicroKernel:
     def pack(self, term: Callable[[T.Index], T.Expr], k: T.Index, depth: int) -> T.Expr:
         """Returns element k of a depth of so many elements, whose terms are as far apart."""
         return self.b.encode([term(k + n * depth) for n in range(self.terms)])
-
-    def join(self, term: Callable[[int], T.Expr]) -> T.Expr:
-        """Returns an element from the numbers of its terms."""
-        return self.b.encode([term(n) for n in range(self.terms)])
 
     def takes(self, rows: int, terms: int, repeats: int = 1) -> bool:
         """Returns whether a product is worth the micro-kernel and its sums are whole elements.
@@ -253,3 +245,48 @@ class MicroKernel:
     def imported(self) -> AbstractContextManager[None]:
         """Emits the import of the functions for the code in the context."""
         return T.attr(T.const(0, "int32"), "pragma_import_llvm", self.source) if self.source else nullcontext()
+
+    def multiply_panels(
+        self, tile: Tile, depth: T.Index, a: PanelsOfA, b: PanelOfB, sums: Sums, chunk: int | None = None
+    ) -> None:
+        """Emits sums[p] = panel p of A · panel of B for all panels of A.
+
+        The sums are cut into chunks, and a chunk is done for all panels of A before the next: the part of B's panel
+        stays in the first-level cache meanwhile, and LLVM cannot promote the sums to registers that it would have to
+        spill.
+
+        Args:
+            tile: Rows and columns of the panels.
+            depth: Elements of the depth; where the number is not constant, a multiple of `chunk`.
+            a: The panels of A.
+            b: The panel of B.
+            sums: Get the products.
+            chunk: Elements of a chunk, if not those that the micro-kernel chooses.
+        """
+        if chunk is None:
+            assert isinstance(depth, int)
+            chunk = self.chunk(depth)
+
+        def multiply_chunk(c: T.Index, count: T.Index, *, last: bool = False) -> None:
+            added = T.const(c > 0, "bool") if isinstance(c, int) else c > 0
+            b.prepare(c * chunk, count)
+            with T.serial(0, a.count) as p:
+                self.emit(self, PanelProduct(tile, a, b, sums, p, c * chunk, chunk, count, added, last))
+                if last and sums.finish is not None:
+                    sums.finish(p)
+
+        if self.step is not None:  # a function for whole panels makes sums instead
+            with T.serial(0, a.count) as p:
+                each_vector(tile, lambda i, j, n: T.buffer_store(sums.buffer, fp32(0.0), sums.index(p, i, j, n)))
+        chunks = ceil_div(depth, chunk)
+        if sums.finish is None:
+            whole = not isinstance(depth, int) or depth % chunk == 0
+            with T.serial(0, chunks) as c:
+                multiply_chunk(c, chunk if whole else T.min(chunk, depth - c * chunk))
+            return
+        assert isinstance(depth, int)
+        others = ceil_div(depth, chunk) - 1
+        if others:
+            with T.serial(0, others) as c:
+                multiply_chunk(c, chunk)
+        multiply_chunk(others, depth - others * chunk, last=True)

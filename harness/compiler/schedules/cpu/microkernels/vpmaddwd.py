@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import registers
@@ -82,28 +83,25 @@ def _scale_rows(
 ) -> None:
     """Emits that the rows of a panel of A are scaled; elements of a row are contiguous."""
     with T.serial(0, rows) as i:
-        _scale_row(panel, lambda k: index(k, i), count, lanes)
+        highest = registers((lanes,), "int32")
+        for lane in range(lanes):
+            T.buffer_store(highest, T.const(0, "int32"), [lane])
 
+        def find(k: T.Index) -> None:
+            # Tails are shorter vectors, which begin at the first lane.
+            lane = k % lanes
+            T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[index(k, i)])), [lane])
 
-def _scale_row(panel: T.Buffer, index: Callable[[T.Index], Sequence[T.Index]], count: int, lanes: int) -> None:
-    highest = registers((lanes,), "int32")
-    for lane in range(lanes):
-        T.buffer_store(highest, T.const(0, "int32"), [lane])
+        def convert(k: T.Index) -> None:
+            T.buffer_store(panel, _integers(panel[index(k, i)], factor[0]), index(k, i))
 
-    def find(k: T.Index) -> None:
-        # Tails are shorter vectors, which begin at the first lane.
-        lane = k % lanes
-        T.buffer_store(highest, T.max(highest[lane], _magnitude(panel[index(k)])), [lane])
-
-    for_each_vector(count, lanes, find)
-    highest_term: T.Expr = highest[0]
-    for lane in range(1, lanes):
-        highest_term = T.max(highest_term, highest[lane])
-    factor = registers((1,))
-    highest_term = T.Bind(highest_term)
-    T.buffer_store(factor, _factor(highest_term, count), [0])
-    for_each_vector(count, lanes, lambda k: T.buffer_store(panel, _integers(panel[index(k)], factor[0]), index(k)))
-    T.buffer_store(panel, _scale(highest_term, factor[0]), index(count))
+        for_each_vector(count, lanes, find)
+        of_lanes: list[T.Expr] = [highest[lane] for lane in range(lanes)]
+        factor = registers((1,))
+        highest_term = T.Bind(reduce(T.max, of_lanes))
+        T.buffer_store(factor, _factor(highest_term, count), [0])
+        for_each_vector(count, lanes, convert)
+        T.buffer_store(panel, _scale(highest_term, factor[0]), index(count, i))
 
 
 def _scale_columns(
