@@ -79,8 +79,15 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> Non
         time.sleep(0.01)
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(arguments: list[str], is_leader: bool = False) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        arguments,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=is_leader,
+    )
 
 
 def processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -139,12 +146,12 @@ def test_nodes_that_cannot_take_part(tiny_artifact: Path, tmp_path: Path) -> Non
     """Each in a process, because the node's has no PyTorch any more."""
     program = "import sys; from harness.app.segment.workers import check_node; print(check_node(*sys.argv[1:]))"
     for folder, version, expected in (
-        (tiny_artifact, "0.0", f"it has sam3-tvm {__version__} and not 0.0"),
-        (tmp_path / "none", __version__, "none is not a folder"),
-        (tiny_artifact, __version__, "is another one than that of this machine"),
+        (tiny_artifact, "0.0", sentence("node-has-other-version", version=__version__, expected="0.0")),
+        (tmp_path / "none", __version__, sentence("no-model-folder", folder=tmp_path / "none")),
+        (tiny_artifact, __version__, sentence("node-has-other-folder", folder=tiny_artifact)),
     ):
         finished = run([sys.executable, "-c", program, str(folder), "digest", version])
-        assert expected in finished.stdout, finished.stderr
+        assert re.search(expected, finished.stdout), finished.stderr
 
 
 def test_no_cluster_and_a_folder_that_is_being_written(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
@@ -211,6 +218,18 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
     assert results(out) == results(alone)
 
 
+def test_a_signal_to_all_processes_while_ray_starts(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """As from `timeout`, or from a terminal that is closed."""
+    pytest.importorskip("ray")
+    with start(command(photographs, tmp_path / "out", tiny_artifact, "--ray"), is_leader=True) as process:
+        wait(process, lambda: processes(process))
+        started = processes(process)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr.count("\n")) == (143, 1), stderr
+    assert not left(started, 10)
+
+
 def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
     """A command without the cluster's token, one whose workers have no room, and one that works."""
     pytest.importorskip("ray")
@@ -246,3 +265,41 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
     assert re.search(sentence("no-node-for-worker", threads=2), refused.stderr)
     assert finished.returncode == 0, finished.stderr
     assert len(done(tmp_path / "out")) == 2
+
+
+def test_nodes_that_are_lost(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """A node that is killed while it segments, the last one, one of another version, and one that continues."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    for photograph in sorted(photographs.iterdir())[4:]:
+        photograph.unlink()
+    alone, out, other = (tmp_path / name for name in ("alone", "out", "other"))
+    assert run(command(photographs, alone, tiny_artifact, "--threads", "1")).returncode == 0
+    (tmp_path / "sitecustomize.py").write_text("import harness; harness.__version__ = '0.0'")
+    with tempfile.TemporaryDirectory() as short, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, "temp_dir": short})
+        address = ("--ray", "--ray-address", cluster.address)
+        try:
+            killed, last = cluster.add_node(), cluster.add_node()
+            with start(command(photographs, out, tiny_artifact, *address)) as process:
+                wait(process, lambda: done(out))
+                cluster.remove_node(killed, allow_graceful=False)
+                stdout, stderr = process.communicate(timeout=300)
+            assert (process.returncode, stderr) == (0, "") and "raylet" not in stdout
+            with start(command(photographs, other, tiny_artifact, *address)) as process:
+                wait(process, lambda: done(other))
+                cluster.remove_node(last, allow_graceful=False)
+                _, stderr = process.communicate(timeout=100)
+            assert process.returncode == 2 and re.fullmatch(f"error: {sentence('no-node-left')}\n", stderr)
+            stranger = cluster.add_node(env_vars={"PYTHONPATH": environment(tmp_path)["PYTHONPATH"]})
+            refused = run(command(photographs, other, tiny_artifact, *address))
+            assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+            assert re.search(sentence("node-has-other-version", version="0.0", expected=__version__), refused.stderr)
+            cluster.remove_node(stranger)
+            cluster.add_node()
+            assert run(command(photographs, other, tiny_artifact, *address)).returncode == 0
+        finally:
+            cluster.shutdown()
+    assert results(out) == results(other) == results(alone)

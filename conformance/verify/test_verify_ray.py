@@ -124,6 +124,12 @@ def test_a_node_of_another_version(ray: Any, monkeypatch: pytest.MonkeyPatch) ->
         check_nodes(2**60)
 
 
+def test_a_case_that_no_node_has_room_for(ray: Any) -> None:
+    """Ray would wait for a node that has."""
+    with pytest.raises(HarnessError, match=sentence("no-node-for-case")):
+        run("echo", memory_limit_bytes=2**60)
+
+
 def test_a_case_that_is_stopped(ray: Any) -> None:
     stop = threading.Event()
     threading.Timer(1, stop.set).start()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,7 @@ _VARIABLES = {
     # No log on the terminal, and nothing is sent to Ray's makers.
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # it prints a page for each worker or node that is lost
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # it prints the traceback of each task that an interrupt ended
 }
 """Ray's variables, unless the environment has them."""
@@ -30,6 +33,8 @@ _CLUSTER_VARIABLES = {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_py_gcs_connect_time
 """Those for a cluster: by default Ray asks whatever listens at the address for ten minutes."""
 _SECONDS = 5
 """Time for a cluster to accept a connection."""
+_thread = threading.local()
+"""Has `starts_ray` in the thread that starts Ray's processes."""
 
 
 @contextmanager
@@ -59,23 +64,43 @@ def connect(address: str | None = None, resources: Mapping[str, float] | None = 
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         settings |= {"num_cpus": usable_cpus(), "include_dashboard": False, "resources": resources}
-    start = partial(ray.init, address or "local", **settings)
+    start = partial(_start, partial(ray.init, address or "local", **settings))
     # In a thread, so that an interrupt waits for what Ray is starting; all of that ends with the thread.
-    with ThreadPoolExecutor(1) as executor:
+    with ThreadPoolExecutor(1) as executor, ExitStack() as cleanup:
+        cleanup.callback(ray.shutdown)
         try:
             with _silence():
-                context = executor.submit(start).result()
+                started = executor.submit(start)
+                try:
+                    context = started.result()
+                finally:
+                    wait([started])
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             if "AuthenticationError" in str(error.__cause__):
                 raise HarnessError(
                     f"The cluster at {address} wants its token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
                 ) from error
             raise _no_cluster(address or "this machine", reason(error)) from error
-        try:
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # for which Ray prints its stack
-            yield context.dashboard_url or None
-        finally:
-            ray.shutdown()
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # for which Ray prints its stack
+        yield context.dashboard_url or None
+
+
+def _start(init: Callable[[], Any]) -> Any:
+    _thread.starts_ray = True
+    return init()
+
+
+def _leave_group() -> None:
+    """Takes a process of Ray out of the command's group: a signal to all of the group is for the command to handle.
+
+    Linux ends the process with the thread that started it; elsewhere Ray ends the group.
+    """
+    if getattr(_thread, "starts_ray", False) and sys.platform == "linux":
+        os.setpgid(0, 0)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_group)
 
 
 def _check(address: str) -> None:

@@ -24,8 +24,8 @@ FEATURES = {"amx": "amx-tile", "avx512": "avx512f", "arm64": "neon"}
 """Resource of a node → the feature of its CPU, in LLVM's spelling."""
 _SHARE, _WHOLE = 0.001, 1.0
 """A case takes a share of such a resource, so that it limits no number of cases."""
-_SECONDS = 0.2
-"""Time between two looks at whether a case was stopped."""
+_SECONDS, _LOOKS = 0.2, 50
+"""Time between two looks at whether a case was stopped, and looks between two at the nodes."""
 
 
 def resources_of_machine() -> dict[str, float]:
@@ -56,14 +56,9 @@ def check_nodes(memory_bytes: int | None = None) -> int:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    _check_room(memory_bytes, {})
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    needed = {"CPU": thread_count(), "memory": memory_bytes or 0}
-    if not any(all(node["Resources"].get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
-        raise HarnessError(
-            f"No node of the Ray cluster has room for a case on {thread_count()} threads; give fewer --threads, or a "
-            "lower --memory-limit."
-        )
-    answers = {}
+    answers, count = {}, 0
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = ray.remote(num_cpus=0, scheduling_strategy=place)(_version)
@@ -71,6 +66,8 @@ def check_nodes(memory_bytes: int | None = None) -> int:
     for answer, address in answers.items():
         try:
             version = ray.get(answer)
+        except ray.exceptions.TaskUnschedulableError:
+            continue  # the node was lost meanwhile
         except ray.exceptions.RayError as error:
             raise HarnessError(
                 f"sam3-tvm does not start on the node {address} ({str(error).strip().splitlines()[-1]}); "
@@ -80,11 +77,36 @@ def check_nodes(memory_bytes: int | None = None) -> int:
             raise HarnessError(
                 f"The node {address} has sam3-tvm {version} and not {__version__}; install the same version."
             )
-    return len(answers)
+        count += 1
+    return count
 
 
 def _version() -> str:
     return __version__
+
+
+def _check_room(memory_bytes: int | None, resources: Mapping[str, float]) -> dict[str, float]:
+    """Returns what a case takes of a node.
+
+    Raises:
+        HarnessError: No node has that.
+    """
+    room = {"CPU": thread_count(), "memory": memory_bytes or 0, **resources}
+    if not _has_node(room):
+        extra = "".join(f" and {name}" for name in resources)
+        raise HarnessError(
+            f"No node of the Ray cluster has room for a case on {thread_count()} threads{extra}; give fewer --threads, "
+            "or a lower --memory-limit."
+        )
+    return room
+
+
+def _has_node(needed: Mapping[str, float]) -> bool:
+    """Returns whether a node has all these resources, used or not; Ray would wait for one that has."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes)
 
 
 def run_on_node(
@@ -102,7 +124,7 @@ def run_on_node(
     A node that is lost is replaced by another, twice.
 
     Raises:
-        HarnessError: The input or the environment is wrong.
+        HarnessError: The input or the environment is wrong, or no node has room for the case.
         Stopped: `stop` was set before the case had ended.
     """
     import ray
@@ -113,6 +135,7 @@ def run_on_node(
     needed = {
         name: amount for name, amount in resources_of_case(case, settings.processors).items() if name in available
     }
+    room = _check_room(memory_limit_bytes, needed)
     task = ray.remote(_run).options(
         num_cpus=thread_count(),
         num_gpus=needed.pop("GPU", 0),
@@ -122,10 +145,16 @@ def run_on_node(
     )
     limits = {"timeout": timeout, "memory_limit_bytes": memory_limit_bytes}
     answer = task.remote(function, argument, limits, thread_count(), template is not None)
+    looks = 0
     while not ray.wait([answer], timeout=_SECONDS)[0]:
+        looks += 1
         if stop is not None and stop.is_set():
             ray.cancel(answer, force=True)
             raise Stopped
+        if looks % _LOOKS == 0 and not _has_node(room):
+            ray.cancel(answer, force=True)
+            lost = CaseError("NodeLost", "No node that is left has room for the case.")
+            return WorkerResult(WorkerEnd.CRASHED, error=lost)
     try:
         result: WorkerResult = ray.get(answer)
     except ray.exceptions.RayTaskError as error:

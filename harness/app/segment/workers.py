@@ -32,6 +32,8 @@ _MEMORY = 2 << 30
 """Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
 _TRIES = 3
 """Number of workers that an image may end, and of workers that may fail to start one after another."""
+_SECONDS = 10
+"""Time without a result, after which the nodes are counted."""
 
 
 def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
@@ -48,9 +50,9 @@ def distribute(folder: Path, job: Job, threads: int | None = None) -> Computatio
     threads = DEFAULT_THREADS if threads is None else threads
     if threads < 1:
         raise HarnessError(f"A worker cannot run on {threads} threads; give 1 or more.")
-    path = str(folder.resolve())
-    workers = _count_workers(path, _digest(folder), threads)
-    return partial(_compute, workers, threads, (path, job.prompts, job.threshold, threads))
+    described = (str(folder.resolve()), _digest(folder), __version__)
+    workers = _count_workers(described, threads)
+    return partial(_compute, workers, threads, (*described, job.prompts, job.threshold, threads))
 
 
 def _digest(folder: Path) -> str | None:
@@ -60,7 +62,7 @@ def _digest(folder: Path) -> str | None:
     return None
 
 
-def _count_workers(folder: str, digest: str | None, threads: int) -> int:
+def _count_workers(described: tuple[str, str | None, str], threads: int) -> int:
     """Checks the folder on all nodes at once, and returns the number of workers that they have room for.
 
     Raises:
@@ -69,55 +71,86 @@ def _count_workers(folder: str, digest: str | None, threads: int) -> int:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    rooms, checks = {}, {}
-    for node in ray.nodes():
-        resources = node["Resources"]
-        room = int(min(resources.get("CPU", 0) // threads, resources.get("memory", 0) // _MEMORY))
-        if node["Alive"] and room:
-            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            check = ray.remote(num_cpus=0, scheduling_strategy=place)(check_node)
-            address = node["NodeManagerAddress"]
-            rooms[node["NodeID"]], checks[check.remote(folder, digest, __version__)] = room, address
+    rooms, checks = _rooms(threads), {}
+    for node in rooms:
+        place = NodeAffinitySchedulingStrategy(node[0], soft=False)
+        check = ray.remote(num_cpus=0, scheduling_strategy=place)(check_node)
+        checks[check.remote(*described)] = node
+    for answer, node in checks.items():
+        try:
+            problem = ray.get(answer)
+        except ray.exceptions.TaskUnschedulableError:
+            del rooms[node]  # it was lost meanwhile
+            continue
+        except ray.exceptions.RayError as error:
+            last = str(error).strip().splitlines()[-1]
+            problem = f"sam3-tvm {__version__} does not start there ({last}); install it in the Python of Ray"
+        if problem is not None:
+            raise HarnessError(f"The node {node[1]} cannot take part: {problem}.")
     if not rooms:
         raise HarnessError(
             f"No node of the cluster has {threads} CPU{'' if threads == 1 else 's'} and {_MEMORY >> 30} GiB of memory "
             "for a worker; give fewer --threads, or a larger node."
         )
-    for answer, address in checks.items():
-        try:
-            problem = ray.get(answer)
-        except ray.exceptions.RayError as error:
-            last = str(error).strip().splitlines()[-1]
-            problem = f"sam3-tvm {__version__} does not start there ({last}); install it in the Python of Ray"
-        if problem is not None:
-            raise HarnessError(f"The node {address} cannot take part: {problem}.")
     return sum(rooms.values())
+
+
+def _rooms(threads: int) -> dict[tuple[str, str], int]:
+    """Returns the number of workers that each node has room for, by its identifier and address; others are left out."""
+    import ray
+
+    rooms = {}
+    for node in ray.nodes():
+        resources = node["Resources"]
+        room = int(min(resources.get("CPU", 0) // threads, resources.get("memory", 0) // _MEMORY))
+        if node["Alive"] and room:
+            rooms[node["NodeID"], node["NodeManagerAddress"]] = room
+    return rooms
 
 
 def check_node(folder: str, digest: str | None, version: str) -> str | None:
     """Returns why this node cannot run a folder, or None; the weights of a variant are packed meanwhile."""
-    if version != __version__:
-        return f"it has sam3-tvm {__version__} and not {version}; install the same version"
     hide_torch()
     try:
-        Sam3.load(folder)
+        _load(folder, digest, version)
     except (HarnessError, ModelError) as error:
         return str(error).removesuffix(".")
-    if _digest(Path(folder)) != digest:
-        return f"its {folder} is another one than that of this machine; copy this one there"
     return None
+
+
+def _load(folder: str, digest: str | None, version: str, check: bool = True) -> Sam3:
+    """Returns the model; its files are compared with their checksums if `check` is True.
+
+    Raises:
+        HarnessError: This node has another version or another folder than the command.
+        ModelError: It cannot load the folder.
+    """
+    if version != __version__:
+        raise HarnessError(f"it has sam3-tvm {__version__} and not {version}; install the same version")
+    model = Sam3.load(folder, check=check)
+    if _digest(Path(folder)) != digest:
+        raise HarnessError(f"its {folder} is another one than that of this machine; copy this one there")
+    return model
 
 
 class Segmenter:
     """Segments images in a worker, which loads the model once."""
 
-    def __init__(self, folder: str, prompts: Sequence[Prompt | ObjectPrompt], threshold: float, threads: int) -> None:
-        """Loads the folder, whose files `check_node` has checked."""
+    def __init__(
+        self,
+        folder: str,
+        digest: str | None,
+        version: str,
+        prompts: Sequence[Prompt | ObjectPrompt],
+        threshold: float,
+        threads: int,
+    ) -> None:
+        """Loads the folder, whose files `check_node` has checked unless the node is new."""
         share_cpus()
         os.environ[BINDING_VARIABLE] = "0"  # all workers of a node would be bound to its first CPUs
         configure_threads(threads)
         hide_torch()
-        self._model = Sam3.load(folder, check=False)
+        self._model = _load(folder, digest, version, check=False)
         self._prompts, self._threshold = prompts, threshold
 
     def start(self) -> None:
@@ -137,7 +170,7 @@ def _compute(
     """Yields segmentations as workers return them; a worker that is lost is replaced, and its image tried again.
 
     Raises:
-        HarnessError: Workers do not start.
+        HarnessError: Workers do not start, or no node is left for them.
     """
     import ray
 
@@ -155,10 +188,18 @@ def _compute(
     for _ in range(min(workers, len(images))):
         start()
     while waiting or any(index is not None for _, index in running.values()):
-        (answer,), _ = ray.wait(list(running))
-        worker, index = running.pop(answer)
+        answers, _ = ray.wait(list(running), timeout=_SECONDS)
+        if not answers:
+            if not _rooms(threads):
+                raise HarnessError(
+                    "No node of the cluster has room for a worker any more; the same command continues when one has."
+                )
+            continue
+        worker, index = running.pop(answers[0])
         try:
-            result = ray.get(answer)
+            result = ray.get(answers[0])
+        except ray.exceptions.OutOfDiskError:
+            result = None
         except ray.exceptions.RayError as error:
             if index is None:
                 failed_starts += 1
@@ -182,4 +223,5 @@ def _compute(
             following = waiting.popleft()
             running[worker.segment.remote(images[following].resolve())] = worker, following
         if index is not None:
-            yield index, result
+            full = "Ray's object store and the disk of its node have no room for its results; free some space there."
+            yield index, result or FailedImage(images[index], full)
