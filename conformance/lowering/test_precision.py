@@ -21,8 +21,9 @@ from conformance.support.half import lowered, run
 from conformance.support.sentences import sentence
 from harness.compiler.deployment.compiling import compile_model
 from harness.compiler.deployment.deployable import ArtifactSpec
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.lowering.precision import lower_precision, parameters_for
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.rope.operators.rotate_pairs import rotate
