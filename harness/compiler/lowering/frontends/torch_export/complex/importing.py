@@ -21,6 +21,7 @@ from harness.compiler.lowering.frontends.torch_export.complex.values import (
     Writer,
     as_real,
     is_complex,
+    real_dtype,
     unsupported,
 )
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Converter = Callable[[Node, "ComplexImporter"], Any]
-
-_PARTS = {torch.complex64: "float32", torch.complex128: "float64"}
 
 
 class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
@@ -43,9 +42,7 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
 
     @staticmethod
     def _convert_data_type(input_type: Any, env: dict[Any, Any] | None = None) -> str:
-        if input_type in _PARTS:
-            return _PARTS[input_type]
-        return str(ExportedProgramImporter._convert_data_type(input_type, env))
+        return str(ExportedProgramImporter._convert_data_type(real_dtype(input_type), env))
 
     @staticmethod
     def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:

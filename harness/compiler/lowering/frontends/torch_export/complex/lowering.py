@@ -24,6 +24,7 @@ from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex import arithmetic, functions, moving
 from harness.compiler.lowering.frontends.torch_export.complex.constants import fold_constants
 from harness.compiler.lowering.frontends.torch_export.complex.values import (
+    PART_DTYPES,
     Interleaved,
     Pair,
     Value,
@@ -37,8 +38,6 @@ _aten = torch.ops.aten
 
 RULES = {**moving.RULES, **arithmetic.RULES, **functions.RULES}
 """Core ATen operator → its rule for complex tensors."""
-
-_DTYPES = (torch.complex64, torch.complex128)
 
 
 def lower_complex(program: ExportedProgram) -> ExportedProgram:
@@ -221,7 +220,7 @@ def _as_real(tensors: dict[str, Any]) -> dict[str, Any]:
 def _check_dtype(node: Node) -> None:
     value = node.meta["val"]
     for part in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(part, torch.Tensor) and part.is_complex() and part.dtype not in _DTYPES:
+        if isinstance(part, torch.Tensor) and part.is_complex() and part.dtype not in PART_DTYPES:
             raise unsupported(node, f"makes a tensor of {part.dtype}, which is neither complex64 nor complex128")
 
 

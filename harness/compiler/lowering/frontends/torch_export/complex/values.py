@@ -10,11 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Graph, Node
 
-from harness.compiler.lowering.frontends.rewriting import source_line
+from harness.compiler.lowering.frontends.rewriting import append_call, source_line
 
 _aten = torch.ops.aten
 
 _COPIED_META = ("stack_trace", "nn_module_stack")
+
+PART_DTYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""Complex dtypes that are lowered → the dtype of each part."""
 
 
 class ComplexOperatorError(NotImplementedError):
@@ -100,9 +103,7 @@ class Writer:
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Appends a call of an operator on nodes of the lowered graph and plain values."""
-        node = self.graph.call_function(target, args, kwargs)
-        fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+        node = append_call(self.graph, target, args, kwargs)
         if self.source is not None:
             node.meta |= {key: self.source.meta[key] for key in _COPIED_META if key in self.source.meta}
         self.calls.append(node)
@@ -169,4 +170,4 @@ class Writer:
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of the parts of a complex dtype; any other dtype unchanged."""
-    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    return PART_DTYPES.get(dtype, dtype)
