@@ -31,6 +31,7 @@ from harness.compiler.lowering.frontends.torch_export.complex.values import (
     Writer,
     as_real,
     is_complex,
+    touches_complex,
     unsupported,
 )
 
@@ -137,7 +138,7 @@ class _Lowering:
             lowered = functions.lower_interleaved(self.writer, node, args[0], args)
             if lowered is not None:
                 return lowered
-        if not any(is_complex(argument) for argument in node.all_input_nodes) and not is_complex(node):
+        if not touches_complex(node):
             return self._copy(node)
         if node.target is _aten._assert_tensor_metadata.default:
             return self.values[node.args[0]]  # true by construction, and its result is not read
@@ -174,9 +175,7 @@ class _Lowering:
         results: list[Any] = []
         for result, spec in zip(node.args[0], self.program.graph_signature.output_specs, strict=True):
             value = self.values[result] if isinstance(result, Node) else result
-            if isinstance(value, Pair):
-                value = writer.packed(value)
-            elif isinstance(value, Interleaved):
+            if isinstance(value, Pair | Interleaved):
                 value = writer.real(value)
             results.append(value)
             if isinstance(value, Node):

@@ -82,6 +82,11 @@ def is_complex(node: Node) -> bool:
     return any(isinstance(part, torch.Tensor) and part.is_complex() for part in parts)
 
 
+def touches_complex(node: Node) -> bool:
+    """Returns whether the result or an operand of a node is a complex tensor, or contains one."""
+    return any(map(is_complex, (node, *node.all_input_nodes)))
+
+
 TENSOR = (Node, Pair, Interleaved)
 """The types of one tensor, for isinstance; arguments of other types are Python values."""
 
@@ -154,9 +159,11 @@ class Writer:
         return Pair(re, im, packed)
 
     def real(self, value: Value) -> Node:
-        """Returns a real tensor of the original graph as a node of the lowered graph."""
+        """Returns a tensor of the original graph as a real tensor of the lowered graph, a complex one as [..., 2]."""
         if isinstance(value, Interleaved):
-            return self.packed(value.pair)
+            value = value.pair
+        if isinstance(value, Pair):
+            return self.packed(value)
         assert isinstance(value, Node)
         return value
 
