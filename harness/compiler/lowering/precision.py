@@ -242,14 +242,12 @@ class _Lowering:
         """Emits the value of a binding on converted operands, and returns its new variable."""
         value, name = binding.value, _operator(binding.value)
         var_name = binding.var.name  # identifies the node of the exported program
-        if isinstance(value, relax.Tuple):
-            if binding.var == self._output:
-                return self._builder.emit(_convert_tensors(value, self._as_float), var_name)
-            return self._builder.emit(_convert_tensors(value, self._replacement), var_name)
         if isinstance(value, relax.TupleGetItem):
             return self._builder.emit(relax.TupleGetItem(self._replacements[value.tuple_value], value.index), var_name)
         if not isinstance(value, relax.Call):
-            return self._builder.emit(_convert_tensors(value, self._as_float), var_name)
+            is_inner_tuple = isinstance(value, relax.Tuple) and binding.var != self._output
+            convert = self._replacement if is_inner_tuple else self._as_float
+            return self._builder.emit(_convert_tensors(value, convert), var_name)
         if self._rounds(binding):
             multiplied = _OPERANDS[name]
             operands = [self._as_half(operand) for operand in value.args[:multiplied]]
