@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.deployment.deployable import ArtifactSpec
 from harness.compiler.schedules import DEFAULT_SCHEDULES
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import choose_schedules
@@ -117,7 +118,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
             start = time.perf_counter()
             schedules = tuned if side == TUNED else DEFAULT_SCHEDULES
             settings = Settings(processors=options.processors)
-            compile_model(DEPLOYABLE, case, artifact, settings, questions.options, schedules)
+            compile_model(ArtifactSpec(DEPLOYABLE, case, settings, questions.options), artifact, schedules)
             facts = {"compile_seconds": time.perf_counter() - start, "unchecked_load_seconds": _unchecked(artifact)}
             questions.check(add_side(side, "tvm_side", artifact, facts, artifact), expected)
             found[side].facts["verdict"] = "same answer"

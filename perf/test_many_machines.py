@@ -20,6 +20,7 @@ from PIL import Image
 
 from harness.app.segment import job as jobs
 from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.deployment.deployable import ArtifactSpec
 from harness.core.case import Case
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
@@ -52,7 +53,8 @@ def test_many_machines(whole_case: Case, benchmark: Any, options: Options) -> No
         pytest.skip("workers share the CPUs of a machine")
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
         folder, model, photographs = Path(name), Path(name) / "model", Path(name) / "photographs"
-        compile_model(DEPLOYABLE, whole_case, model, Settings(processors=options.processors), GROUNDING_ALONE)
+        settings = Settings(processors=options.processors)
+        compile_model(ArtifactSpec(DEPLOYABLE, whole_case, settings, GROUNDING_ALONE), model)
         photographs.mkdir()
         with Image.open(PHOTOGRAPH) as image:
             for number in range(PHOTOGRAPHS):

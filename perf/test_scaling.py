@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from harness.compiler.deployment.compiling import compile_model
+from harness.compiler.deployment.deployable import ArtifactSpec
 from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import Case
 from harness.core.processes.threads import configure_threads, thread_count
@@ -101,7 +102,8 @@ def test_scaling_of_the_whole_model(
     configure_threads()
     rounds = options.rounds or ROUNDS
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name:
-        compile_model(DEPLOYABLE, whole_case, Path(name), Settings(processors=options.processors), GROUNDING_ALONE)
+        settings = Settings(processors=options.processors)
+        compile_model(ArtifactSpec(DEPLOYABLE, whole_case, settings, GROUNDING_ALONE), Path(name))
         artifact, made = calls_of(Path(name), lambda model: model.set_image(PHOTOGRAPH).segment(TEXT).outputs.masks)
         # Each entry point once: a question has the masks of what it finds, and not those of all queries.
         calls = list({call.entry: call for call in made}.values())

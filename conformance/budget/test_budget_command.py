@@ -20,10 +20,12 @@ from conformance.support.small_network import GROUPS
 from harness.cli.main import app
 from harness.cli.options import chosen_groups
 from harness.compiler.deployment.compiling import compile_into
+from harness.compiler.deployment.deployable import ArtifactSpec
 from harness.compiler.deployment.packing import pack_into
 from harness.core.budget import Budget
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.settings import SEEDED
 from harness.models.selection import select
 from harness.runtime.manifest import read_manifest
 
@@ -159,7 +161,8 @@ def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
     assert pack_into(deployable, out, tmp_path / "packed", seed=1).float32 == ("trunk.2",)
     case = Case(small_network.NAME, "real", "llvm", precision="bf16")
     with pytest.raises(HarnessError, match=sentence("unknown-group", unknown="scale")):
-        compile_into(deployable, case, tmp_path / "other", float32=frozenset(["scale"]))
+        spec = ArtifactSpec(deployable, case, SEEDED, deployable.options(), float32=frozenset(["scale"]))
+        compile_into(spec, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from conformance.calibration.faults import picked
 from conformance.support import recurrent_segmenter
 from conformance.support.recurrent_step import Step
 from harness.compiler.deployment.compiling import compile_into
-from harness.compiler.deployment.deployable import Deployable
+from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ModelOptions
 from harness.compiler.targets import HOST
 from harness.core.case import Case
 from harness.core.program import Arrays, Program
-from harness.core.settings import Settings
+from harness.core.settings import SEEDED, Settings
 from harness.runtime.artifact import Artifact
 from harness.runtime.manifest import LIBRARY, MANIFEST, weights_file
 
@@ -48,7 +48,8 @@ def _compiled(*, later: bool) -> Path:
     """Compiles the model of the component `clip`, or a later one with other weights, once for each process."""
     folder = Path(tempfile.mkdtemp(prefix="sam3-tvm-calibration-"))
     deployable = Deployable(recurrent_segmenter.NAME, _later_programs if later else recurrent_segmenter.programs)
-    compile_into(deployable, Case("clip", "lowering", HOST.name, seed=int(later)), folder)
+    case = Case("clip", "lowering", HOST.name, seed=int(later))
+    compile_into(ArtifactSpec(deployable, case, SEEDED, ModelOptions()), folder)
     return folder
 
 

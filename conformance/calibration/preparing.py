@@ -18,7 +18,7 @@ from conformance.calibration.reaching import Reached, content, functions_of, key
 from conformance.calibration.sources import PATCHES, Place, part_of, places, tracing
 from conformance.support import recurrent_segmenter
 from conformance.support.diagnosed import block_program, rotary_program
-from harness.compiler.lowering.frontends.torch_export import nodes_of
+from harness.compiler.lowering.frontends.torch_export.importing import nodes_of
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.route import Lowered, Route

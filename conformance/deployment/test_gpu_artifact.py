@@ -20,11 +20,13 @@ from conformance.models.sam3.test_mask_resizing import NORMAL, upstream
 from conformance.support.sentences import sentence
 from conformance.support.shallow import shallow_model
 from harness.compiler.deployment.compiling import CompiledModel, compile_into
+from harness.compiler.deployment.deployable import ArtifactSpec
 from harness.compiler.targets import TARGETS, cuda
 from harness.core.case import Case
 from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.processes.call import WorkerEnd, run_isolated
+from harness.core.settings import SEEDED
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.entry_points import encode_text
@@ -57,14 +59,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if problem:
         pytest.skip(problem)
     folder, case = tmp_path_factory.mktemp(target), Case("sam3", "real", target, precision=precision)
-    return folder, compile_into(
-        DEPLOYABLE,
-        case,
-        folder,
-        options=GROUNDING_ALONE,
-        entry_names=("encode_text",),
-        for_emulation=target == "cuda",
-    )
+    spec = ArtifactSpec(DEPLOYABLE, case, SEEDED, GROUNDING_ALONE, ("encode_text",))
+    return folder, compile_into(spec, folder, for_emulation=target == "cuda")
 
 
 for_gpus = pytest.mark.parametrize("compiled", GPUS, indirect=True)

@@ -17,7 +17,8 @@ from conformance.support.gpu_programs import target_of
 from conformance.targets.test_targets import MODULES
 from harness.compiler.execution.emulation.device import DeviceModule, compile_kernels, read_device_module
 from harness.compiler.execution.executors import is_emulated
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module
 from harness.compiler.targets.serialized import Launch

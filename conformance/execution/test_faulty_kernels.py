@@ -14,7 +14,8 @@ from conformance.support.gpu_programs import Expression, emulated, hold, skip_un
 from conformance.targets.test_device_code import modules_of
 from conformance.targets.test_targets import MODULES
 from harness.compiler.execution.emulation.device import DeviceModule, read_device_module
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module
 from harness.compiler.targets.metal_source import initialize_reductions, split_kernels

@@ -22,7 +22,7 @@ from conformance.support.sentences import sentence
 from conformance.support.shallow import photograph, shallow_model
 from conformance.support.tuning import database_of, record
 from harness.cli.main import app
-from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.schedules.common.kernel_info import FEED_FORWARD, Kind, infos_of

@@ -11,8 +11,8 @@ import torch
 
 from conformance.support.batches import UNOPTIMIZED, drawn
 from conformance.support.complex_programs import EXAMPLES, hold_together, programs
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import run_module
-from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
 

@@ -25,13 +25,14 @@ from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_to
 from conformance.support.complex_programs import EXAMPLES, OPERATIONS, Program, assert_within, hold_together, programs
 from conformance.support.examples import examples
 from conformance.support.function_module import FunctionModule
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import run_module
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
 from harness.compiler.lowering.frontends.torch_export.complex import (
     ComplexOperatorError,
     as_real,
     lower_complex,
 )
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.lowering.frontends.torch_export.lifting import decompose_and_lift
 from harness.compiler.lowering.rope import STRATEGIES
 

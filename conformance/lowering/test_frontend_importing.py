@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from conformance.support.function_module import FunctionModule
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import run_module, run_torch
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.models.sam3.operator_calls import (
     Call,
     calls_of,

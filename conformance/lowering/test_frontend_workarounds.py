@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, run_together
 from conformance.support.examples import examples
 from conformance.support.function_module import FunctionModule
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import repaired_pipeline, run_module, run_torch
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**31)

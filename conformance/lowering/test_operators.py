@@ -22,8 +22,9 @@ from torch.utils import _pytree as pytree
 
 from conformance.support.batches import Part, drawn, run_together
 from conformance.support.cpus import narrower
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import Arrays, run_module, run_torch
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.targets import TARGETS
 from harness.models.sam3.operator_calls import load_calls
 from harness.parity.metrics import difference, oracle_ratio

@@ -20,8 +20,10 @@ from conformance.support.examples import examples
 from conformance.support.half import lowered, run
 from conformance.support.sentences import sentence
 from harness.compiler.deployment.compiling import compile_model
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.deployment.deployable import ArtifactSpec
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.lowering.precision import lower_precision, parameters_for
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.rope.operators.rotate_pairs import rotate
@@ -410,10 +412,11 @@ def test_a_precision_that_is_not_there_is_one_sentence(targets, components, prec
 @pytest.mark.parametrize(("target", "precision"), [("llvm", "fp16"), ("metal", "bf16")])
 def test_a_model_is_not_compiled_in_a_precision_that_the_target_has_not(tmp_path, target, precision):
     known = ", ".join(TARGETS[target].precisions)
+    case = Case("sam3", "real", target, precision=precision)
     with pytest.raises(
         HarnessError, match=sentence("unsupported-precision", target=target, supported=known, precisions=precision)
     ):
-        compile_model(DEPLOYABLE, Case("sam3", "real", target, precision=precision), tmp_path / "model")
+        compile_model(ArtifactSpec(DEPLOYABLE, case, SEEDED, DEPLOYABLE.options()), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,8 +16,8 @@ import torch
 
 from conformance.support.batches import UNOPTIMIZED, Part, drawn, listed, run_together
 from conformance.support.rotations import EPS, Rotations, Setting, any_setting, check, lengths, ulp, upstream_table
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import run_module
-from harness.compiler.lowering.frontends.torch_export import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES, Strategy
 

@@ -18,7 +18,7 @@ import tvm
 from conformance.support.batches import Part, drawn, listed, run_together
 from conformance.support.kernels import functions_of
 from conformance.support.rotations import EPS, HALVES, Rotations, Setting, any_setting, check, lengths, upstream_table
-from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.rope.operators.rotate_pairs import rotate

@@ -13,8 +13,9 @@ from tvm import relax, tirx
 
 from conformance.support.function_module import FunctionModule
 from conformance.support.gpu_programs import KINDS, Expression, emulated, skip_unless_emulated
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import run_module, run_torch
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.schedules.common import resizing
 from harness.compiler.schedules.common.nan import keep_nan
 from harness.compiler.schedules.cpu.pipeline import cpu_pipeline

@@ -12,7 +12,8 @@ import torch
 import tvm
 
 from conformance.support.operators import EPSILON, rms
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import build_library, lower_module, target_for
 from harness.core.processes.call import WorkerEnd, run_isolated

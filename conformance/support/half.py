@@ -7,7 +7,8 @@ import tvm
 from torch import nn
 from tvm import relax
 
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.lowering.precision import lower_precision, parameters_for
 from harness.compiler.schedules.gpu.legalization import LEGALIZE
 from harness.core.precision import PRECISIONS

@@ -23,7 +23,8 @@ from tvm.target import codegen
 
 from conformance.support.machines import file_system
 from conformance.support.sentences import sentence
-from harness.compiler.lowering.frontends.torch_export import export_program, import_program
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
 from harness.compiler.schedules.gpu.rules import schedule_kernel, schedule_kernels
 from harness.compiler.targets import TARGETS, cuda, linking, llvm

@@ -181,7 +181,7 @@ def claims() -> str:
 
 def _operators_of(defect: typing.Any) -> set[str]:
     """Returns the operators that a defect concerns: those of its converters, or the last one of its reproduction."""
-    from harness.compiler.lowering.frontends.torch_export import export_program
+    from harness.compiler.lowering.frontends.exporting import export_program
 
     if defect.converters:
         return {_base(name) for name in defect.converters}

@@ -96,6 +96,7 @@ def compile_(
     """Compile the whole model into a folder that runs without PyTorch."""
     options.require_compiler()
     from harness.compiler.deployment.compiling import check_variants, compile_model
+    from harness.compiler.deployment.deployable import ArtifactSpec
     from harness.core.processes.threads import configure_threads
 
     configure_threads(threads)
@@ -126,7 +127,8 @@ def compile_(
     model_options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
     with stages(f"Compiling for {target}") as on_stage:
         float32 = NO_GROUPS.union(*(item.float32 for item in budgets.values()))
-        manifest = compile_model(deployable, case, out, settings, model_options, schedules, on_stage, float32, variants)
+        spec = ArtifactSpec(deployable, case, settings, model_options, float32=float32)
+        manifest = compile_model(spec, out, variants or schedules, on_stage)
     print_artifact(out, manifest, model_options.summary())
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from conformance.support.attention import kernels
 from conformance.support.kernels import functions_of, hold_result, machine_of
 from conformance.support.place import cpu_target
-from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.route import Route

@@ -28,7 +28,7 @@ from conformance.support.gpu_programs import (
     target_of,
 )
 from conformance.support.operators import rms
-from harness.compiler.lowering.frontends.torch_export import export_program
+from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.torch_export.frontend import TORCH
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.rope.operators import rotate_pairs

@@ -108,7 +108,6 @@ def write_code(
     Returns:
         The signatures of the entry points by name, without weights; and the result of compiling them.
     """
-    from harness.compiler.deployment.code import input_specs, merge_modules, output_specs, select_reachable
     from harness.compiler.schedules.common.kernel_info import lost_schedules
     from harness.compiler.targets.compiling import Compiled, build_library, lower_module
 

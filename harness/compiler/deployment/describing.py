@@ -83,14 +83,8 @@ def check_matches(
     Raises:
         HarnessError: It was compiled from others.
     """
-    compiled = {
-        "target": (manifest.target, case.target),
-        "scale": (manifest.scale, case.scale),
-        "strategy": (manifest.strategy, case.strategy),
-        "precision": (manifest.precision, case.precision),
-        "frontend": (manifest.frontend, case.frontend),
-    }
-    for name, (actual, requested) in compiled.items():
+    for name in ("target", "scale", "strategy", "precision", "frontend"):
+        actual, requested = getattr(manifest, name), getattr(case, name)
         if actual != requested:
             raise HarnessError(f"The folder was compiled with {name} {actual}, not {requested}: leave out --{name}.")
     if not found_options.includes(options):

@@ -7,6 +7,7 @@ memory often still holds the right value, from an earlier call of the same progr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,40 +50,31 @@ def poison_allocation(_function: Any, name: str, is_before_call: bool, result: A
         poison(result)
 
 
+@dataclass(frozen=True)
 class LocalExecutor:
     """Runs code on this machine; on the CPU, `poison_allocation` poisons the memory of outputs before each call.
 
     Attributes:
-        emulates: Whether it runs a GPU's kernels on the CPU of this machine, from their source.
+        processors: The processors to run code for.
+        begin_emulation: Begins the emulation of hardware that this machine lacks for a target, before code is loaded.
+        emulates: Whether this hardware is a GPU, whose kernels the CPU runs from their source; this process cannot
+            compile for its target afterwards.
     """
 
-    def __init__(
-        self,
-        processors: Processors = THIS_MACHINE,
-        emulate: Callable[[str], None] | None = None,
-        emulates: bool = False,
-    ) -> None:
-        """Takes the processors to run code for.
-
-        Args:
-            processors: The processors.
-            emulate: Begins the emulation of hardware that this machine lacks for a target, before code is loaded.
-            emulates: Whether this hardware is a GPU; this process cannot compile for its target afterwards.
-        """
-        self._processors = processors
-        self._emulate = emulate
-        self.emulates = emulates
+    processors: Processors = THIS_MACHINE
+    begin_emulation: Callable[[str], None] | None = None
+    emulates: bool = False
 
     def run_problem(self, target: str) -> str | None:
         """Returns the reason why this machine cannot run code for a target, or None."""
-        return TARGETS[target].run_problem(self._processors) if self._emulate is None else None
+        return TARGETS[target].run_problem(self.processors) if self.begin_emulation is None else None
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """Loads a compiled program with its parameters."""
         from harness.runtime.executable import Executable
 
-        if self._emulate is not None:
-            self._emulate(target)
+        if self.begin_emulation is not None:
+            self.begin_emulation(target)
         instrument = poison_allocation if target == HOST.name else None
         return Executable(library, TARGETS[target].device(), parameters, instrument)
 
@@ -91,8 +83,8 @@ class LocalExecutor:
         from harness.runtime.artifact import Artifact
         from harness.runtime.manifest import read_manifest
 
-        if self._emulate is not None:
-            self._emulate(read_manifest(folder).target)
+        if self.begin_emulation is not None:
+            self.begin_emulation(read_manifest(folder).target)
         return Artifact.load(folder)
 
     def describe_device(self) -> None:

@@ -101,36 +101,28 @@ class Run:
         return lowered
 
 
+@dataclass
 class CompiledPrograms:
-    """Programs that were compiled for a case, in a folder that is deleted by `close`."""
+    """Programs that were compiled for a case, in a folder that is deleted by `close`.
 
-    def __init__(
-        self,
-        run: Run,
-        programs: Mapping[str, Program],
-        lowered: Mapping[str, Lowered],
-        libraries: Mapping[str, Path],
-        stack: ExitStack,
-    ) -> None:
-        """Takes the compiled libraries of programs.
+    Attributes:
+        run: The run that compiled them.
+        programs: The programs by name.
+        lowered: The Relax module of each.
+        libraries: The library of each.
+        stack: Deletes the libraries when it is closed.
+    """
 
-        Args:
-            run: The run that compiled them.
-            programs: The programs by name.
-            lowered: The Relax module of each.
-            libraries: The library of each.
-            stack: Deletes the libraries when it is closed.
-        """
-        self._run = run
-        self._programs = programs
-        self._lowered = lowered
-        self._libraries = libraries
-        self._stack = stack
+    run: Run
+    programs: Mapping[str, Program]
+    lowered: Mapping[str, Lowered]
+    libraries: Mapping[str, Path]
+    stack: ExitStack
 
     def close(self) -> None:
         """Deletes the libraries, after which nothing can be run."""
-        self._lowered = {}
-        self._stack.close()
+        self.lowered = {}
+        self.stack.close()
 
     def run_trace(self, trace: Trace, progress: Progress | None = None) -> Arrays:
         """Runs a trace of the programs, with the current values of the parameters.
@@ -145,7 +137,7 @@ class CompiledPrograms:
         Returns:
             The outputs of all calls by name.
         """
-        progress = progress or self._run.progress
+        progress = progress or self.run.progress
         last_calls = {call.program: call.name for call in trace}
         later_inputs = {
             (value.call, value.name) for call in trace for value in call.arguments if isinstance(value, Output)
@@ -162,7 +154,7 @@ class CompiledPrograms:
             ]
             with progress.time_stage(Stage.RUN):
                 results = loaded[call.program].run(inputs)
-            for name, array in zip(self._programs[call.program].outputs, results, strict=True):
+            for name, array in zip(self.programs[call.program].outputs, results, strict=True):
                 outputs[f"{call.prefix}{name}"] = array
                 if (call.name, name) in later_inputs:
                     state[call.name, name] = array
@@ -170,13 +162,13 @@ class CompiledPrograms:
                 # Two programs of a large subject, their weights packed, would not fit side by side.
                 del loaded[call.program]
                 gc.collect()
-        self._run.executor.close()  # others may be waiting for the device
+        self.run.executor.close()  # others may be waiting for the device
         return outputs
 
     def _load_program(self, name: str, progress: Progress) -> Executable | RemoteExecutable:
-        parameters = list(self._lowered[name].parameters().values())
+        parameters = list(self.lowered[name].parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
         progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
         with progress.time_stage(Stage.LOAD):
-            executor, target = self._run.executor, self._run.case.target
-            return executor.load_program(self._libraries[name], target, parameters)
+            executor, target = self.run.executor, self.run.case.target
+            return executor.load_program(self.libraries[name], target, parameters)

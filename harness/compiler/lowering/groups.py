@@ -63,7 +63,7 @@ def groups_of(module: tvm.IRModule, graph: Graph, exported: torch.nn.Module) -> 
         graph: The nodes from which it was imported.
         exported: The exported module.
     """
-    from harness.compiler.lowering.frontends.torch_export import nodes_of
+    from harness.compiler.lowering.frontends.torch_export.importing import nodes_of
     from harness.compiler.lowering.precision import is_product, rows_of_tables
     from harness.compiler.schedules.common.origins import bindings_of
 

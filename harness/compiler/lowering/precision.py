@@ -33,17 +33,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
 
 from harness.core.errors import HarnessError
 from harness.core.precision import ROUNDED_OPERANDS, Precision
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm
-    from tvm import relax
-
-    Array = npt.NDArray[Any]
+from harness.core.program import Array
 
 SHORTEST_SUM = 16
 """Terms of one step of a matrix unit, in both half types (PTX ISA, mma.m16n8k16): shorter sums would not be faster."""
@@ -137,9 +135,6 @@ def parameters_for(module: tvm.IRModule, parameters: Sequence[Array]) -> list[Ar
 
 def _round(array: Array, parameter: relax.Var) -> Array:
     """Rounds the value of a parameter to the parameter's type."""
-    import ml_dtypes
-    import numpy as np
-
     name = str(parameter.ty.dtype)
     if name == array.dtype.name:
         return array
@@ -154,8 +149,6 @@ class _Lowering:
     """One function, whose activations' uses are collected from its end before it is rewritten."""
 
     def __init__(self, function: relax.Function, dtype: str, float32: Collection[str]) -> None:
-        from tvm import relax
-
         self._function = function
         self._dtype = dtype
         self._float32 = float32
@@ -177,8 +170,6 @@ class _Lowering:
 
     def function(self) -> relax.Function:
         """Returns the function with half operands."""
-        from tvm import relax
-
         for position, parameter in enumerate(self._function.params):
             weight = position >= self._inputs
             ty = (
@@ -220,8 +211,6 @@ class _Lowering:
 
     def _half_variables(self) -> set[relax.Var]:
         """Returns the activations and parameters that are computed in half precision."""
-        from tvm import relax
-
         needs: dict[relax.Var, _Need] = {self._output: _Need.OUTPUT}
         half: set[relax.Var] = set()
 
@@ -251,18 +240,14 @@ class _Lowering:
 
     def _rewrite(self, binding: relax.VarBinding) -> relax.Expr:
         """Emits the value of a binding on converted operands, and returns its new variable."""
-        from tvm import relax
-
         value, name = binding.value, _operator(binding.value)
         var_name = binding.var.name  # identifies the node of the exported program
-        if isinstance(value, relax.Tuple):
-            if binding.var == self._output:
-                return self._builder.emit(_convert_tensors(value, self._as_float), var_name)
-            return self._builder.emit(_convert_tensors(value, self._replacement), var_name)
         if isinstance(value, relax.TupleGetItem):
             return self._builder.emit(relax.TupleGetItem(self._replacements[value.tuple_value], value.index), var_name)
         if not isinstance(value, relax.Call):
-            return self._builder.emit(_convert_tensors(value, self._as_float), var_name)
+            is_inner_tuple = isinstance(value, relax.Tuple) and binding.var != self._output
+            convert = self._replacement if is_inner_tuple else self._as_float
+            return self._builder.emit(_convert_tensors(value, convert), var_name)
         if self._rounds(binding):
             multiplied = _OPERANDS[name]
             operands = [self._as_half(operand) for operand in value.args[:multiplied]]
@@ -290,8 +275,6 @@ class _Lowering:
 
     def _as_half(self, operand: relax.Expr) -> relax.Expr:
         """Returns the operand in the half type; an operand is rounded once for all its readers."""
-        from tvm import relax
-
         replacement = self._replacement(operand)
         if not _is_floating(replacement, "float32"):
             return replacement
@@ -301,8 +284,6 @@ class _Lowering:
 
     def _as_float(self, operand: relax.Expr) -> relax.Expr:
         """Returns the operand in float32, widened for each call so that the call's kernel includes the widening."""
-        from tvm import relax
-
         replacement = self._replacement(operand)
         wide = relax.op.astype(replacement, "float32")
         return self._builder.emit(wide, "wide") if _is_floating(replacement, self._dtype) else replacement
@@ -310,8 +291,6 @@ class _Lowering:
 
 def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
     """Returns the product of half operands with float32 sums."""
-    from tvm import relax
-
     name, attributes = _operator(call), call.attrs
     if name == "relax.matmul":
         return relax.op.matmul(*arguments, out_dtype="float32")
@@ -329,10 +308,10 @@ def _product(call: relax.Call, arguments: list[relax.Expr]) -> relax.Expr:
 
 def is_product(value: relax.Expr) -> bool:
     """Returns whether a value is a float32 product whose sums have enough terms to gain from half operands."""
-    name = _operator(value)
-    if name not in _OPERANDS or not all(_is_floating(operand, "float32") for operand in value.args[: _OPERANDS[name]]):
+    operands = _multiplied(value, "float32")
+    if not operands:
         return False
-    shape = _extents(value.args[1])
+    name, shape = _operator(value), _extents(operands[1])
     if name == "relax.matmul":
         terms = shape[-2:-1]
     elif name == "relax.nn.conv2d":
@@ -370,12 +349,10 @@ def operations_of(value: relax.Expr, dtype: str) -> int:
         value: The value of a binding.
         dtype: Type of both operands.
     """
+    extents = [_extents(operand) for operand in _multiplied(value, dtype)]
+    if not extents or any(extent is None for shape in extents for extent in shape):
+        return 0
     name = _operator(value)
-    if name not in _OPERANDS or not all(_is_floating(operand, dtype) for operand in value.args[: _OPERANDS[name]]):
-        return 0
-    extents = [_extents(operand) for operand in value.args[: _OPERANDS[name]]]
-    if any(extent is None for shape in extents for extent in shape):
-        return 0
     left, right = ([int(extent or 0) for extent in shape] for shape in extents[:2])
     if name.startswith("relax.nn.attention"):  # [batch, tokens, heads, features]
         batch, queries, heads, features = left
@@ -386,10 +363,15 @@ def operations_of(value: relax.Expr, dtype: str) -> int:
     return 2 * terms * math.prod(int(extent) for extent in value.ty.shape)
 
 
+def _multiplied(value: relax.Expr, dtype: str) -> list[relax.Expr]:
+    """Returns the operands that a product of operands of this type multiplies; none for any other value."""
+    name = _operator(value)
+    operands = list(value.args[: _OPERANDS[name]]) if name in _OPERANDS else []
+    return operands if all(_is_floating(operand, dtype) for operand in operands) else []
+
+
 def _extents(value: relax.Expr) -> list[int | None]:
     """Returns the extents of a tensor, None for symbolic extents."""
-    from tvm import tirx
-
     return [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in value.ty.shape]
 
 
@@ -400,8 +382,6 @@ def _copies(name: str) -> bool:
 
 def _operator(value: relax.Expr) -> str:
     """Returns the name of the called Relax operator; empty for tuples and their elements."""
-    from tvm import ir, relax
-
     if not isinstance(value, relax.Call):
         return ""
     return str(value.op.name) if isinstance(value.op, ir.Op) else "call"
@@ -409,8 +389,6 @@ def _operator(value: relax.Expr) -> str:
 
 def _arguments(value: relax.Expr) -> list[relax.Expr]:
     """Returns the operands of a call, the tuple of one of its elements, or any other value itself."""
-    from tvm import relax
-
     if isinstance(value, relax.Call):
         return list(value.args)
     if isinstance(value, relax.TupleGetItem):
@@ -420,8 +398,6 @@ def _arguments(value: relax.Expr) -> list[relax.Expr]:
 
 def _tensors(arguments: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
     """Yields the variables and constants among the arguments, including those in tuples."""
-    from tvm import ir, relax
-
     for argument in arguments:
         if isinstance(argument, relax.Tuple):
             yield from _tensors(argument.fields)
@@ -431,23 +407,17 @@ def _tensors(arguments: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
 
 def _convert_tensors(argument: relax.Expr, convert: Callable[[relax.Expr], relax.Expr]) -> relax.Expr:
     """Returns the argument with each tensor in it converted."""
-    from tvm import ir, relax
-
     if isinstance(argument, relax.Tuple):
         return relax.Tuple([_convert_tensors(field, convert) for field in argument.fields])
     return convert(argument) if isinstance(argument, relax.Var | ir.Constant) else argument
 
 
 def _is_constant(operand: relax.Expr) -> bool:
-    from tvm import ir
-
     return isinstance(operand, ir.Constant)
 
 
 def _is_floating(operand: relax.Expr, dtype: str = "float32") -> bool:
     """Returns whether the operand is a tensor of this type, or a tuple of such tensors."""
-    from tvm import relax
-
     ty = operand.ty
     tensors = list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
     return all(isinstance(tensor, relax.TensorType) and str(tensor.dtype) == dtype for tensor in tensors)

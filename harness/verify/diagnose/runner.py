@@ -15,7 +15,7 @@ from torch.fx import Node
 from tvm import relax, tirx
 
 from harness.compiler.lowering.frontends.rewriting import source_line
-from harness.compiler.lowering.frontends.torch_export import nodes_of
+from harness.compiler.lowering.frontends.torch_export.importing import nodes_of
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.lowering.route import Lowered, Route

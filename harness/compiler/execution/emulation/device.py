@@ -190,8 +190,7 @@ def install(kind: str) -> None:
     import tvm
     import tvm_ffi
 
-    loader = f"ffi.Module.load_from_bytes.{kind}"
-    if getattr(tvm_ffi.get_global_func(loader, allow_missing=True), "emulated", False) or kind in _emulated_kinds:
+    if kind in _emulated_kinds:
         return
     if tvm.get_global_func(f"device_api.{kind}", allow_missing=True) is not None:
         raise RuntimeError(f"this machine has a runtime for {kind}: nothing needs to be emulated")
@@ -200,7 +199,7 @@ def install(kind: str) -> None:
         return compile_kernels(read_device_module(kind, bytes(data)), kind)
 
     tvm_ffi.register_global_func(f"device_api.{kind}", tvm_ffi.get_global_func("device_api.cpu"))
-    tvm_ffi.register_global_func(loader, load, override=True)
+    tvm_ffi.register_global_func(f"ffi.Module.load_from_bytes.{kind}", load, override=True)
     _emulated_kinds.add(kind)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from harness.compiler.lowering.frontends.rewriting import source_line
 from harness.core.files import write_file
-
-if TYPE_CHECKING:
-    import torch
-
-    from harness.core.program import Axis
+from harness.core.program import Axis
 
 
 def export_program(
@@ -39,8 +40,6 @@ def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
     Raises:
         HarnessError: The file cannot be written; the previous file is unchanged.
     """
-    import torch
-
     with write_file(path) as temporary, temporary.open("wb") as file:
         torch.export.save(program, file)
 
@@ -48,8 +47,6 @@ def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
 def _export(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...], axes: Sequence[Mapping[int, Axis]]
 ) -> torch.export.ExportedProgram:
-    import torch
-
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # the fused kernel behind nn.MultiheadAttention's fast path has no decomposition
     torch.backends.mha.set_fastpath_enabled(False)
@@ -65,20 +62,16 @@ def _export(
 
 def _refuse_changed_buffers(program: torch.export.ExportedProgram) -> None:
     """Raises NotImplementedError if an operator writes into a buffer, or into a view of one."""
-    from torch import _ops, fx
-
-    from harness.compiler.lowering.frontends.rewriting import source_line
-
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.nodes:
-        if not isinstance(node.target, _ops.OpOverload) or not node.target._schema.is_mutable:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
         changed = node
-        while isinstance(changed, fx.Node) and isinstance(changed.target, _ops.OpOverload) and changed.args:
+        while isinstance(changed, Node) and isinstance(changed.target, OpOverload) and changed.args:
             if not (changed.target.is_view or changed.target._schema.is_mutable):
                 break
             changed = changed.args[0]
-        if isinstance(changed, fx.Node) and changed.name in buffers:
+        if isinstance(changed, Node) and changed.name in buffers:
             raise NotImplementedError(
                 f"forward changes the buffer {buffers[changed.name]} at {source_line(node)}: "
                 "make it an input and an output."
@@ -87,8 +80,6 @@ def _refuse_changed_buffers(program: torch.export.ExportedProgram) -> None:
 
 def _dimensions(axes: Sequence[Mapping[int, Axis]]) -> Iterator[dict[int, Any]]:
     """Yields torch.export's dimensions of each input."""
-    import torch
-
     dimensions = {
         axis.name: torch.export.Dim(axis.name, min=axis.min, max=axis.max)
         for input_axes in axes

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 UNDECOMPOSED = (torch.ops.aten.scaled_dot_product_attention.default,)
 """Operators that the import needs whole: their decompositions are not optimized (the defect `attention_decomposed`)."""
@@ -50,7 +50,12 @@ def value_of(node: Node) -> torch.Tensor:
 def insert(successor: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """Inserts a call before a node, with the fake result in its metadata."""
     with successor.graph.inserting_before(successor):
-        node = successor.graph.call_function(target, args, kwargs)
+        return append_call(successor.graph, target, args, kwargs)
+
+
+def append_call(graph: Graph, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    """Adds a call at the graph's place of insertion, with the fake result in its metadata."""
+    node = graph.call_function(target, args, kwargs)
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
     node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node

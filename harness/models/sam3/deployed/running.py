@@ -35,6 +35,7 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
         ModelError: The folder of the settings is damaged.
     """
     from harness.compiler.deployment.compiling import compile_into
+    from harness.compiler.deployment.deployable import ArtifactSpec
     from harness.models.registry import subjects
 
     progress, executor = run.progress, run.executor
@@ -47,18 +48,9 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
             check_matches(manifest, run.case, run.settings, deployable.options.read(folder, manifest), options)
         else:
             folder = stack.enter_context(scratch_folder(parent))
+            spec = ArtifactSpec(deployable, run.case, run.settings, options, float32=run.float32)
             with progress.time_steps(_stage_of) as on_stage:
-                compiled = compile_into(
-                    deployable,
-                    run.case,
-                    folder,
-                    run.settings,
-                    options,
-                    run.schedules,
-                    on_stage=on_stage,
-                    for_emulation=executor.emulates,
-                    float32=run.float32,
-                )
+                compiled = compile_into(spec, folder, run.schedules, on_stage, for_emulation=executor.emulates)
             progress.kernels += compiled.kernels
             progress.lost_schedules += compiled.lost_schedules
             sizes = {name: file.bytes for name, file in compiled.manifest.files.items()}

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from harness.compiler.lowering.frontends.exporting import export_program
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    import tvm
-    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
+from harness.compiler.lowering.frontends.torch_export.lifting import decompose_and_lift, drop_unread, parameter_values
+from harness.compiler.lowering.frontends.torch_export.slices import mark_inbound_slices
 
 _NODES = "nodes"
 """Attribute of an imported function: name of each node → name of the variable that holds its value."""
@@ -42,17 +46,6 @@ def import_program(
         NotImplementedError: TVM's importer does not know a dtype, such as complex64; the message is TVM's.
         AssertionError: TVM's importer does not know an operator, which the message names.
     """
-    from tvm import relax
-    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
-
-    from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
-    from harness.compiler.lowering.frontends.torch_export.lifting import (
-        decompose_and_lift,
-        drop_unread,
-        parameter_values,
-    )
-    from harness.compiler.lowering.frontends.torch_export.slices import mark_inbound_slices
-
     program = decompose_and_lift(program)
     for defect in DEFECTS:
         for graph_pass in defect.passes:
@@ -82,9 +75,6 @@ def import_module(
 
 def import_raw(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tvm.IRModule:
     """Exports a module and imports it as TVM's documentation does, without workarounds."""
-    import torch
-    from tvm.relax.frontend.torch import from_exported_program
-
     with torch.no_grad():
         return from_exported_program(torch.export.export(module, args, strict=False))
 

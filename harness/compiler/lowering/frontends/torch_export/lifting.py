@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -14,9 +14,6 @@ from torch.fx import GraphModule, Node
 
 from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex.values import as_real
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _MAX_BOUND_ELEMENTS = 1
 """Largest number of elements of constants that remain constants, so that the compiler can fold and inline them."""

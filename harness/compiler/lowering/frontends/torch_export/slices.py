@@ -7,7 +7,6 @@ the symbols is marked as such, and has the extent end - begin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -59,38 +58,21 @@ class _Slices(PyExprMutator):  # type: ignore[misc]
         if getattr(call.op, "name", None) != "relax.strided_slice" or call.attrs.assume_inbound:
             return call
         source, axes, begin, end, *strides = call.args
-        bounds = _bounds(self.analyzer, source, axes, begin, end, strides)
-        if bounds is None:
+        extents = [source.ty.shape.values[int(axis)] for axis in axes.fields]
+        if all(isinstance(extent, tirx.IntImm) for extent in extents):
             return call
-        return relax.op.strided_slice(source, axes, *bounds, assume_inbound=True)
+        if any(not isinstance(stride, tirx.IntImm) or int(stride) != 1 for group in strides for stride in group.fields):
+            return call
+        first = [self._from_front(bound, extent) for bound, extent in zip(begin.fields, extents, strict=True)]
+        last = [self._from_front(bound, extent) for bound, extent in zip(end.fields, extents, strict=True)]
+        for low, high, extent in zip(first, last, extents, strict=True):
+            if not self.analyzer.can_prove(tirx.all(low >= 0, low <= high, high <= extent)):
+                return call
+        return relax.op.strided_slice(source, axes, first, last, assume_inbound=True)
 
-
-def _bounds(
-    analyzer: sym.Analyzer,
-    source: relax.Expr,
-    axes: relax.Expr,
-    begin: relax.Expr,
-    end: relax.Expr,
-    strides: Sequence[relax.Expr],
-) -> tuple[list[Any], list[Any]] | None:
-    """Returns the bounds of a slice within its tensor; None for a static slice, or if it may lie outside."""
-    extents = [source.ty.shape.values[int(axis)] for axis in axes.fields]
-    if all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return None
-    if any(not isinstance(stride, tirx.IntImm) or int(stride) != 1 for group in strides for stride in group.fields):
-        return None
-    proved_bounds: tuple[list[Any], list[Any]] = ([], [])
-    for extent, *bounds in zip(extents, begin.fields, end.fields, strict=True):
-        first_index, end_index = (_from_front(analyzer, tirx.convert(bound), extent) for bound in bounds)
-        if not analyzer.can_prove(tirx.all(first_index >= 0, first_index <= end_index, end_index <= extent)):
-            return None
-        proved_bounds[0].append(first_index)
-        proved_bounds[1].append(end_index)
-    return proved_bounds
-
-
-def _from_front(analyzer: sym.Analyzer, bound: Any, extent: Any) -> Any:
-    """Returns a bound of a slice counted from the first element, if it was counted from the last or open."""
-    if isinstance(bound, tirx.IntImm) and int(bound) >= _OPEN_END:
-        return extent
-    return analyzer.simplify(extent + bound) if analyzer.can_prove(bound < 0) else bound
+    def _from_front(self, bound: Any, extent: Any) -> Any:
+        """Returns a bound of a slice counted from the first element, if it was counted from the last or open."""
+        bound = tirx.convert(bound)
+        if isinstance(bound, tirx.IntImm) and int(bound) >= _OPEN_END:
+            return extent
+        return self.analyzer.simplify(extent + bound) if self.analyzer.can_prove(bound < 0) else bound

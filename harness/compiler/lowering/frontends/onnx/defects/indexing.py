@@ -12,18 +12,11 @@ from tvm.relax.frontend.onnx.onnx_frontend import Gather
 
 from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom
 from harness.compiler.lowering.frontends.onnx.values import constant_of, shape_of
+from harness.compiler.lowering.frontends.operators import nonnegative
 from harness.compiler.lowering.frontends.rewriting import calls, insert, overloads, source_line, value_of
 
 _REDUCE = overloads("scatter_reduce scatter_reduce_", "two")
 _SCATTER = (*overloads("scatter scatter_", "src"), *overloads("scatter_add scatter_add_", "default"), *_REDUCE)
-
-
-def _nonnegative(indices: relax.Expr, extents: list[int]) -> relax.Expr:
-    """Returns the indices [..., axes] with negative indices converted to indices from the front of their axis."""
-    dtype = str(indices.ty.dtype)
-    ends = relax.const(np.asarray(extents, dtype), dtype) if len(extents) > 1 else relax.const(extents[0], dtype)
-    negative = relax.op.less(indices, relax.const(0, dtype))
-    return relax.op.where(negative, relax.op.add(indices, ends), indices)
 
 
 def _convert_gather(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
@@ -34,14 +27,14 @@ def _convert_gather(builder: relax.BlockBuilder, inputs: list[Any], attributes: 
     axis = attributes.get("axis", 0) % len(shape_of(data))
     size, constant = shape_of(data)[axis], constant_of(indices)
     if constant is None:
-        return relax.op.take(data, _nonnegative(indices, [size]), axis)
+        return relax.op.take(data, nonnegative(indices, [size]), axis)
     places = np.where(constant < 0, constant + size, constant)
     return relax.op.take(data, relax.const(places, str(indices.ty.dtype)), axis)
 
 
 def _convert_scatter_nd(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:
     data, indices, updates = map(builder.normalize, inputs)
-    indices = _nonnegative(indices, shape_of(data)[: shape_of(indices)[-1]])
+    indices = nonnegative(indices, shape_of(data)[: shape_of(indices)[-1]])
     reduction = attributes.get("reduction", b"none").decode()
     return relax.op.scatter_nd(data, indices, updates, "update" if reduction == "none" else reduction)
 
@@ -50,7 +43,7 @@ def _convert_gather_nd(builder: relax.BlockBuilder, inputs: list[Any], attribute
     data, indices = map(builder.normalize, inputs)
     batch_dims = attributes.get("batch_dims", 0)
     extents = shape_of(data)[batch_dims : batch_dims + shape_of(indices)[-1]]
-    return relax.op.gather_nd(data, _nonnegative(indices, extents), batch_dims)
+    return relax.op.gather_nd(data, nonnegative(indices, extents), batch_dims)
 
 
 def _convert_tile(_builder: relax.BlockBuilder, inputs: list[Any], _attributes: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import Einsum
 
 from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom, normal
 from harness.compiler.lowering.frontends.onnx.values import shape_of
+from harness.compiler.lowering.frontends.operators import attention, attention_bias
 
 _UNSUPPORTED_ATTRIBUTES = ("softcap", "qk_matmul_output_mode", "q_num_heads", "kv_num_heads")
 """Attributes that PyTorch's exporter does not set for scaled_dot_product_attention."""
@@ -30,24 +31,11 @@ def _convert_attention(builder: relax.BlockBuilder, inputs: list[Any], attribute
         raise NotImplementedError(f"Attention with {', '.join(unsupported) or 'past keys, or of three dimensions'}")
     if any(shape[:2] != shapes[0][:2] for shape in shapes):
         raise NotImplementedError("Attention: operands with different numbers of heads")
-    operands = [relax.op.permute_dims(operand, [0, 2, 1, 3]) for operand in (query, key, value)]
-    scale = attributes.get("scale")
-    result = relax.op.nn.attention(
-        *operands,
-        bias=None if mask is None else _bias(builder.normalize(mask), shapes[0][2], shapes[1][2]),
-        scale=None if scale is None else float(scale),
-        causal_mask="TopLeft" if attributes.get("is_causal") else None,
-    )
-    return relax.op.permute_dims(result, [0, 2, 1, 3])
-
-
-def _bias(mask: relax.Expr, queries: int, keys: int) -> relax.Expr:
-    """Returns the mask as an additive bias, [batch or 1, heads or 1, queries, keys]; False becomes -inf, True 0."""
-    shape = shape_of(mask)
-    if str(mask.ty.dtype) == "bool":
-        mask = relax.op.where(mask, relax.const(0.0, "float32"), relax.const(-math.inf, "float32"))
-    shape = [1] * (4 - len(shape)) + shape
-    return relax.op.broadcast_to(relax.op.reshape(mask, shape), [*shape[:2], queries, keys])
+    bias = None
+    if mask is not None:
+        mask = builder.normalize(mask)
+        bias = attention_bias(mask, shape_of(mask), shapes[0][2], shapes[1][2])
+    return attention((query, key, value), bias, attributes.get("scale"), bool(attributes.get("is_causal")))
 
 
 def _convert_einsum(builder: relax.BlockBuilder, inputs: list[Any], attributes: dict[str, Any]) -> Any:

@@ -21,6 +21,8 @@ from harness.compiler.lowering.frontends.torch_export.complex.values import (
     Writer,
     as_real,
     is_complex,
+    real_dtype,
+    touches_complex,
     unsupported,
 )
 
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Converter = Callable[[Node, "ComplexImporter"], Any]
-
-_PARTS = {torch.complex64: "float32", torch.complex128: "float64"}
 
 
 class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
@@ -43,9 +43,7 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
 
     @staticmethod
     def _convert_data_type(input_type: Any, env: dict[Any, Any] | None = None) -> str:
-        if input_type in _PARTS:
-            return _PARTS[input_type]
-        return str(ExportedProgramImporter._convert_data_type(input_type, env))
+        return str(ExportedProgramImporter._convert_data_type(real_dtype(input_type), env))
 
     @staticmethod
     def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:
@@ -100,10 +98,9 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
         is_item = node.target is operator.getitem
         value = args[0][args[1]] if is_item else RULES[node.target](self._writer, *args, **kwargs)
         self._values[node] = value
-        if isinstance(value, Interleaved):
+        is_output = any(user.op == "output" for user in node.users)
+        if isinstance(value, Interleaved) or (isinstance(value, Pair) and is_output):
             value = self._writer.real(value)
-        elif isinstance(value, Pair) and any(user.op == "output" for user in node.users):
-            value = self._writer.packed(value)
         for call in self._writer.calls:
             self.env[call] = self.convert_real(call)
         self._writer.calls.clear()
@@ -121,18 +118,14 @@ class ComplexImporter(ExportedProgramImporter):  # type: ignore[misc]
     def _check_unsupported_func_type(self, nodes: Iterable[Node]) -> None:
         calls = [node for node in nodes if node.op == "call_function"]
         for node in calls:
-            if _touches_complex(node) and node.target not in RULES and node.target is not operator.getitem:
+            if touches_complex(node) and node.target not in RULES and node.target is not operator.getitem:
                 raise unsupported(node)
-        super()._check_unsupported_func_type([node for node in calls if not _touches_complex(node)])
+        super()._check_unsupported_func_type([node for node in calls if not touches_complex(node)])
 
 
 def _with_importer_argument(converter: Callable[[Node], Any]) -> Converter:
     return lambda node, _importer: converter(node)
 
 
-def _touches_complex(node: Node) -> bool:
-    return any(map(is_complex, (node, *node.all_input_nodes)))
-
-
 def _convert(node: Node, importer: ComplexImporter) -> Any:
-    return importer.convert_complex(node) if _touches_complex(node) else importer.convert_real(node)
+    return importer.convert_complex(node) if touches_complex(node) else importer.convert_real(node)

@@ -24,12 +24,14 @@ from harness.compiler.lowering.frontends.rewriting import decompose
 from harness.compiler.lowering.frontends.torch_export.complex import arithmetic, functions, moving
 from harness.compiler.lowering.frontends.torch_export.complex.constants import fold_constants
 from harness.compiler.lowering.frontends.torch_export.complex.values import (
+    PART_DTYPES,
     Interleaved,
     Pair,
     Value,
     Writer,
     as_real,
     is_complex,
+    touches_complex,
     unsupported,
 )
 
@@ -37,8 +39,6 @@ _aten = torch.ops.aten
 
 RULES = {**moving.RULES, **arithmetic.RULES, **functions.RULES}
 """Core ATen operator → its rule for complex tensors."""
-
-_DTYPES = (torch.complex64, torch.complex128)
 
 
 def lower_complex(program: ExportedProgram) -> ExportedProgram:
@@ -138,7 +138,7 @@ class _Lowering:
             lowered = functions.lower_interleaved(self.writer, node, args[0], args)
             if lowered is not None:
                 return lowered
-        if not any(is_complex(argument) for argument in node.all_input_nodes) and not is_complex(node):
+        if not touches_complex(node):
             return self._copy(node)
         if node.target is _aten._assert_tensor_metadata.default:
             return self.values[node.args[0]]  # true by construction, and its result is not read
@@ -175,9 +175,7 @@ class _Lowering:
         results: list[Any] = []
         for result, spec in zip(node.args[0], self.program.graph_signature.output_specs, strict=True):
             value = self.values[result] if isinstance(result, Node) else result
-            if isinstance(value, Pair):
-                value = writer.packed(value)
-            elif isinstance(value, Interleaved):
+            if isinstance(value, Pair | Interleaved):
                 value = writer.real(value)
             results.append(value)
             if isinstance(value, Node):
@@ -221,7 +219,7 @@ def _as_real(tensors: dict[str, Any]) -> dict[str, Any]:
 def _check_dtype(node: Node) -> None:
     value = node.meta["val"]
     for part in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(part, torch.Tensor) and part.is_complex() and part.dtype not in _DTYPES:
+        if isinstance(part, torch.Tensor) and part.is_complex() and part.dtype not in PART_DTYPES:
             raise unsupported(node, f"makes a tensor of {part.dtype}, which is neither complex64 nor complex128")
 
 

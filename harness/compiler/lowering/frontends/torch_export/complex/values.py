@@ -10,11 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Graph, Node
 
-from harness.compiler.lowering.frontends.rewriting import source_line
+from harness.compiler.lowering.frontends.rewriting import append_call, source_line
 
 _aten = torch.ops.aten
 
 _COPIED_META = ("stack_trace", "nn_module_stack")
+
+PART_DTYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""Complex dtypes that are lowered → the dtype of each part."""
 
 
 class ComplexOperatorError(NotImplementedError):
@@ -79,6 +82,11 @@ def is_complex(node: Node) -> bool:
     return any(isinstance(part, torch.Tensor) and part.is_complex() for part in parts)
 
 
+def touches_complex(node: Node) -> bool:
+    """Returns whether the result or an operand of a node is a complex tensor, or contains one."""
+    return any(map(is_complex, (node, *node.all_input_nodes)))
+
+
 TENSOR = (Node, Pair, Interleaved)
 """The types of one tensor, for isinstance; arguments of other types are Python values."""
 
@@ -100,9 +108,7 @@ class Writer:
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Appends a call of an operator on nodes of the lowered graph and plain values."""
-        node = self.graph.call_function(target, args, kwargs)
-        fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+        node = append_call(self.graph, target, args, kwargs)
         if self.source is not None:
             node.meta |= {key: self.source.meta[key] for key in _COPIED_META if key in self.source.meta}
         self.calls.append(node)
@@ -153,9 +159,11 @@ class Writer:
         return Pair(re, im, packed)
 
     def real(self, value: Value) -> Node:
-        """Returns a real tensor of the original graph as a node of the lowered graph."""
+        """Returns a tensor of the original graph as a real tensor of the lowered graph, a complex one as [..., 2]."""
         if isinstance(value, Interleaved):
-            return self.packed(value.pair)
+            value = value.pair
+        if isinstance(value, Pair):
+            return self.packed(value)
         assert isinstance(value, Node)
         return value
 
@@ -169,4 +177,4 @@ class Writer:
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of the parts of a complex dtype; any other dtype unchanged."""
-    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    return PART_DTYPES.get(dtype, dtype)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from tvm import relax
 
 from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom
+from harness.compiler.lowering.frontends.operators import nonnegative
 from harness.compiler.lowering.frontends.rewriting import argument, calls, source_line, value_of
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
@@ -36,19 +37,14 @@ def _indexed_axes(node: Node) -> dict[int, Node]:
     return indexed
 
 
-def _nonnegative(index: Node, size: int, importer: Any) -> Any:
-    """Returns the index tensor with `size` added to negative entries."""
-    value = importer.env[index]
-    dtype = value.ty.dtype.dtype
-    negative, moved = relax.op.less(value, relax.const(0, dtype)), relax.op.add(value, relax.const(size, dtype))
-    return importer.block_builder.emit(relax.op.where(negative, moved, value))
-
-
 def _convert_index(node: Node, importer: Any) -> Any:
     """Indexes as NumPy does: zips index tensors; their dimensions replace adjacent axes, or else come first."""
     emit, data, shape = importer.block_builder.emit, importer.env[node.args[0]], value_of(node.args[0]).shape
     indexed = _indexed_axes(node)
-    axes, indices = list(indexed), [_nonnegative(index, shape[axis], importer) for axis, index in indexed.items()]
+    axes, indices = (
+        list(indexed),
+        [emit(nonnegative(importer.env[index], [shape[axis]])) for axis, index in indexed.items()],
+    )
     if len(axes) == 1:
         return emit(relax.op.take(data, indices[0], axis=axes[0]))
     further_axes = [axis for axis in range(len(shape)) if axis not in axes]
@@ -75,7 +71,7 @@ def _convert_index_put(node: Node, importer: Any) -> Any:
         raise NotImplementedError(f"{node.target}: slices before or between the index tensors")
     common = list(torch.broadcast_shapes(*(value_of(index).shape for index in indexed.values())))
     indices = [
-        emit(relax.op.broadcast_to(_nonnegative(index, shape[axis], importer), common))
+        emit(relax.op.broadcast_to(nonnegative(importer.env[index], [shape[axis]]), common))
         for axis, index in indexed.items()
     ]
     values = emit(relax.op.broadcast_to(values, [*common, *shape[len(indexed) :]]))

@@ -11,6 +11,7 @@ from torch.fx import Node
 from tvm import relax
 
 from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom, normal
+from harness.compiler.lowering.frontends.operators import additive_mask, attention, attention_bias
 from harness.compiler.lowering.frontends.rewriting import argument, calls, overloads, value_of
 
 
@@ -28,40 +29,22 @@ def _convert_attention(node: Node, importer: Any) -> Any:
     leading = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
     if argument(node, "enable_gqa") or any(shape[:-2] != leading for shape in shapes):
         raise NotImplementedError("scaled_dot_product_attention: operands with different numbers of heads")
-    operands = []
-    for operand, shape in zip(node.args[:3], shapes, strict=True):
-        value = importer.env[operand]
-        if len(shape) != 4:
-            value = relax.op.reshape(value, _four_dimensions(shape))
-        operands.append(emit(relax.op.permute_dims(value, [0, 2, 1, 3])))
-    batch, heads, length, _ = _four_dimensions(shapes[0])
-    bias = _bias(node, importer, batch, heads, (length, shapes[1][-2]))
-    scale = argument(node, "scale")
-    result = relax.op.nn.attention(
-        *operands,
-        bias=bias,
-        scale=None if scale is None else float(scale),
-        causal_mask="TopLeft" if argument(node, "is_causal") else None,
-    )
-    result = emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
-    shape = tuple(value_of(node).shape)
-    return result if len(shape) == 4 else emit(relax.op.reshape(result, shape))
-
-
-def _bias(node: Node, importer: Any, batch: int, heads: int, scores: tuple[int, int]) -> Any:
-    """Returns the mask as an additive bias, [batch or 1, heads or 1, queries, keys]; False becomes -inf, True 0."""
-    mask = argument(node, "attn_mask")
-    if mask is None:
-        return None
-    emit = importer.block_builder.emit
-    value, shape = importer.env[mask], tuple(value_of(mask).shape)
-    if value_of(mask).dtype is torch.bool:
-        value = relax.op.where(value, relax.const(0.0, "float32"), relax.const(-math.inf, "float32"))
-    leading = tuple(value_of(node.args[0]).shape[:-2])
-    if len(leading) != 2:
-        return emit(relax.op.reshape(relax.op.broadcast_to(value, [*leading, *scores]), [batch, heads, *scores]))
-    shape = (1,) * (4 - len(shape)) + shape
-    return emit(relax.op.broadcast_to(relax.op.reshape(value, shape), [*shape[:2], *scores]))
+    operands = [importer.env[operand] for operand in node.args[:3]]
+    is_four_dimensional = len(leading) == 2
+    if not is_four_dimensional:
+        operands = [
+            relax.op.reshape(value, _four_dimensions(shape)) for value, shape in zip(operands, shapes, strict=True)
+        ]
+    bias, mask = None, argument(node, "attn_mask")
+    if mask is not None:
+        scores = (shapes[0][-2], shapes[1][-2])
+        if is_four_dimensional:
+            bias = attention_bias(importer.env[mask], value_of(mask).shape, *scores)
+        else:
+            whole = relax.op.broadcast_to(additive_mask(importer.env[mask]), [*leading, *scores])
+            bias = relax.op.reshape(whole, _four_dimensions((*leading, *scores)))
+    result = emit(attention(operands, bias, argument(node, "scale"), argument(node, "is_causal")))
+    return result if is_four_dimensional else emit(relax.op.reshape(result, tuple(value_of(node).shape)))
 
 
 def _convert_group_norm(node: Node, importer: Any) -> Any:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from harness.compiler.lowering.frontends.backend_defects import BOOLEAN_SUM
 from harness.compiler.lowering.frontends.defect import Defect, RawOutcome, Symptom
 from harness.compiler.lowering.frontends.rewriting import calls, insert, overloads, source_line, value_of
+from harness.compiler.lowering.frontends.torch_export.complex.values import touches_complex
 
 _aten = torch.ops.aten
 
@@ -30,11 +31,6 @@ def _cast(operand: Any, dtype: torch.dtype, successor: Node) -> Any:
     if value_of(operand).dtype == dtype:
         return operand
     return insert(successor, _aten._to_copy.default, operand, dtype=dtype)
-
-
-def _is_complex(node: Node) -> bool:
-    values = [node, *(operand for operand in node.args if isinstance(operand, Node))]
-    return any(value_of(value).is_complex() for value in values)
 
 
 def _operand(argument: Any) -> Any:
@@ -67,7 +63,7 @@ def _promote(module: GraphModule) -> None:
                 f"{node.target} of integers is not known to TVM, called at {source_line(node)}: raise floats there."
             )
     for node in calls(module, *_ARITHMETIC):
-        if not _is_complex(node):  # the importer rejects it
+        if not touches_complex(node):  # the importer rejects it
             node.args = tuple(_cast(operand, value_of(node).dtype, node) for operand in node.args[:2])
     for node in calls(module, *_COMPARISONS):
         dtype = torch.result_type(*map(_operand, node.args))
