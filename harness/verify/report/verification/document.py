@@ -50,7 +50,7 @@ from msgspec import to_builtins
 
 from harness.core.case import DEFAULT_FRONTEND, Weights
 from harness.core.errors import HarnessError
-from harness.core.expectations import CheckKind, Expectation, check
+from harness.core.expectations import Expectation, check
 from harness.core.outcome import METRICS, Distribution, Kernel, Outcome, Status, Verdict, VerdictKind
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.runtime.decoding import convert, decode
@@ -94,8 +94,7 @@ class Result:
     def from_outcome(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
         """Returns the result of comparing the outcome with its expectation."""
         rating = check(case, outcome, expectation)
-        expected = None if rating.kind is CheckKind.SKIPPED else rating.kind is CheckKind.AS_EXPECTED
-        return cls(case, outcome, expected, rating.sentence, expectation.why if expectation else "")
+        return cls(case, outcome, rating.expected, rating.sentence, expectation.why if expectation else "")
 
 
 def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
