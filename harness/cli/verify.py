@@ -160,10 +160,8 @@ def verify(
     device_entry: dict[str, str] = {}
     if device is not None:
         description = describe_remote(device)
-        processors, device_entry = (
-            processors.with_defaults(description.processors),
-            {"runs on": f"{description}, {device}"},
-        )
+        processors = processors.with_defaults(description.processors)
+        device_entry = {"runs on": f"{description}, {device}"}
         for name in dict.fromkeys(case.target for case in cases):
             if problem := description.problem(name, processors):
                 raise HarnessError(problem)

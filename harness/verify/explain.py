@@ -112,7 +112,7 @@ def render(explanation: Explanation) -> Any:
             table.add_row(
                 f"  {group[0].name}",
                 str(len(group)),
-                Text(_shapes(group)),
+                Text(_first_lines(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)),
                 Text(_first_lines(map(_description, group))),
             )
     return table
@@ -146,10 +146,6 @@ def write_json(explanations: Sequence[Explanation], path: Path) -> None:
         for found in explanations
     ]
     files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
-
-
-def _shapes(group: Iterable[Operator]) -> str:
-    return _first_lines(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
 
 
 def _first_lines(lines: Iterable[str]) -> str:
