@@ -80,8 +80,8 @@ def diagnose(
         print_sentence(summary(diagnosis))
         diagnoses.append(diagnosis)
     if json_file is not None:
-        cases_found = [document(diagnosis) for diagnosis in diagnoses]
-        write_json(json_file, {"schema": 1, "cases": cases_found}, advice=options.JSON_ADVICE)
+        documents = [document(diagnosis) for diagnosis in diagnoses]
+        write_json(json_file, {"schema": 1, "cases": documents}, advice=options.JSON_ADVICE)
     if reproduce is not None:
         (diagnosis,) = diagnoses
         print_sentence(write_folder(diagnosis, reproduce))

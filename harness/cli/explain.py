@@ -82,7 +82,7 @@ def explain(
         print_sentence(summary(explanation))
         explanations.append(explanation)
     if json_file is not None:
-        cases_found = [document(explanation) for explanation in explanations]
-        write_json(json_file, {"schema": 1, "cases": cases_found}, advice=options.JSON_ADVICE)
+        documents = [document(explanation) for explanation in explanations]
+        write_json(json_file, {"schema": 1, "cases": documents}, advice=options.JSON_ADVICE)
     if save is not None:
         print_sentence(f"Programs and modules: {save}")
