@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from harness.core.precision import DEFAULT_PRECISION
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 
 
 class Weights(StrEnum):
@@ -78,6 +78,11 @@ class Case:
         for people; programs store a case as its fields.
         """
         return "-".join([self.component, self.strategy, self.target, str(self.scale), *self.nondefaults.values()])
+
+    @property
+    def ill_conditioned(self) -> bool:
+        """Returns whether the strict gate counts, which PyTorch fp32 itself may leave with these weights."""
+        return Weights(self.weights).ill_conditioned and not PRECISIONS[self.precision].judged_by_oracle
 
     @property
     def nondefaults(self) -> dict[str, str]:

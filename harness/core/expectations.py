@@ -183,7 +183,7 @@ def _required_quality(case: Case) -> str:
     """Returns the required quality of outputs in words."""
     if PRECISIONS[case.precision].judged_by_oracle:
         return "right by the oracle"
-    if Weights(case.weights).ill_conditioned:
+    if case.ill_conditioned:
         return "strict, or right by the oracle where PyTorch itself leaves the strict gate"
     return _STRICT
 

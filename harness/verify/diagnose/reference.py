@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-from harness.core.case import Case, Weights
+from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.program import Array, Arrays, Program
@@ -244,15 +244,14 @@ class Upstream:
 
     def failed(self, outputs: Arrays, expectation: Expectation | None) -> dict[str, str]:
         """Returns the outputs that a verification rejects, each with the reason."""
-        by_oracle = PRECISIONS[self.case.precision].judged_by_oracle
         verdicts = judge(
             outputs,
             self.reference.first,
             self.reference.exact,
             reference_again=self.reference.again,
             expectation=expectation,
-            by_oracle=by_oracle,
-            ill_conditioned=Weights(self.case.weights).ill_conditioned and not by_oracle,
+            by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
+            ill_conditioned=self.case.ill_conditioned,
         )
         return {verdict.name: verdict.reason for verdict in verdicts if not verdict.kind.passes}
 
