@@ -17,7 +17,7 @@ import pytest
 
 from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
-from harness.core.processes.threads import OPTION_VARIABLE, tvm_threads, validate_threads
+from harness.core.processes.threads import OPTION_VARIABLE, choose_threads, tvm_threads
 from harness.runtime.threads import VARIABLE, default_threads, usable_cpus
 
 COUNT = """
@@ -115,7 +115,7 @@ def test_pytest_takes_the_option(pytestconfig: pytest.Config, request: pytest.Fi
 @pytest.mark.parametrize("count", ["0", "-1", TOO_MANY])
 def test_a_number_that_cannot_be_is_one_sentence(count: str) -> None:
     with pytest.raises(HarnessError, match=sentence("thread-count", count=count, usable=usable_cpus())):
-        validate_threads(int(count))
+        choose_threads(int(count))
 
 
 @pytest.mark.parametrize(

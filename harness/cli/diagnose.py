@@ -13,7 +13,7 @@ from harness.cli.console import console, print_sentence, running_stage
 from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Scale
-from harness.core.files import check_writable
+from harness.core.files import check_writable, write_json
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.core.settings import Settings
@@ -56,7 +56,7 @@ def diagnose(
     options.require_compiler()
     from harness.core.expectations import expectation_for
     from harness.core.processes.threads import configure_threads
-    from harness.verify.diagnose.report import ADVICE, check_folder, render, summary, write_folder, write_json
+    from harness.verify.diagnose.report import check_folder, document, render, summary, write_folder
     from harness.verify.runner import diagnose_case, expectations
 
     configure_threads(threads)
@@ -66,7 +66,7 @@ def diagnose(
     if reproduce is not None:
         check_folder(reproduce, len(cases))
     if json_file is not None:
-        check_writable(json_file, advice=ADVICE)
+        check_writable(json_file, advice=options.JSON_ADVICE)
     processors = Processors(cpu)
     database = options.chosen_database(db, untuned, {target}, processors)
     settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
@@ -80,7 +80,8 @@ def diagnose(
         print_sentence(summary(diagnosis))
         diagnoses.append(diagnosis)
     if json_file is not None:
-        write_json(diagnoses, json_file)
+        documents = [document(diagnosis) for diagnosis in diagnoses]
+        write_json(json_file, {"schema": 1, "cases": documents}, advice=options.JSON_ADVICE)
     if reproduce is not None:
         (diagnosis,) = diagnoses
         print_sentence(write_folder(diagnosis, reproduce))

@@ -13,7 +13,7 @@ from harness.compiler.targets import HOST
 from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Scale
 from harness.core.errors import HarnessError
-from harness.core.files import check_writable, make_folder
+from harness.core.files import check_writable, make_folder, write_json
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
 from harness.models.selection import select
@@ -49,7 +49,7 @@ def explain(
     options.require_compiler()
     from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS
     from harness.core.processes.threads import configure_threads
-    from harness.verify.explain import ADVICE, render, summary, write_json
+    from harness.verify.explain import document, render, summary
     from harness.verify.explain import explain as explain_case
 
     configure_threads(threads)
@@ -65,7 +65,7 @@ def explain(
     )
     float32 = options.chosen_groups(budget or (), cases)
     if json_file is not None:
-        check_writable(json_file, advice=ADVICE)
+        check_writable(json_file, advice=options.JSON_ADVICE)
     if save is not None:
         if frontend not in EXPORTING_PROGRAMS:
             raise HarnessError(f"--save takes exported programs: choose --frontend {' or '.join(EXPORTING_PROGRAMS)}")
@@ -82,6 +82,7 @@ def explain(
         print_sentence(summary(explanation))
         explanations.append(explanation)
     if json_file is not None:
-        write_json(explanations, json_file)
+        documents = [document(explanation) for explanation in explanations]
+        write_json(json_file, {"schema": 1, "cases": documents}, advice=options.JSON_ADVICE)
     if save is not None:
         print_sentence(f"Programs and modules: {save}")

@@ -28,6 +28,10 @@ COMPILES = ("tvm", "torch", "sam3")
 """Modules that compiling and verifying need, all from the extra `verify`."""
 
 
+JSON_ADVICE = "choose another file with --json"
+"""Advice for the user if the file of that option cannot be written."""
+
+
 def require_compiler() -> None:
     """Checks that this installation can compile and verify.
 

@@ -36,17 +36,18 @@ def report(
     if compare is not None:
         if results or summary:
             raise HarnessError("--compare takes two reports, and no other option than --out: leave the others out")
-        _compare(*compare, out)
+        page = _compare(*compare, out)
     elif not results:
         raise HarnessError("give files of results, or two reports with --compare")
     elif any(map(_is_verification, results)):
         if len(results) > 1:
             raise HarnessError("a verification report is rendered by itself: give one file, or two with --compare")
-        _report_verification(results[0], out, summary)
+        page = _report_verification(results[0], out, summary)
     else:
         if out is None or summary:
             raise HarnessError("benchmarks need a folder for their page: give --out DIR, and no --summary")
-        _report_measurements(results, out)
+        page = _report_measurements(results, out)
+    print_sentence(f"Report: {page}")
 
 
 def _is_verification(path: Path) -> bool:
@@ -58,7 +59,7 @@ def _is_verification(path: Path) -> bool:
     return isinstance(data, dict) and "cases" in data and "benchmarks" not in data
 
 
-def _report_measurements(results: list[Path], out: Path) -> None:
+def _report_measurements(results: list[Path], out: Path) -> Path:
     from harness.models.registry import subjects
 
     try:
@@ -69,30 +70,24 @@ def _report_measurements(results: list[Path], out: Path) -> None:
         ) from error
 
     with console.status("Drawing"):
-        page = write_performance_report(results, out, order=list(subjects()))
-    _print_page(page)
+        return write_performance_report(results, out, order=list(subjects()))
 
 
-def _report_verification(path: Path, out: Path | None, summary: Path | None) -> None:
+def _report_verification(path: Path, out: Path | None, summary: Path | None) -> Path:
     from harness.verify.report.verification.writer import append_summary, write_pages
 
     page = write_pages(path, out or path.parent)
     if summary is not None:
         append_summary(path, summary)
-    _print_page(page)
+    return page
 
 
-def _compare(before: Path, after: Path, out: Path | None) -> None:
+def _compare(before: Path, after: Path, out: Path | None) -> Path:
     from harness.verify.report.verification.comparison import summary_sentence
     from harness.verify.report.verification.writer import write_comparison
 
     page, comparison = write_comparison(before, after, out or after.parent)
     print_sentence(summary_sentence(comparison))
     for case in comparison.outcomes:
-        line = f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}"
-        print_sentence(line)
-    _print_page(page)
-
-
-def _print_page(page: Path) -> None:
-    print_sentence(f"Report: {page}")
+        print_sentence(f"{case.case}: {case.before or 'not there'} → {case.after or 'not there'}")
+    return page

@@ -13,6 +13,7 @@ from harness.app.segment.job import Computation, FailedImage, Job, Result, Segme
 from harness.cli.console import console, print_sentence, progress
 from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
+from harness.core.names import plural
 from harness.core.processors import Remote
 from harness.runtime import Sam3
 from harness.runtime.manifest import read_manifest
@@ -76,17 +77,13 @@ def _print_results(results: Sequence[Result], seconds: float, out: Path) -> None
     for note in dict.fromkeys(note for result in segmented for note in result.notes):
         print_sentence(f"Note: {note}")
     if resumed := sum(result.resumed for result in segmented):
-        print_sentence(f"{_images(resumed)} had been done by an earlier run.")
+        print_sentence(f"{plural(resumed, 'image')} had been done by an earlier run.")
     if segmented and resumed == len(segmented):
         print_sentence(f"Done; results in {out}")
     elif segmented:
         count = len(segmented) - resumed
         speed = f"{count / seconds:.2f} images/s"
-        print_sentence(f"{_images(count)} in {seconds:.1f} s, {speed}; results in {out}")
-
-
-def _images(count: int) -> str:
-    return f"{count} image{'' if count == 1 else 's'}"
+        print_sentence(f"{plural(count, 'image')} in {seconds:.1f} s, {speed}; results in {out}")
 
 
 def objects_table(result: SegmentedImage) -> Table:
@@ -106,8 +103,7 @@ def objects_table(result: SegmentedImage) -> Table:
 
 def _title(result: SegmentedImage) -> Text:
     width, height = result.size
-    count = len(result.annotations)
-    return Text(f"{result.image.name}, {width} x {height}: {count} object{'' if count == 1 else 's'}")
+    return Text(f"{result.image.name}, {width} x {height}: {plural(len(result.annotations), 'object')}")
 
 
 def images_table(results: Sequence[SegmentedImage]) -> Table:

@@ -20,6 +20,7 @@ from harness.cli.segment import (
     parse_numbers,
 )
 from harness.core.errors import HarnessError
+from harness.core.names import plural
 
 
 def track(
@@ -63,9 +64,8 @@ def track(
         task = bar.add_task(video.name, total=None)
         summary = run(loaded, job, lambda total: bar.update(task, total=total), lambda: bar.advance(task))
     seconds = time.perf_counter() - start
-    count = len(summary.objects)
     speed = f"{seconds:.1f} s, {summary.processed / seconds:.2f} frames/s"
     print_sentence(
-        f"{count} object{'' if count == 1 else 's'} in {summary.frames} frames, "
+        f"{plural(len(summary.objects), 'object')} in {summary.frames} frames, "
         f"{speed if summary.processed else 'done by an earlier run'}; results in {out}"
     )

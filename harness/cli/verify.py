@@ -18,7 +18,7 @@ from harness.core.budget import NO_GROUPS
 from harness.core.case import DEFAULT_FRONTEND, Case, Scale
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder
-from harness.core.names import select_names
+from harness.core.names import plural, select_names
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors, Remote
 from harness.models.registry import models, subjects
@@ -160,10 +160,8 @@ def verify(
     device_entry: dict[str, str] = {}
     if device is not None:
         description = describe_remote(device)
-        processors, device_entry = (
-            processors.with_defaults(description.processors),
-            {"runs on": f"{description}, {device}"},
-        )
+        processors = processors.with_defaults(description.processors)
+        device_entry = {"runs on": f"{description}, {device}"}
         for name in dict.fromkeys(case.target for case in cases):
             if problem := description.problem(name, processors):
                 raise HarnessError(problem)
@@ -207,8 +205,7 @@ def verify(
         from harness.verify.cluster import check_nodes, resolved, resources_of_machine, run_on_node
 
         with connect(ray_address, resources_of_machine()):
-            count = check_nodes(limits.memory_bytes)
-            machine["runs on"] = f"{count} node{'' if count == 1 else 's'} of a Ray cluster"
+            machine["runs on"] = f"{plural(check_nodes(limits.memory_bytes), 'node')} of a Ray cluster"
             # Ray limits the number of cases that run at a time.
             yield from verify_cases(cases, resolved(settings), limits, on_stage, len(cases), float32, run_on_node)
 

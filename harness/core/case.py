@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from harness.core.precision import DEFAULT_PRECISION
+from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 
 
 class Weights(StrEnum):
@@ -77,11 +77,19 @@ class Case:
         A precision other than fp32, a frontend other than the default and weights that are not seeded follow. An id is
         for people; programs store a case as its fields.
         """
-        parts = [self.component, self.strategy, self.target, str(self.scale)]
-        parts += [self.precision] if self.precision != DEFAULT_PRECISION else []
-        parts += [self.frontend] if self.frontend != DEFAULT_FRONTEND else []
-        parts += [str(self.weights)] if self.weights != Weights.SEEDED else []
-        return "-".join(parts)
+        return "-".join([self.component, self.strategy, self.target, str(self.scale), *self.nondefaults.values()])
+
+    @property
+    def ill_conditioned(self) -> bool:
+        """Returns whether the strict gate counts, which PyTorch fp32 itself may leave with these weights."""
+        return Weights(self.weights).ill_conditioned and not PRECISIONS[self.precision].judged_by_oracle
+
+    @property
+    def nondefaults(self) -> dict[str, str]:
+        """The precision, frontend and weights by name, without those that have their default."""
+        values = {"precision": self.precision, "frontend": self.frontend, "weights": str(self.weights)}
+        defaults = {"precision": DEFAULT_PRECISION, "frontend": DEFAULT_FRONTEND, "weights": Weights.SEEDED}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON stores them."""

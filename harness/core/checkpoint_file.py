@@ -196,12 +196,9 @@ def _file_problem(path: Path) -> str | None:
         return f"The checkpoint {path} cannot be read: {error.strerror}; check its permissions."
     if path.suffix == ".safetensors":
         # Eight bytes with the length of a header in JSON, then the header.
-        has_header = head[8:9] == b"{"
-        return (
-            None
-            if has_header
-            else f"The checkpoint {path} is not a safetensors file or is truncated; download it again."
-        )
+        if head[8:9] == b"{":
+            return None
+        return f"The checkpoint {path} is not a safetensors file or is truncated; download it again."
     if head.startswith((_ZIP, _PICKLE)) or head[_TAR_OFFSET:] == _TAR:
         return None
     return f"The file {path} is not a checkpoint; give a .pt file saved by torch or a .safetensors file."

@@ -38,7 +38,6 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -105,19 +104,16 @@ class Expectation(Struct, frozen=True, forbid_unknown_fields=True):
         return self.status is Status.PASSED and (not self.outputs or output in self.outputs)
 
 
-class CheckKind(StrEnum):
-    """The rating of an outcome by the expectations."""
-
-    AS_EXPECTED = "as_expected"
-    UNEXPECTED = "unexpected"
-    SKIPPED = "skipped"
-
-
 @dataclass(frozen=True)
 class Check:
-    """An outcome rated by its expectation; `sentence` says why it is unexpected or was skipped."""
+    """An outcome rated by its expectation.
 
-    kind: CheckKind
+    Attributes:
+        expected: Whether the outcome was expected; None if the case was skipped as unavailable.
+        sentence: Why the outcome is not expected, or why the case was skipped.
+    """
+
+    expected: bool | None
     sentence: str = ""
 
 
@@ -175,21 +171,19 @@ def check(case: Case, outcome: Outcome, expectation: Expectation | None) -> Chec
     if expectation is not None and not expectation.matches(case):
         raise ValueError(f"the expectation of {expectation.where} is not about {case.id}")
     if outcome.status is Status.UNAVAILABLE:
-        return Check(CheckKind.SKIPPED, outcome.error.message if outcome.error else "not available on this machine")
+        return Check(None, outcome.error.message if outcome.error else "not available on this machine")
     if expectation is None or expectation.status is Status.PASSED:
         problem = _pass_problem(outcome, expectation, _required_quality(case))
     else:
         problem = _failure_problem(outcome, expectation)
-    if problem:
-        return Check(CheckKind.UNEXPECTED, problem)
-    return Check(CheckKind.AS_EXPECTED)
+    return Check(not problem, problem)
 
 
 def _required_quality(case: Case) -> str:
     """Returns the required quality of outputs in words."""
     if PRECISIONS[case.precision].judged_by_oracle:
         return "right by the oracle"
-    if Weights(case.weights).ill_conditioned:
+    if case.ill_conditioned:
         return "strict, or right by the oracle where PyTorch itself leaves the strict gate"
     return _STRICT
 

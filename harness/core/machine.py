@@ -34,7 +34,9 @@ def describe_machine() -> dict[str, Any]:
     `usable_cpus` is the smallest of cores, affinity and the container's quota. `threads` is the number of threads that
     the process uses, and `threads_chosen` the reason.
     """
-    memory, memory_limit = _memory_bytes(), _cgroup_memory_bytes()
+    import psutil
+
+    memory, memory_limit = psutil.virtual_memory().total, _cgroup_memory_bytes()
     cpuset, quota = cgroup_cpuset(), cgroup_quota()
     return {
         "cpu": cpu_model(),
@@ -50,7 +52,7 @@ def describe_machine() -> dict[str, Any]:
         "threads_chosen": thread_count_reason(),
         "memory_bytes": memory,
         "cgroup_memory_bytes": memory_limit,
-        "usable_memory_bytes": min((limit for limit in (memory, memory_limit) if limit), default=None),
+        "usable_memory_bytes": min(memory, memory_limit or memory),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "architecture": platform.machine(),
         "python": platform.python_version(),
@@ -98,14 +100,6 @@ def _gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return process.stdout.strip().splitlines()
-
-
-def _memory_bytes() -> int | None:
-    match = re.search(r"^MemTotal:\s*(\d+) kB$", read_text(ROOT / "proc/meminfo"), re.M)
-    if match:
-        return int(match.group(1)) * 1024
-    size = sysctl("-n", "hw.memsize")
-    return int(size) if size.isdigit() else None
 
 
 def _cgroup_memory_bytes() -> int | None:

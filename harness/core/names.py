@@ -1,4 +1,4 @@
-"""Checks names that a user gives against those that a registry knows."""
+"""Checks names that a user gives against those that a registry knows, and writes numbers with their nouns."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def select_names(kind: str, names: Sequence[str], registered_names: Sequence[str
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(registered_names)}."
             raise HarnessError(f"Unknown {kind} {name!r}: {hint}")
     return tuple(dict.fromkeys(names)) or tuple(registered_names)
+
+
+def plural(amount: int, noun: str) -> str:
+    """Formats a number with its noun in singular or plural."""
+    return f"{amount} {noun}{'' if amount == 1 else 's'}"

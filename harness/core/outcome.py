@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -210,9 +210,9 @@ class Device:
         return f"{machine}; {runs}), at {self.address}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """The outcome of one case.
+    """The outcome of one case; while the case runs, what is known of it.
 
     Attributes:
         stage: Last stage that the case entered.
@@ -253,25 +253,19 @@ class Outcome:
 
 @dataclass
 class Progress:
-    """The current stage of a case, the time of each stage, the sizes of artifacts, and the device that ran it."""
+    """The progress of a case: its outcome so far, and the function that hears of each stage."""
 
     on_stage: Callable[[str], None]
-    stage: Stage = Stage.BUILD
-    seconds: dict[str, float] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    device: Device | None = None
-    kernels: list[Kernel] = field(default_factory=list)
-    lost_schedules: list[str] = field(default_factory=list)
-    emulated: bool = False
+    outcome: Outcome = field(default_factory=lambda: Outcome(Stage.BUILD, Status.PASSED))
 
     @contextmanager
     def time_stage(self, stage: Stage) -> Iterator[None]:
         """Announces the stage, and adds its duration if it ends without an error."""
-        self.stage = stage
+        self.outcome.stage = stage
         self.on_stage(stage.value)
-        start = time.perf_counter()
+        start, seconds = time.perf_counter(), self.outcome.seconds
         yield
-        self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + time.perf_counter() - start
+        seconds[stage.value] = seconds.get(stage.value, 0.0) + time.perf_counter() - start
 
     @contextmanager
     def time_steps(self, stage_of: Callable[[str], Stage]) -> Iterator[Callable[[str], None]]:
@@ -284,17 +278,6 @@ class Progress:
 
             yield on_step
 
-    def outcome(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
+    def end(self, status: Status, error: CaseError | None = None, verdicts: tuple[Verdict, ...] = ()) -> Outcome:
         """Returns the outcome of a case that ends here."""
-        return Outcome(
-            self.stage,
-            status,
-            error,
-            self.seconds,
-            self.sizes,
-            verdicts=verdicts,
-            device=self.device,
-            kernels=tuple(self.kernels),
-            emulated=self.emulated,
-            lost_schedules=tuple(self.lost_schedules),
-        )
+        return replace(self.outcome, status=status, error=error, verdicts=verdicts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.core.case import Case, Weights
+from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.outcome import Progress, Verdict, VerdictKind
 from harness.core.precision import PRECISIONS
@@ -63,7 +63,7 @@ class TracedWorkload:
             stack.enter_context(closing(compiled))
             self._actual = compiled.run_trace(self.trace)
             save_outputs(saved_folder(self.case), self._actual)
-            if self._is_ill_conditioned:
+            if self.case.ill_conditioned:
                 self._compiled = compiled
                 stack.pop_all()  # `judge` closes it
         return True
@@ -84,18 +84,18 @@ class TracedWorkload:
             reference_again=outputs.again,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
-            ill_conditioned=self._is_ill_conditioned,
+            ill_conditioned=self.case.ill_conditioned,
         )
         draws = self.draw_small_outputs(reference)
-        if self._is_ill_conditioned and (
+        if self.case.ill_conditioned and (
             failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
         ):
             draws = self.draws(failed)
         if draws:
             verdicts = judge_by_draws(
-                verdicts, actual, reference, oracle, draws, ill_conditioned=self._is_ill_conditioned
+                verdicts, actual, reference, oracle, draws, ill_conditioned=self.case.ill_conditioned
             )
-        if self._is_ill_conditioned and (doubtful := ambiguous_outputs(verdicts, actual, reference, oracle, draws)):
+        if self.case.ill_conditioned and (doubtful := ambiguous_outputs(verdicts, actual, reference, oracle, draws)):
             if self._compiled is not None and self._actual is not None:
                 pytorch_errors, compiled_errors = self._errors_of_further_runs(doubtful, self._compiled)
                 save_outputs(
@@ -108,11 +108,6 @@ class TracedWorkload:
                 verdicts, actual, reference, oracle, draws, pytorch_errors, compiled_errors
             )
         return add_distributions(verdicts, actual, reference)
-
-    @property
-    def _is_ill_conditioned(self) -> bool:
-        """Returns whether the weights strain fp32 and the case is held to the strict gate."""
-        return Weights(self.case.weights).ill_conditioned and not PRECISIONS[self.case.precision].judged_by_oracle
 
     def _outputs(self) -> tuple[Arrays, Arrays, Arrays]:
         """Returns the outputs of compiled code, and the errors of further runs that an earlier judgement saved."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core import machine
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root, prune_files, remove_temporary_files
@@ -86,20 +86,14 @@ def versions() -> dict[str, str]:
     """Returns what else PyTorch's results depend on, for keys: package versions, vector features, threads."""
     import torch
 
+    packages = machine.versions(("torch", "torchvision", "sam3", "numpy"))
     return {
-        **{name: _version(name) for name in ("torch", "torchvision", "sam3", "numpy")},
+        **{name: version or "" for name, version in packages.items()},
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _canonical(key: Mapping[str, Any]) -> str:

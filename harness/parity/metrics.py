@@ -176,10 +176,9 @@ def bitwise_different(a: Array, b: Array) -> int:
         return a.size
     count = 0
     for p, q in raw_chunks(a, b):
-        bits_p, bits_q = (np.ascontiguousarray(chunk).view(np.uint8) for chunk in (p, q))
-        word = np.uint64 if bits_p.size % 8 == 0 else np.uint8
-        if np.array_equal(bits_p.view(word), bits_q.view(word)):
+        if p.tobytes() == q.tobytes():
             continue
+        bits_p, bits_q = (np.ascontiguousarray(chunk).view(np.uint8) for chunk in (p, q))
         differ = (bits_p != bits_q).reshape(-1, p.dtype.itemsize).any(axis=1)
         if not is_exact(p.dtype):
             differ &= ~(np.isnan(p) & np.isnan(q))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compiler.targets import TARGETS
-from harness.core import files
 from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
@@ -19,9 +18,6 @@ from harness.models.registry import subjects
 
 if TYPE_CHECKING:
     from harness.compiler.schedules.common.provenance import Operator
-
-ADVICE = "choose another file with --json"
-"""Advice for the user if the file cannot be written."""
 
 _LINES_SHOWN = 3
 
@@ -112,7 +108,7 @@ def render(explanation: Explanation) -> Any:
             table.add_row(
                 f"  {group[0].name}",
                 str(len(group)),
-                Text(_shapes(group)),
+                Text(_first_lines(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)),
                 Text(_first_lines(map(_description, group))),
             )
     return table
@@ -135,21 +131,10 @@ def summary(explanation: Explanation) -> str:
     return "\n".join(lines)
 
 
-def write_json(explanations: Sequence[Explanation], path: Path) -> None:
-    """Writes everything that is known of every operator, completely or not at all.
-
-    Raises:
-        HarnessError: The file cannot be written.
-    """
-    cases = [
-        asdict(found.case) | {"totals": found.totals, "operators": [asdict(operator) for operator in found.operators]}
-        for found in explanations
-    ]
-    files.write_json(path, {"schema": 1, "cases": cases}, advice=ADVICE)
-
-
-def _shapes(group: Iterable[Operator]) -> str:
-    return _first_lines(f"{' · '.join(operator.inputs)} → {operator.output}" for operator in group)
+def document(explanation: Explanation) -> dict[str, Any]:
+    """Returns everything that is known of every operator as JSON-able data."""
+    operators = [asdict(operator) for operator in explanation.operators]
+    return asdict(explanation.case) | {"totals": explanation.totals, "operators": operators}
 
 
 def _first_lines(lines: Iterable[str]) -> str:

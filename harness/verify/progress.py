@@ -9,10 +9,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.core.case import Case
+from harness.core.names import plural
 from harness.core.outcome import Stage, Status
 from harness.core.precision import PRECISIONS
 from harness.verify.report import Result
-from harness.verify.report.verification.wording import plural
 
 STAGES = " → ".join(Stage)
 

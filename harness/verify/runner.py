@@ -12,7 +12,6 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -44,21 +43,8 @@ class Limits:
 UNLIMITED = Limits()
 
 
-class RunIsolated(Protocol):
-    """A function that calls another in a process of its own, as `harness.core.processes.call.run_isolated` does."""
-
-    def __call__(
-        self,
-        function: str,
-        argument: Any,
-        *,
-        timeout: float | None = None,
-        memory_limit_bytes: int | None = None,
-        on_stage: Callable[[str], None] | None = None,
-        template: Template | None = None,
-        stop: threading.Event | None = None,
-    ) -> WorkerResult:
-        """Calls the function and returns how it ended."""
+RunIsolated = Callable[..., WorkerResult]
+"""Calls a function in a process of its own; it takes what `harness.core.processes.call.run_isolated` takes."""
 
 
 @cache

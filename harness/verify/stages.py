@@ -68,20 +68,20 @@ def run_case(
     progress = Progress(on_stage)
     problem = target.compile_problem()
     if problem is not None:
-        return progress.outcome(Status.UNAVAILABLE, CaseError("CannotCompile", problem))
+        return progress.end(Status.UNAVAILABLE, CaseError("CannotCompile", problem))
     try:
         with models()[subjects()[case.component].model].context():
             return _run_stages(case, settings, progress, float32)
     except LoadError as error:
-        return progress.outcome(Status.FAILED, _case_error(error))
+        return progress.end(Status.FAILED, _case_error(error))
     except DeviceLostError as error:
-        return progress.outcome(Status.CRASHED, CaseError("DeviceLost", str(error)))
+        return progress.end(Status.CRASHED, CaseError("DeviceLost", str(error)))
     except (HarnessError, ModelError):
         raise
     except MemoryError as error:
-        return progress.outcome(Status.OUT_OF_MEMORY, _case_error(error))
+        return progress.end(Status.OUT_OF_MEMORY, _case_error(error))
     except Exception as error:
-        return progress.outcome(Status.FAILED, _case_error(error))
+        return progress.end(Status.FAILED, _case_error(error))
 
 
 def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
@@ -103,16 +103,16 @@ def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Gro
                 with progress.time_stage(Stage.JUDGE):
                     verdicts = workload.judge(settings.expectation)
         finally:
-            progress.device = executor.describe_device()
-            progress.emulated = emulated and progress.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
+            progress.outcome.device = executor.describe_device()
+            progress.outcome.emulated = emulated and progress.outcome.stage in (Stage.LOAD, Stage.RUN, Stage.JUDGE)
         if not has_run:
             problem = executor.run_problem(case.target) or ""
-            return progress.outcome(Status.UNAVAILABLE, CaseError("CannotRun", problem))
+            return progress.end(Status.UNAVAILABLE, CaseError("CannotRun", problem))
     faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
     if not faults:
-        return progress.outcome(Status.PASSED, verdicts=verdicts)
+        return progress.end(Status.PASSED, verdicts=verdicts)
     message = f"{len(faults)} of {len(verdicts)} outputs: {faults[0].name}: {faults[0].reason}"
-    return progress.outcome(Status.FAILED, CaseError("ParityError", message), verdicts)
+    return progress.end(Status.FAILED, CaseError("ParityError", message), verdicts)
 
 
 def _case_error(error: BaseException) -> CaseError:

@@ -73,6 +73,7 @@ class Run:
             return CompiledPrograms(self, programs, lowered, libraries, stack.pop_all())
 
     def _compile(self, lowered: Mapping[str, Lowered], libraries: Mapping[str, Path]) -> None:
+        outcome = self.progress.outcome
         with self.progress.time_stage(Stage.COMPILE):
             target = TARGETS[self.case.target]
             for name, program in lowered.items():
@@ -84,9 +85,9 @@ class Run:
                     processors=self.settings.processors,
                     for_emulation=self.executor.emulates,
                 )
-                self.progress.kernels += compiled.kernels
-                self.progress.lost_schedules += compiled.lost_schedules
-        self.progress.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
+                outcome.kernels += compiled.kernels
+                outcome.lost_schedules += compiled.lost_schedules
+        outcome.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
     def _lower_programs(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
         route = Route.from_case(self.case, self.float32)
@@ -168,7 +169,7 @@ class CompiledPrograms:
     def _load_program(self, name: str, progress: Progress) -> Executable | RemoteExecutable:
         parameters = list(self.lowered[name].parameters().values())
         # All programs of a component have the same weights; their sizes differ by a few constants.
-        progress.sizes["parameters"] = sum(array.nbytes for array in parameters)
+        progress.outcome.sizes["parameters"] = sum(array.nbytes for array in parameters)
         with progress.time_stage(Stage.LOAD):
             executor, target = self.run.executor, self.run.case.target
             return executor.load_program(self.libraries[name], target, parameters)

@@ -7,7 +7,7 @@ survives a native crash of the process that wrote it:
     request        pickled: the function and its argument; written before the child starts
     breadcrumbs    one line per stage, written by the child when it enters the stage
     output         stdout and stderr of the child and its children
-    answer         pickled: the result; absent if the child died
+    answer         pickled: a `WorkerResult`, or the error for the user; absent if the child died
     alive          a pipe, of forks only: end of file tells the child that the parent is gone
     ended          the exit code, of forks only, written by the template, because the parent does not see a fork end
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -477,27 +477,21 @@ class _Call:
 
 
 def _result(call: _Call, limit_hit: CaseError | None) -> WorkerResult:
-    def result(kind: WorkerEnd, value: Any = None, error: CaseError | None = None, child_peak: int = 0) -> WorkerResult:
-        peak = max(call.peak_rss_bytes, child_peak)
-        return WorkerResult(kind, value, error, tuple(call.crumbs), call.seconds, peak)
-
     tail = call.output_tail()
     if limit_hit is not None:
         kind = WorkerEnd.TIMED_OUT if limit_hit.type == "TimeLimit" else WorkerEnd.OUT_OF_MEMORY
-        return result(kind, error=CaseError(limit_hit.type, limit_hit.message, tail))
-    try:
-        answer = pickle.loads((call.folder / "answer").read_bytes())
-    except FileNotFoundError:
-        if sentence := full_disk(RuntimeError(tail)):  # LLVM ends the process
-            raise HarnessError(sentence) from None
-        return result(WorkerEnd.CRASHED, error=_crash(call.exit_code, call._stage_suffix(), tail))
-    kind = WorkerEnd(answer["kind"])
-    if kind is WorkerEnd.OK:
-        return result(kind, answer["value"], child_peak=answer["peak_rss_bytes"])
-    if answer["user_error"]:
-        raise HarnessError(answer["message"])
-    error = CaseError(answer["type"], answer["message"], answer["details"])
-    return result(kind, error=error, child_peak=answer["peak_rss_bytes"])
+        answer = WorkerResult(kind, error=replace(limit_hit, details=tail))
+    else:
+        try:
+            answer = pickle.loads((call.folder / "answer").read_bytes())
+        except FileNotFoundError:
+            if sentence := full_disk(RuntimeError(tail)):  # LLVM ends the process
+                raise HarnessError(sentence) from None
+            answer = WorkerResult(WorkerEnd.CRASHED, error=_crash(call.exit_code, call._stage_suffix(), tail))
+    if isinstance(answer, HarnessError):
+        raise answer
+    peak = max(call.peak_rss_bytes, answer.peak_rss_bytes)
+    return replace(answer, breadcrumbs=tuple(call.crumbs), seconds=call.seconds, peak_rss_bytes=peak)
 
 
 def _crash(returncode: int, stage_suffix: str, tail: str) -> CaseError:

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from harness.core.errors import HarnessError
 from harness.core.files import full_disk, replace_file
-from harness.core.processes.call import DETAILS_BYTES, ROOM, WorkerEnd
+from harness.core.outcome import CaseError
+from harness.core.processes.call import DETAILS_BYTES, ROOM, WorkerEnd, WorkerResult
 from harness.core.processes.threads import configure_threads
 from harness.runtime.errors import ModelError
 
@@ -62,7 +63,8 @@ def import_function(function: str) -> Callable[..., Any]:
     return imported
 
 
-def _answer(folder: Path) -> dict[str, Any]:
+def _answer(folder: Path) -> WorkerResult | HarnessError:
+    """Returns what the function returned or how it failed, or the sentence for the user."""
     breadcrumbs = os.open(folder / "breadcrumbs", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def on_stage(stage: str) -> None:
@@ -78,7 +80,7 @@ def _answer(folder: Path) -> dict[str, Any]:
         value = import_function(request["function"])(request["argument"], on_stage)
     except Exception as error:
         return _failure(error)
-    return {"kind": WorkerEnd.OK.value, "value": value, "peak_rss_bytes": _peak_rss_bytes()}
+    return WorkerResult(WorkerEnd.OK, value, peak_rss_bytes=_peak_rss_bytes())
 
 
 def _apply_environment(environment: dict[str, str]) -> None:
@@ -96,17 +98,14 @@ def _redirect_temporary_files(folder: Path) -> None:
     tempfile.tempdir = None  # it may be set from before a fork
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    kind = WorkerEnd.OUT_OF_MEMORY if _is_memory_error(error) else WorkerEnd.FAILED
+def _failure(error: Exception) -> WorkerResult | HarnessError:
     sentence = str(error) if isinstance(error, HarnessError | ModelError) else full_disk(error)
-    return {
-        "kind": kind.value,
-        "type": type(error).__name__,
-        "message": str(error) if sentence is None else sentence,
-        "details": "".join(traceback.format_exception(error))[-DETAILS_BYTES:],
-        "user_error": sentence is not None,
-        "peak_rss_bytes": _peak_rss_bytes(),
-    }
+    if sentence is not None:
+        return HarnessError(sentence)
+    kind = WorkerEnd.OUT_OF_MEMORY if _is_memory_error(error) else WorkerEnd.FAILED
+    details = "".join(traceback.format_exception(error))[-DETAILS_BYTES:]
+    case_error = CaseError(type(error).__name__, str(error), details)
+    return WorkerResult(kind, error=case_error, peak_rss_bytes=_peak_rss_bytes())
 
 
 def _is_memory_error(error: Exception) -> bool:

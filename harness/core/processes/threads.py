@@ -48,22 +48,14 @@ def choose_threads(count: int | None) -> None:
         HarnessError: `count` is not positive, or more than the CPUs that this process may use.
     """
     global _thread_count
-    if count is not None:
-        _thread_count = validate_threads(count)
-
-
-def validate_threads(count: int) -> int:
-    """Returns `count` if a run on so many threads makes sense.
-
-    Raises:
-        HarnessError: `count` is not positive, or more than the CPUs that this process may use.
-    """
+    if count is None:
+        return
     usable = usable_cpus()
-    if 1 <= count <= usable:
-        return count
-    raise HarnessError(
-        f"cannot run on {count} threads: give 1 to {usable}, the number of CPUs that this process may use"
-    )
+    if not 1 <= count <= usable:
+        raise HarnessError(
+            f"cannot run on {count} threads: give 1 to {usable}, the number of CPUs that this process may use"
+        )
+    _thread_count = count
 
 
 def thread_count_reason() -> str:

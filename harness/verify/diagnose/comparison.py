@@ -10,7 +10,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +39,35 @@ REPEAT_SECONDS = 0.01
 """Seconds for which a call is repeated, at least once, to check that its result always has the same bits."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunComparison:
     """The comparisons of one run.
 
     Attributes:
+        unnamed: Positions of the calls whose results belong to no node.
         boundaries: Comparisons of the calls, in order.
         faults: By position, the fault of the result of a call with PyTorch's values as inputs.
-        outputs: Values of the outputs, in order.
-        shapes: Shapes of PyTorch's outputs, in order.
-        views: Names of the nodes between the last calls and the outputs.
-        unnamed: Positions of the calls whose results belong to no node.
         changed: Positions of the calls whose inputs differ from the written values, before or after the call: memory
             was reused too early.
         altered: Nodes of the weights and inputs whose values in the run are not PyTorch's, with the position of their
             first reader.
         unsteady: Positions of the calls whose results for the same values do not always have the same bits.
         wrong: The calls that compute the first result that is wrong by itself; None if none is.
+        outputs: Values of the outputs, in order.
+        shapes: Shapes of PyTorch's outputs, in order.
+        views: Names of the nodes between the last calls and the outputs.
     """
 
-    boundaries: tuple[Boundary, ...]
-    faults: Mapping[int, Fault]
-    outputs: tuple[Array, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    views: frozenset[str]
     unnamed: tuple[int, ...]
-    changed: tuple[int, ...]
-    altered: Mapping[str, int]
-    unsteady: tuple[int, ...]
-    wrong: WrongCalls | None
+    boundaries: list[Boundary] = field(default_factory=list)
+    faults: dict[int, Fault] = field(default_factory=dict)
+    changed: list[int] = field(default_factory=list)
+    altered: dict[str, int] = field(default_factory=dict)
+    unsteady: list[int] = field(default_factory=list)
+    wrong: WrongCalls | None = None
+    outputs: tuple[Array, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    views: frozenset[str] = frozenset()
 
 
 def compare(
@@ -138,16 +138,11 @@ class _Observer:
         self.intermediates: dict[int, Array] = dict(flow.constants)
         self.sums: dict[int, int] = {}
         self.position = 0
-        self.boundaries: list[Boundary] = []
-        self.faults: dict[int, Fault] = {}
-        self.changed: list[int] = []
         self.placeholders = {value: node for value, node in flow.nodes.items() if graph.nodes[node].op == "placeholder"}
-        self.altered: dict[str, int] = {}
-        self.unsteady: list[int] = []
         self.written_types: dict[int, relax.TensorType] = {}
         self.read_types: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.calls_with_scalars: set[int] = set()
-        self.wrong_calls: WrongCalls | None = None
+        self.run = RunComparison(unnamed=tuple(n for n, node in self.results.items() if node is None))
 
     def comparison(self, outputs: Sequence[Array]) -> RunComparison:
         """Returns what was observed in a whole run, which returned these outputs."""
@@ -155,20 +150,12 @@ class _Observer:
             raise RuntimeError(f"{self.position} calls were made instead of {len(self.flow.calls)}")
         nodes, names = self.reference.nodes, set(self.flow.nodes.values())
         compared = [nodes[name] for name in names]
-        return RunComparison(
-            boundaries=tuple(self.boundaries),
-            faults=self.faults,
-            outputs=tuple(outputs),
-            shapes=tuple(array_of(self.reference.torch_value(name)).shape for name in self.outputs),
-            views=frozenset(
-                view.name for name in self.outputs if name not in names for view in region(nodes[name], compared)
-            ),
-            unnamed=tuple(n for n, node in self.results.items() if node is None),
-            changed=tuple(dict.fromkeys(self.changed)),
-            altered=self.altered,
-            unsteady=tuple(self.unsteady),
-            wrong=self.wrong_calls,
+        self.run.outputs = tuple(outputs)
+        self.run.shapes = tuple(array_of(self.reference.torch_value(name)).shape for name in self.outputs)
+        self.run.views = frozenset(
+            view.name for name in self.outputs if name not in names for view in region(nodes[name], compared)
         )
+        return self.run
 
     def on_call(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         """Observes a call; TVM's virtual machine calls this instrument before and after each call."""
@@ -218,9 +205,9 @@ class _Observer:
             if value not in self.sums or self.sums[value] == _checksum(tensor.numpy()):
                 continue
             if value in self.placeholders:
-                self.altered.setdefault(self.placeholders[value], self.position)
-            else:
-                self.changed.append(self.position)
+                self.run.altered.setdefault(self.placeholders[value], self.position)
+            elif self.position not in self.run.changed:
+                self.run.changed.append(self.position)
 
     def _call_locally(
         self, function: Any, call: KernelCall, arguments: Sequence[Any], tensors: Sequence[int]
@@ -246,7 +233,7 @@ class _Observer:
                 self.intermediates[value] = array
         if different is None:
             return [results]
-        self.unsteady.append(self.position)
+        self.run.unsteady.append(self.position)
         return [results, different]
 
     def _torch_value(self, value: int) -> Array:
@@ -268,12 +255,12 @@ class _Observer:
         local_error, local_value = max(
             ((deviation(value, torch_value, locally_exact), value) for value in values), key=lambda pair: pair[0].excess
         )
-        if local_error.excess > 1 and self.wrong_calls is None:
-            self.wrong_calls = self._wrong_calls([*between, self.position], torch_value, locally_exact)
+        if local_error.excess > 1 and self.run.wrong is None:
+            self.run.wrong = self._wrong_calls([*between, self.position], torch_value, locally_exact)
         if fault := Fault.from_value(local_error, local_value, torch_value, locally_exact):
-            self.faults[self.position] = fault
+            self.run.faults[self.position] = fault
         inside = region(nodes[node], [nodes[name] for name in sources])
-        self.boundaries.append(
+        self.run.boundaries.append(
             Boundary(
                 position=self.position,
                 function=call.function,

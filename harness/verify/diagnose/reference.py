@@ -23,13 +23,13 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-from harness.core.case import Case, Weights
+from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.program import Array, Arrays, Program
+from harness.parity import references
 from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
 from harness.parity.oracle import float64_arithmetic, oracle
-from harness.parity.references import runner_of
 from harness.parity.verdict import judge
 from harness.verify.diagnose.deviation import Deviation, deviation
 
@@ -229,34 +229,29 @@ class Upstream:
     Attributes:
         case: Its precision and weights say how strictly outputs are judged.
         reference: PyTorch's outputs by name.
-        again: PyTorch's outputs of a second run.
-        exact: The float64 outputs.
     """
 
     case: Case
-    reference: Arrays
-    again: Arrays
-    exact: Arrays
+    reference: references.Reference
 
     @classmethod
     def from_program(cls, program: Program, case: Case) -> Upstream:
         """Runs a program's module, unchanged, on its example inputs."""
         module, inputs, names = program.module, tuple(program.example.values()), program.outputs
-        run = runner_of(PRECISIONS[case.precision]).run
+        run = references.runner_of(PRECISIONS[case.precision]).run
         first, again = (dict(run(module, inputs, names)) for _ in range(2))
-        return cls(case, first, again, oracle(module, inputs, names))
+        return cls(case, references.Reference(first, again, oracle(module, inputs, names)))
 
     def failed(self, outputs: Arrays, expectation: Expectation | None) -> dict[str, str]:
         """Returns the outputs that a verification rejects, each with the reason."""
-        by_oracle = PRECISIONS[self.case.precision].judged_by_oracle
         verdicts = judge(
             outputs,
-            self.reference,
-            self.exact,
-            reference_again=self.again,
+            self.reference.first,
+            self.reference.exact,
+            reference_again=self.reference.again,
             expectation=expectation,
-            by_oracle=by_oracle,
-            ill_conditioned=Weights(self.case.weights).ill_conditioned and not by_oracle,
+            by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
+            ill_conditioned=self.case.ill_conditioned,
         )
         return {verdict.name: verdict.reason for verdict in verdicts if not verdict.kind.passes}
 
@@ -265,7 +260,7 @@ class Upstream:
         return {name: self._deviation(name, output) for name, output in outputs.items()}
 
     def _deviation(self, name: str, output: Array) -> Deviation:
-        expected, exact = self.reference[name], self.exact[name]
+        expected, exact = self.reference.first[name], self.reference.exact[name]
         if output.size != expected.size or exact.shape != expected.shape:
             return Deviation(math.inf, math.inf, math.inf, math.nan, output.size)
         return deviation(output.reshape(expected.shape), expected, exact)

@@ -35,12 +35,10 @@ A deviation is {"r_rms", "r_inf", "error", "torch_error", "wrong"}. Attributes o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder, replace_folder, write_files
 from harness.core.precision import PRECISIONS
@@ -172,10 +170,6 @@ def _ratio(deviation: Deviation) -> str:
     return f"{deviation.r_rms:.3g}, {deviation.r_inf:.3g}"
 
 
-ADVICE = "choose another file with --json"
-"""Advice for the user if the file cannot be written."""
-
-
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns the whole diagnosis as JSON-able data."""
     data = asdict(replace(diagnosis, reproduction=None))
@@ -191,15 +185,6 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
     plain = _plain(data)
     assert isinstance(plain, dict)
     return plain
-
-
-def write_json(diagnoses: Sequence[Diagnosis], path: Path) -> None:
-    """Writes the documents of diagnoses, completely or not at all.
-
-    Raises:
-        HarnessError: The file cannot be written.
-    """
-    files.write_json(path, {"schema": 1, "cases": [document(diagnosis) for diagnosis in diagnoses]}, advice=ADVICE)
 
 
 def _plain(value: Any) -> Any:

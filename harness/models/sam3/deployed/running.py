@@ -51,11 +51,12 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
             spec = ArtifactSpec(deployable, run.case, run.settings, options, float32=run.float32)
             with progress.time_steps(_stage_of) as on_stage:
                 compiled = compile_into(spec, folder, run.schedules, on_stage, for_emulation=executor.emulates)
-            progress.kernels += compiled.kernels
-            progress.lost_schedules += compiled.lost_schedules
+            outcome = progress.outcome
+            outcome.kernels += compiled.kernels
+            outcome.lost_schedules += compiled.lost_schedules
             sizes = {name: file.bytes for name, file in compiled.manifest.files.items()}
-            progress.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
-            progress.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
+            outcome.sizes["library"] = sum(size for file, size in sizes.items() if file.endswith(".so"))
+            outcome.sizes["parameters"] = sum(size for file, size in sizes.items() if file.endswith(".safetensors"))
         if executor.run_problem(run.case.target) is not None:
             yield None
             return

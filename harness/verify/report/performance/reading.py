@@ -14,6 +14,7 @@ import pandas as pd
 
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, Case, Scale, Weights
 from harness.core.errors import HarnessError
+from harness.core.names import plural
 from harness.core.outcome import VerdictKind
 from harness.core.precision import DEFAULT_PRECISION
 
@@ -129,12 +130,11 @@ def _benchmark_rows(benchmark: str, extra: Mapping[str, Any]) -> list[dict[str, 
     if "bound" not in extra and not isinstance(extra.get("sides"), dict):
         return [row]
     machine, threads = extra["machine"], int(extra["threads"])
-    count = f"{threads} thread{'' if threads == 1 else 's'}"
     row |= {
         "machine": machine | (extra.get("versions") or {}),
         "facts": repr([*map(machine.get, _MACHINE_KEYS), threads]),
     }
-    row["place"] = ", ".join([str(machine.get("cpu")), count, *machine.get("gpus", [])])
+    row["place"] = ", ".join([str(machine.get("cpu")), plural(threads, "thread"), *machine.get("gpus", [])])
     if "bound" in extra:
         row |= {"kind": "kernel", "name": f"{extra['kernel']} {extra['shape']}", "group": extra["group"]}
         row |= {"bound": extra["bound"], "unit": UNITS[extra["bound"]], "peaks": _positive(extra, "peaks")}

@@ -120,15 +120,12 @@ def histogram(counts: Sequence[int]) -> Histogram:
     """Draws the number of errors between `EDGES`, in units of the gate."""
     tallest = math.log1p(max(counts, default=0)) or 1.0
     bottom = BARS_TOP + BARS_HEIGHT
-    bars = [
-        f"M{BARS_LEFT + n * BAR} {bottom}v-{max(BARS_HEIGHT * math.log1p(height) / tallest, 1):.1f}h{BAR - 2}V{bottom}z"
-        if height
-        else ""
-        for n, height in enumerate(counts)
-    ]
+    bars = [""] * len(counts)
     parts = []
     for n, height in enumerate(counts):
         if height:
+            length = max(BARS_HEIGHT * math.log1p(height) / tallest, 1)
+            bars[n] = f"M{BARS_LEFT + n * BAR} {bottom}v-{length:.1f}h{BAR - 2}V{bottom}z"
             below = f"at most {digits(EDGES[n])}" if n < len(EDGES) else f"more than {digits(EDGES[-1])}"
             above = f"above {digits(EDGES[n - 1])} and " if 0 < n < len(EDGES) else ""
             parts.append(f"{count(height)} {above}{below}")

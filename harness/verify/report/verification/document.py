@@ -48,11 +48,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from harness.core.case import DEFAULT_FRONTEND, Weights
 from harness.core.errors import HarnessError
-from harness.core.expectations import CheckKind, Expectation, check
+from harness.core.expectations import Expectation, check
 from harness.core.outcome import METRICS, Distribution, Kernel, Outcome, Status, Verdict, VerdictKind
-from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
+from harness.core.precision import PRECISIONS
 from harness.runtime.decoding import convert, decode
 from harness.verify.report.verification.schema import SCHEMA, Report, jsonable
 
@@ -94,17 +93,13 @@ class Result:
     def from_outcome(cls, case: Case, outcome: Outcome, expectation: Expectation | None) -> Result:
         """Returns the result of comparing the outcome with its expectation."""
         rating = check(case, outcome, expectation)
-        expected = None if rating.kind is CheckKind.SKIPPED else rating.kind is CheckKind.AS_EXPECTED
-        return cls(case, outcome, expected, rating.sentence, expectation.why if expectation else "")
+        return cls(case, outcome, rating.expected, rating.sentence, expectation.why if expectation else "")
 
 
 def repro_command(case: Case, flags: Sequence[str] = ()) -> str:
     """Returns the command that runs this one case again; `flags` are appended (for instance `--checkpoint PATH`)."""
     words = ["sam3-tvm", "verify", "--component", case.component, "--strategy", case.strategy, "--target", case.target]
-    precision = () if case.precision == DEFAULT_PRECISION else ("--precision", case.precision)
-    frontend = () if case.frontend == DEFAULT_FRONTEND else ("--frontend", case.frontend)
-    weights = () if case.weights == Weights.SEEDED else ("--weights", case.weights)
-    options = (*precision, *frontend, *weights)
+    options = [word for name, value in case.nondefaults.items() for word in (f"--{name}", value)]
     return shlex.join([*words, "--scale", case.scale, *options, "--seed", str(case.seed), *flags])
 
 
@@ -152,6 +147,14 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
     case, outcome = result.case, result.outcome
+    optional = {
+        "device": outcome.device and {**asdict(outcome.device), "told": str(outcome.device)},
+        "emulated": outcome.emulated,
+        "lost_schedules": list(outcome.lost_schedules),
+        "diagnosis": result.diagnosis,
+        "not_diagnosed": result.not_diagnosed,
+        "kernels": _kernels(outcome.kernels),
+    }
     return {
         "component": case.component,
         "strategy": case.strategy,
@@ -169,15 +172,8 @@ def _case(result: Result, flags: Sequence[str]) -> dict[str, Any]:
         "peak_rss_bytes": outcome.peak_rss_bytes,
         "repro": repro_command(case, flags),
         "outputs": [_output(verdict) for verdict in outcome.verdicts],
-        **({} if case.precision == DEFAULT_PRECISION else {"precision": case.precision}),
-        **({} if case.frontend == DEFAULT_FRONTEND else {"frontend": case.frontend}),
-        **({} if case.weights == Weights.SEEDED else {"weights": str(case.weights)}),
-        **({"device": {**asdict(outcome.device), "told": str(outcome.device)}} if outcome.device else {}),
-        **({"emulated": True} if outcome.emulated else {}),
-        **({"lost_schedules": list(outcome.lost_schedules)} if outcome.lost_schedules else {}),
-        **({"diagnosis": dict(result.diagnosis)} if result.diagnosis else {}),
-        **({"not_diagnosed": result.not_diagnosed} if result.not_diagnosed else {}),
-        **({"kernels": _kernels(outcome.kernels)} if outcome.kernels else {}),
+        **case.nondefaults,
+        **{name: value for name, value in optional.items() if value},
     }
 
 

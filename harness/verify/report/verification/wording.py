@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.compiler.targets import HOST
+from harness.core.names import plural
 from harness.core.outcome import Stage, VerdictKind
 from harness.parity.verdict import MAX_R_RMS, ORACLE_R_RMS
 from harness.verify.report.verification.document import KERNEL_COLUMNS
@@ -230,11 +231,6 @@ def cell(value: object) -> str:
 def distinct(names: Iterable[str]) -> list[str]:
     """Returns each name once, in the order of first occurrence."""
     return list(dict.fromkeys(names))
-
-
-def plural(amount: int, noun: str) -> str:
-    """Formats a number with its noun in singular or plural."""
-    return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
 def provenance(report: Mapping[str, Any]) -> str:
