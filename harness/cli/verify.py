@@ -261,7 +261,7 @@ def _default_subjects(
     Raises:
         HarnessError: The model answers none of them.
     """
-    if name is None and checkpoint is not None:
+    if name is None and folder is None and checkpoint is not None:
         name = options.model_of(checkpoint)
     chosen = subjects() if name is None else models()[name].subjects
     quick = {name: subject for name, subject in chosen.items() if not subject.long}
