@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 from conformance.support.inner_pytest import run_pytest
 from conformance.support.sentences import sentence
+from harness.cli.main import app
 from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.models.registry import models
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam31.components import COMPONENTS as SAM_3_1
 from harness.models.selection import select, strategies_of
@@ -91,6 +94,23 @@ def test_outliers_are_for_components_and_stand_in_the_id() -> None:
         select(["end_to_end"], weights=["outliers"])
     with pytest.raises(HarnessError, match=sentence("unknown-name", kind="weights", name="outlier", hint="'outliers'")):
         select(["box_head"], weights=["outlier"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--weights", "outliers"), sentence("seeded-only", components=", ".join(models()["sam3.1"].subjects))),
+        (("--component", "vit"), sentence("unknown-name", kind="component", name="vit", hint="tri_neck")),
+    ],
+)
+def test_a_model_stands_for_its_subjects(arguments: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(HarnessError, match=f"^{expected}"):
+        CliRunner().invoke(app, ["verify", "--model", "sam3.1", *arguments], catch_exceptions=False)
+
+
+def test_a_model_is_a_name_or_a_folder() -> None:
+    with pytest.raises(HarnessError, match=sentence("not-a-model", value="sam31", models="sam3.1")):
+        CliRunner().invoke(app, ["verify", "--model", "sam31"], catch_exceptions=False)
 
 
 def test_no_case_is_of_the_scale_that_only_tests_compile() -> None:

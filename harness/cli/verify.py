@@ -50,11 +50,10 @@ def verify(
     allow_partial: options.PartialOption = False,
     image: Annotated[Path | None, typer.Option(help="Photograph to capture inputs from. Default: fixtures/.")] = None,
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Folder of a compiled model to judge as it is, with the weights and options it was made with.",
+            help="Model whose components and whole models are verified, or folder of a compiled model to judge as it "
+            "is, with the weights and options it was made with. Default: all models.",
         ),
     ] = None,
     question: Annotated[
@@ -110,12 +109,13 @@ def verify(
     from harness.verify.report.verification.writer import PAGE_NAME
     from harness.verify.runner import Limits, add_diagnosis, exit_code, repro_flags, verify_cases
 
-    if model is not None and judge_saved:
+    model_name, folder = _model_or_folder(model)
+    if folder is not None and judge_saved:
         raise HarnessError("--model runs a folder and --judge-saved runs none: leave one of them out")
     if with_diagnosis and judge_saved:
         raise HarnessError("--diagnose runs cases again and --judge-saved runs none: leave one of them out")
     compile_options = {"--diagnose": with_diagnosis, "--budget": budget, "--db": db, "--untuned": untuned}
-    if model is not None and (flag := next((flag for flag, value in compile_options.items() if value), "")):
+    if folder is not None and (flag := next((flag for flag, value in compile_options.items() if value), "")):
         raise HarnessError(f"--model compiles nothing, and {flag} needs a compilation: leave one of them out")
     alone = {"--remote": remote, "--diagnose": with_diagnosis, "--jobs": jobs > 1, "--judge-saved": judge_saved}
     options.check_ray(ray, ray_address, alone)
@@ -124,9 +124,11 @@ def verify(
         keep_freed_memory()  # freed memory may not fit beside a full model
     if jobs > 1:
         share_cpus()
-    manifest = None if model is None else read_any_manifest(model)
+    manifest = None if folder is None else read_any_manifest(folder)
+    if model_name is not None and component:
+        select_names("component", component, tuple(models()[model_name].subjects))
     cases = select(
-        component or _default_subjects(model, manifest, checkpoint),
+        component or _default_subjects(model_name, folder, manifest, checkpoint),
         strategy or (() if manifest is None else (manifest.strategy,)),
         target or (HOST.name if manifest is None else manifest.target,),
         scale or (Scale.SHALLOW if manifest is None else manifest.scale,),
@@ -144,10 +146,10 @@ def verify(
     chosen = {case.component for case in cases}
     if manifest is not None:
         for name in chosen:
-            if (model_name := subjects()[name].model) != manifest.model:
+            if (other := subjects()[name].model) != manifest.model:
                 raise HarnessError(
-                    f"--model is a folder of {manifest.model}, and {name} is a subject of {model_name}: "
-                    f"leave out --component {name}, or give a folder of {model_name}"
+                    f"--model is a folder of {manifest.model}, and {name} is a subject of {other}: "
+                    f"leave out --component {name}, or give a folder of {other}"
                 )
     if question and (len(chosen) > 1 or not all(subjects()[name].whole for name in chosen)):
         raise HarnessError("--question needs one whole model: give --component end_to_end, or another")
@@ -166,7 +168,7 @@ def verify(
             if problem := description.problem(name, processors):
                 raise HarnessError(problem)
     database_folder = (
-        None if model else options.chosen_database(db, untuned, {case.target for case in cases}, processors)
+        None if folder else options.chosen_database(db, untuned, {case.target for case in cases}, processors)
     )
     settings = Settings(
         checkpoint,
@@ -177,11 +179,10 @@ def verify(
         remote=device,
         emulate=emulate,
         processors=processors,
-        model=model,
+        model=folder,
         questions=tuple(question or ()),
     )
-    names = tuple(dict.fromkeys(subjects()[case.component].model for case in cases))
-    for name in names:
+    for name in dict.fromkeys(subjects()[case.component].model for case in cases):
         models()[name].check(settings)
         options.print_checkpoint(name, checkpoint)
     limits = Limits(seconds, None if memory_limit is None else int(memory_limit * 2**30))
@@ -231,13 +232,35 @@ def verify(
         raise typer.Exit(code)
 
 
-def _default_subjects(folder: Path | None, manifest: Manifest | None, checkpoint: Path | None) -> tuple[str, ...]:
-    """Returns the default subjects: all that are not slow, of a checkpoint's model, or those that a folder answers.
+def _model_or_folder(value: str | None) -> tuple[str | None, Path | None]:
+    """Returns the name of a model, or the folder of a compiled one, that `--model` gives.
+
+    Raises:
+        HarnessError: It is neither.
+    """
+    if value is None or value in models():
+        return value, None
+    if not (folder := Path(value)).is_dir():
+        raise HarnessError(
+            f"--model {value} is neither a folder nor a model's name: give {' or '.join(models())}, or the folder of a "
+            "compiled model"
+        )
+    return None, folder
+
+
+def _default_subjects(
+    name: str | None, folder: Path | None, manifest: Manifest | None, checkpoint: Path | None
+) -> tuple[str, ...]:
+    """Returns the default subjects: those of a named model, of a checkpoint's, or of all, but the slow ones.
+
+    Of a folder they are those that it answers.
 
     Raises:
         HarnessError: The model answers none of them.
     """
-    chosen = subjects() if checkpoint is None else models()[options.model_of(checkpoint)].subjects
+    if name is None and folder is None and checkpoint is not None:
+        name = options.model_of(checkpoint)
+    chosen = subjects() if name is None else models()[name].subjects
     quick = {name: subject for name, subject in chosen.items() if not subject.long}
     if folder is None or manifest is None:
         return tuple(quick)

@@ -205,6 +205,18 @@ def test_what_cannot_be_merged_is_named(adapter: State, changes: dict[str, Any],
     assert "\n" not in str(raised.value)
 
 
+def test_a_module_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+    module = "tracker.model.obj_ptr_proj.layers.0"
+    adapter = {f"{module}.lora_A.weight": torch.ones(RANK, 8), f"{module}.lora_B.weight": torch.ones(8, RANK)}
+    with pytest.raises(HarnessError, match=sentence("cannot-merge", reason=f"it is for {module}, of which")):
+        load_checkpoint(part(), save_adapter(tmp_path, adapter))
+    base = {f"{module}.weight": torch.zeros(8, 8)}
+    config = AdapterConfig(r=64, rank_pattern={module: RANK}, lora_alpha=ALPHA)
+    merged, changed = merge(Lora(tmp_path, adapter, base, config))
+    assert changed == (f"{module}.weight",)
+    assert torch.equal(merged[f"{module}.weight"], torch.full((8, 8), float(ALPHA)))
+
+
 def test_a_description_of_another_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         HarnessError, match=sentence("damaged-description", path="adapter_config.json", error="lora_alpha")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,8 +222,11 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
         ("bare.pt", lambda path: path.write_bytes(pickle.dumps({"model": Mischief(evidence)}))),
     ):
         write(tmp_path / name)
-        with pytest.raises(HarnessError, match=sentence("pickled-code")):
-            load_checkpoint(Part(), tmp_path / name)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with pytest.raises(HarnessError, match=sentence("pickled-code")):
+                load_checkpoint(Part(), tmp_path / name)
+        assert not warned
     assert not evidence.exists()
 
 

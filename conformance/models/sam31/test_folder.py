@@ -124,6 +124,9 @@ def test_weights_of_the_other_model_are_refused(copy: Path, checkpoint: Path, tm
     state = build_sam3(TINY, interactive=True).state_dict()
     earlier = tmp_path / "sam3.pt"
     torch.save({video_name(name): torch.zeros_like(tensor) for name, tensor in state.items()}, earlier)
+    arguments = ["verify", "--model", str(copy), "--scale", "shallow", "--checkpoint", str(earlier)]
+    with pytest.raises(HarnessError, match=sentence("not-sam31", path="sam3.pt")):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
     with pytest.raises(HarnessError, match=sentence("not-sam31", path="sam3.pt")):
         pack(copy, earlier)
     change_manifest(copy, model="sam3")

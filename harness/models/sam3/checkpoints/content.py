@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -241,7 +242,9 @@ def _read_torch(path: Path) -> Any:
         if file.read(4) == b"PK\x03\x04" and not archive:
             raise HarnessError(f"The checkpoint {path} is truncated; download it again.")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=archive or None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # what it cannot read is an error below
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=archive or None)
     except pickle.UnpicklingError as error:
         code = _GLOBAL.search(str(error))
         raise HarnessError(

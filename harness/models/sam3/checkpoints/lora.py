@@ -104,10 +104,14 @@ def merge(lora: Lora) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     if kind != "LORA":
         lora.refuse(f"its method is {kind}, which is another method")
     factors: dict[str, dict[str, torch.Tensor]] = {}
+    written: dict[str, str] = {}  # the name in the file, which errors have, of each module with factors
     plain: dict[str, torch.Tensor] = {}
     for name, tensor in lora.tensors.items():
         if (factor := _FACTOR.fullmatch(name)) is not None:
-            sides = factors.setdefault(bare_name(_BASE.sub("", factor[1])), {})
+            name_in_file = _BASE.sub("", factor[1])
+            module = bare_name(name_in_file)
+            sides = factors.setdefault(module, {})
+            written[module] = name_in_file
             if factor[2] in sides:
                 lora.refuse(f"{factor[1]} has several, the last is {name}")
             sides[factor[2]] = tensor
@@ -130,11 +134,11 @@ def merge(lora: Lora) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     changed = []
     for module, sides in factors.items():
         if sides.keys() != {"A", "B"}:
-            lora.refuse(f"{module} has lora_{next(iter(sides))} alone")
+            lora.refuse(f"{written[module]} has lora_{next(iter(sides))} alone")
         target = next((names[name] for leaf in _WEIGHTS if (name := f"{module}.{leaf}") in names), None)
         if target is None:
-            lora.refuse(f"it is for {module}, of which there are no weights beside it")
-        merged[target] = _added(lora, module, merged[target], sides, alphas.get(module))
+            lora.refuse(f"it is for {written[module]}, of which there are no weights beside it")
+        merged[target] = _added(lora, written[module], merged[target], sides, alphas.get(module))
         changed.append(target)
     return merged, tuple(changed)
 
