@@ -292,7 +292,7 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        module = right()(module).clone()
+        module = right(module).clone()
         loops = {name: v for name, v in functions_of(module).items() if _is_loops(module[v])}
         if not chosen:  # the program
             name = _mutable(module, list(loops), fault, injected)
@@ -302,7 +302,7 @@ def _schedule(fault: Fault, _prepared: Prepared, injected: Injected, stack: Exit
                 module[variable] = mutated(module[variable], fault.kind, fault.site)
         return module
 
-    stack.enter_context(mock.patch.object(elementwise, "schedule_remaining", lambda: wrong))
+    stack.enter_context(mock.patch.object(elementwise, "schedule_remaining", wrong))
 
 
 # Folding and epilogues

@@ -82,6 +82,12 @@ def draw_fault(seed: int, number: int, choices: Mapping[str, Sequence[tuple[str,
     return SourceFault(seed, number, file, kind, edit)
 
 
+def clone(folder: Path) -> Path:
+    """Clones the last commit of the repository into a folder, and returns the folder."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(REPOSITORY), str(folder)], check=True)
+    return folder
+
+
 def measure(fault: SourceFault, checkout: Path, tests: Sequence[str], seconds: float) -> dict[str, Any]:
     """Puts a fault into a checkout, and runs the suite until a test fails.
 
@@ -189,8 +195,7 @@ def _measure_all(options: argparse.Namespace) -> None:
     choices = places()
     done = [(record["fault"]["seed"], record["fault"]["number"]) for record in records(options.file)]
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
-        checkout = Path(folder) / "checkout"
-        subprocess.run(["git", "clone", "--quiet", "--shared", str(REPOSITORY), str(checkout)], check=True)
+        checkout = clone(Path(folder) / "checkout")
         os.environ.setdefault(CACHE_VARIABLE, str(Path(folder) / "cache"))
         for number in range(options.faults):
             if (options.seed, number) in done:

@@ -79,12 +79,11 @@ DEFECT = """    Defect(
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the recipes change, each on top of those before it."""
     copy = tmp_path_factory.mktemp("project")
-    for folder in ("harness", "conformance", "docs"):
+    for folder in ("harness", "conformance", "docs", "fixtures"):
         ignored = shutil.ignore_patterns("__pycache__", "*.png")
         shutil.copytree(REPOSITORY / folder, copy / folder, symlinks=True, ignore=ignored)
-    for file in ("conftest.py", "pyproject.toml"):
+    for file in ("conftest.py", "pyproject.toml", "README.md"):
         shutil.copyfile(REPOSITORY / file, copy / file)
-    (copy / "fixtures").symlink_to(REPOSITORY / "fixtures")
     return copy
 
 

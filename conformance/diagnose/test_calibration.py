@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.calibration import suite
 from conformance.calibration.__main__ import main
 from conformance.calibration.faults import Fault, drawn
 from conformance.calibration.layers import LAYERS
 from conformance.calibration.measuring import CRASHED, OUTPUTS, UNREACHED, add, measured, records
 from conformance.calibration.preparing import Observed, Prepared, prepared
-from conformance.calibration.sources import KINDS, PARTS, edits, part_of
+from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, edits, part_of
 from conformance.support.examples import examples
 from harness.core.settings import REPOSITORY
 
@@ -73,6 +74,22 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "fault 1 of 2" in printed and "fault 0 of 2" not in printed
     assert main([*asked, "--table"]) == 0
     assert capsys.readouterr().out.strip() in printed
+
+
+def test_the_layer_of_the_suite_that_sees_a_fault_is_named(tmp_path: Path) -> None:
+    file, test = "parity/metrics.py", "conformance/parity/test_parity_metrics.py"
+    source, checkout = (HARNESS / file).read_bytes(), suite.clone(tmp_path / "checkout")
+
+    def measured(old: bytes, new: str) -> dict[str, Any]:
+        start = source.index(old)
+        edit = Edit(source[:start].count(b"\n") + 1, start, start + len(old), new)
+        return suite.measure(suite.SourceFault(SEED, 0, file, "other number", edit), checkout, [test], seconds=600)
+
+    seen = measured(b"x, y = x[finite], y[finite]", "pass")
+    assert (seen["ended"], seen["test"].partition("::")[0]) == (suite.SMOKE, test)
+    equal = measured(b"outside = count = mismatches = 0", "count = outside = mismatches = 0")
+    assert (equal["ended"], equal["test"]) == (suite.NOT_SEEN, "")
+    assert "| parity/metrics.py | 2 | 1 | 0 | 0 | 1 |" in suite.render([seen, equal])
 
 
 def test_a_fault_beyond_its_time_is_the_end_of_itself_alone(tmp_path: Path) -> None:

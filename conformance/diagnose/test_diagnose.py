@@ -403,14 +403,14 @@ def test_what_is_wrong_only_together_with_the_operators_before_it_is_fused_wrong
 
     @tvm.transform.module_pass(opt_level=0, name="ScheduleRemaining")
     def wrong(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        module = right()(module).clone()
+        module = right(module).clone()
         functions = {variable.name_hint: variable for variable in module.get_global_vars()}
         softmax = next((name for name in functions if name.startswith("softmax")), None)
         if softmax is not None and any(name.startswith("matmul") for name in functions):
             module[functions[softmax]] = mutated(module[softmax], "factor 1 + 1e-2", 0.99)
         return module
 
-    monkeypatch.setattr(elementwise, "schedule_remaining", lambda: wrong)
+    monkeypatch.setattr(elementwise, "schedule_remaining", wrong)
     found = block()
     assert "_softmax" in first_of(found).operators
     assert cause_of(found) is Cause.FUSION

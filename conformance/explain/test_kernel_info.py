@@ -10,6 +10,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.kernel_info import (
     ATTENTION,
     DEPTHWISE,
@@ -19,7 +20,6 @@ from harness.compiler.schedules.common.kernel_info import (
     KernelInfo,
     Kind,
     LostSchedule,
-    attention,
     describe,
     info_of,
     infos_of,
@@ -78,7 +78,7 @@ CONVOLUTION = {
     "height": 72,
     "width": 36,
 }
-HEADS = {"batch": 9, "heads": 16, "queries": 576, "keys": 200, "channels": 64}
+HEADS = Attention(batch=9, heads=16, queries=576, keys=200, channels=64, width=64)
 DESCRIBED: dict[str, tuple[KernelInfo, str]] = {
     "product": (
         replace(
@@ -97,7 +97,7 @@ DESCRIBED: dict[str, tuple[KernelInfo, str]] = {
         "256x1x3x3 on 72x36, depthwise",
     ),
     "attention": (
-        attention(ATTENTION, [True, True, False], 64, **HEADS),
+        HEADS.info(ATTENTION, [True, True, False]),
         "9 x 16 heads, 576 queries, 200 keys, 64 channels, queries and keys computed while they are read",
     ),
     "another kernel": (kernel("nn.softmax", lines=3, count=50), "3 lines, 50 count"),

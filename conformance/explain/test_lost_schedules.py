@@ -88,7 +88,7 @@ def lowered() -> tvm.IRModule:
 
 
 def test_a_schedule_that_tvm_refuses_is_told_and_leaves_the_loops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elementwise, "_flat", refused)
+    monkeypatch.setitem(elementwise._SPATIAL, "flat", refused)
     module = lowered()
     (info,) = infos_of(module).values()
     assert info.schedules == (UNSCHEDULED,)
@@ -101,7 +101,7 @@ def test_what_is_no_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     def mistaken(*_: object) -> bool:
         raise RuntimeError("mistaken")
 
-    monkeypatch.setattr(elementwise, "_flat", mistaken)
+    monkeypatch.setitem(elementwise._SPATIAL, "flat", mistaken)
     with pytest.raises(RuntimeError, match="mistaken"):
         lowered()
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.compiler.lowering.route import Route
-from harness.compiler.schedules.common import kernel_info
+from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.kernel_info import ATTENTION, PRODUCT, KernelInfo, Kind, with_info
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
@@ -230,8 +230,8 @@ def test_the_work_of_kernels_is_what_their_facts_tell() -> None:
     product = KernelInfo(Kind.KERNEL, "matmul", PRODUCT, extents, flop=1234)
     assert told(product) == Work("8 times 201x32 · 32x35", 1234)
     assert told(replace(product, extents=extents | {"batch": 1})) == Work("201x32 · 32x35", 1234)
-    heads = {"batch": 9, "heads": 16, "queries": 576, "keys": 200, "channels": 64}
-    attention = kernel_info.attention(ATTENTION, [True, False, False], 32, **heads)
+    problem = Attention(batch=9, heads=16, queries=576, keys=200, channels=64, width=32)
+    attention = problem.info(ATTENTION, [True, False, False])
     size = "9 x 16 heads, 576 queries, 200 keys, 64 channels to 32"
     assert told(attention) == Work(size, 2 * 9 * 16 * 576 * 200 * (64 + 32))
     assert told(KernelInfo(Kind.LOOPS, schedules=("flat",))) == Work()

@@ -37,7 +37,7 @@ from harness.verify.diagnose.report import document
 from harness.verify.diagnose.runner import diagnose_program
 from harness.verify.report import Result, read_report, write_report
 from harness.verify.report.verification.charts import timeline
-from harness.verify.report.verification.comparison import compare
+from harness.verify.report.verification.comparison import compare, summary_sentence
 from harness.verify.report.verification.pages import render_page
 from harness.verify.report.verification.schema import number
 from harness.verify.report.verification.wording import WorstRatio, count, digits, mark, seconds, worst_ratio
@@ -519,8 +519,12 @@ def test_what_changed_is_on_the_page(folder: Path, report: dict[str, Any], tmp_p
 def test_a_case_of_one_report_alone_is_told(report: dict[str, Any]) -> None:
     less = copy.deepcopy(report)
     gone = less["cases"].pop(0)
-    (ended,) = compare(report, less).outcomes
+    comparison = compare(report, less)
+    (ended,) = comparison.outcomes
     assert (ended.before, ended.after) == (mark(gone), "")
+    assert re.match(
+        rf"Of {len(less['cases'])} cases?\b.* 0 ended .*; 1 case of one report", summary_sentence(comparison)
+    )
     (come,) = compare(less, report).outcomes
     assert (come.before, come.after) == ("", mark(gone))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.names import plural
 from harness.core.outcome import Stage
 from harness.verify.report.verification.pages import render_template
 from harness.verify.report.verification.schema import number
@@ -109,9 +110,12 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
 
 def summary_sentence(comparison: Comparison) -> str:
     """Returns the number of differences in a sentence."""
+    changed = sum(bool(change.before and change.after) for change in comparison.outcomes)
+    alone = len(comparison.outcomes) - changed
     return (
-        f"{len(comparison.outcomes)} cases ended in another way; the accuracy of {len(comparison.accuracies)} of "
-        f"{comparison.outputs} outputs in both reports changed."
+        f"Of {plural(comparison.cases, 'case')} in both reports, {changed} ended in another way, and the accuracy of "
+        f"{len(comparison.accuracies)} of {plural(comparison.outputs, 'output')} changed"
+        + (f"; {plural(alone, 'case')} of one report alone." if alone else ".")
     )
 
 

@@ -14,7 +14,7 @@ from tvm.relax.frontend.torch import from_exported_program
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from harness.compiler.lowering.frontends.exporting import export_program
-from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
+from harness.compiler.lowering.frontends.torch_export import defects
 from harness.compiler.lowering.frontends.torch_export.lifting import decompose_and_lift, drop_unread, parameter_values
 from harness.compiler.lowering.frontends.torch_export.slices import mark_inbound_slices
 
@@ -47,11 +47,11 @@ def import_program(
         AssertionError: TVM's importer does not know an operator, which the message names.
     """
     program = decompose_and_lift(program)
-    for defect in DEFECTS:
+    for defect in defects.DEFECTS:
         for graph_pass in defect.passes:
             graph_pass(program.graph_module)
     drop_unread(program)
-    convert_map = {name: converter for defect in DEFECTS for name, converter in defect.converters.items()}
+    convert_map = {name: converter for defect in defects.DEFECTS for name, converter in defect.converters.items()}
     convert_map |= dict(converters or {})
     importer = importer or ExportedProgramImporter()
     module = importer.from_exported_program(
