@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import random
 import re
@@ -12,13 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from conformance.calibration.faults import picked
 from conformance.calibration.measuring import add, records
-from conformance.calibration.sources import HARNESS, KINDS, Edit, edits
+from conformance.calibration.sources import HARNESS, KINDS, Place, edits
 from conformance.calibration.table import markdown
 from conformance.layers import recorded
 from harness.core.errors import HarnessError
@@ -38,48 +36,21 @@ _TESTS_FAILED = (1, 2)
 """Exit codes of pytest: tests failed, or could not be imported."""
 
 
-@dataclass(frozen=True)
-class SourceFault:
-    """A changed expression or statement of a source file.
-
-    Attributes:
-        seed: The seed that it is drawn from.
-        number: Its number among the faults of that seed.
-        file: The file, below `harness/`.
-        kind: One of `conformance.calibration.sources.KINDS`.
-        edit: The change.
-    """
-
-    seed: int
-    number: int
-    file: str
-    kind: str
-    edit: Edit
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        source = (HARNESS / self.file).read_bytes()
-        old = source[self.edit.start : self.edit.end].decode()
-        return " ".join(f"{self.file}:{self.edit.line}: {old} → {self.edit.text or 'nothing'}".split())
-
-
-def places() -> dict[str, list[tuple[str, Edit]]]:
-    """Returns every place where a fault can be, file and change, by kind."""
-    found: dict[str, list[tuple[str, Edit]]] = {kind: [] for kind in KINDS}
+def places() -> dict[str, list[Place]]:
+    """Returns every place where a fault can be, by kind; its part is the first two folders of its file."""
+    found: dict[str, list[Place]] = {kind: [] for kind in KINDS}
     for path in sorted(HARNESS.rglob("*.py")):
+        file = path.relative_to(HARNESS)
         for kind, edit in edits(path.read_bytes()):
-            found[kind].append((path.relative_to(HARNESS).as_posix(), edit))
+            found[kind].append(Place("/".join(file.parts[:2]), file.as_posix(), kind, edit))
     return found
 
 
-def draw_fault(seed: int, number: int, choices: Mapping[str, Sequence[tuple[str, Edit]]]) -> SourceFault:
-    """Draws a fault: each kind is as likely as the others, and each of its places."""
+def draw_place(seed: int, number: int, choices: Mapping[str, Sequence[Place]]) -> Place:
+    """Draws the place of a fault: each kind is as likely as the others, and each of its places."""
     draw = random.Random(f"{seed} {number}")
-    kind = draw.choice(sorted(choices))
-    file, edit = picked(choices[kind], draw.random())
-    return SourceFault(seed, number, file, kind, edit)
+    place: Place = picked(choices[draw.choice(sorted(choices))], draw.random())
+    return place
 
 
 def clone(folder: Path) -> Path:
@@ -88,24 +59,23 @@ def clone(folder: Path) -> Path:
     return folder
 
 
-def measure(fault: SourceFault, checkout: Path, tests: Sequence[str], seconds: float) -> dict[str, Any]:
+def measure(place: Place, checkout: Path, tests: Sequence[str], seconds: float) -> dict[str, Any]:
     """Puts a fault into a checkout, and runs the suite until a test fails.
 
     Args:
-        fault: The fault.
+        place: The place of the fault.
         checkout: A clone of the repository, which is as before afterwards.
         tests: The files or folders of tests; those that are likely to see the fault run first.
         seconds: Limit of time for the tests of each layer.
     """
-    path = checkout / "harness" / fault.file
+    path, ordered = checkout / "harness" / place.file, _ordered(checkout, tests, place.file)
     right, start = path.read_bytes(), time.monotonic()
     ended, failed = NOT_SEEN, ""
-    path.write_bytes(fault.edit.applied(right))
+    path.write_bytes(place.edit.applied(right))
     try:
-        ast.parse(path.read_bytes())
         for layer, markers in _MARKERS.items():
             try:
-                done = _run_tests(checkout, _ordered(checkout, tests, fault.file), markers, seconds)
+                done = _run_tests(checkout, ordered, markers, seconds)
             except subprocess.TimeoutExpired:
                 ended = TIME_IS_UP
                 continue
@@ -115,8 +85,8 @@ def measure(fault: SourceFault, checkout: Path, tests: Sequence[str], seconds: f
     finally:
         path.write_bytes(right)
     return {
-        "fault": fault.to_json(),
-        "where": str(fault),
+        "part": place.part,
+        "where": str(place),
         "ended": ended,
         "test": failed,
         "seconds": round(time.monotonic() - start),
@@ -157,18 +127,15 @@ def render(found: Sequence[dict[str, Any]]) -> str:
     """Returns the table of the parts of the project, and the faults that were not seen, as Markdown."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for record in found:
-        parts.setdefault("/".join(PurePosixPath(record["fault"]["file"]).parts[:2]), []).append(record)
+        parts.setdefault(record["part"], []).append(record)
     columns = ("part", "drawn", "seen by smoke", "by test", TIME_IS_UP, NOT_SEEN)
     rows = [
         [name, str(len(group)), *(str(sum(record["ended"] == end for record in group)) for end in _ENDS)]
         for name, group in (*sorted(parts.items()), ("all", found))
     ]
     missed = [record for record in found if record["ended"] in (TIME_IS_UP, NOT_SEEN)]
-    names = [
-        [f"{record['fault']['seed']}/{record['fault']['number']}", f"`{record['where']}`".replace("|", "\\|")]
-        for record in missed
-    ]
-    return "\n\n".join((markdown(columns, rows), *([markdown(("fault", "where"), names)] if names else [])))
+    names = [[f"`{record['where']}`".replace("|", "\\|"), record["ended"]] for record in missed]
+    return "\n\n".join((markdown(columns, rows), *([markdown(("where", "ended"), names)] if names else [])))
 
 
 _ENDS = (SMOKE, TEST, TIME_IS_UP, NOT_SEEN)
@@ -193,17 +160,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure_all(options: argparse.Namespace) -> None:
     print(f"seed {options.seed}", flush=True)
     choices = places()
-    done = [(record["fault"]["seed"], record["fault"]["number"]) for record in records(options.file)]
+    done = [(record["seed"], record["number"]) for record in records(options.file)]
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as folder:
         checkout = clone(Path(folder) / "checkout")
         os.environ.setdefault(CACHE_VARIABLE, str(Path(folder) / "cache"))
         for number in range(options.faults):
             if (options.seed, number) in done:
                 continue
-            fault = draw_fault(options.seed, number, choices)
-            print(f"fault {number} of {options.faults}: {fault}", flush=True)
-            record = measure(fault, checkout, options.tests, options.seconds)
-            add(options.file, record)
+            place = draw_place(options.seed, number, choices)
+            print(f"fault {number} of {options.faults}: {place}", flush=True)
+            record = measure(place, checkout, options.tests, options.seconds)
+            add(options.file, {"seed": options.seed, "number": number, **record})
             print(f"  {record['ended']} after {record['seconds']} s {record['test']}", flush=True)
 
 

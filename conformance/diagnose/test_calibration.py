@@ -17,7 +17,7 @@ from conformance.calibration.faults import Fault, drawn
 from conformance.calibration.layers import LAYERS
 from conformance.calibration.measuring import CRASHED, OUTPUTS, UNREACHED, add, measured, records
 from conformance.calibration.preparing import Observed, Prepared, prepared
-from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, edits, part_of
+from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, Place, edits, part_of
 from conformance.support.examples import examples
 from harness.core.settings import REPOSITORY
 
@@ -83,7 +83,7 @@ def test_the_layer_of_the_suite_that_sees_a_fault_is_named(tmp_path: Path) -> No
     def measured(old: bytes, new: str) -> dict[str, Any]:
         start = source.index(old)
         edit = Edit(source[:start].count(b"\n") + 1, start, start + len(old), new)
-        return suite.measure(suite.SourceFault(SEED, 0, file, "other number", edit), checkout, [test], seconds=600)
+        return suite.measure(Place(file, file, "other number", edit), checkout, [test], seconds=600)
 
     seen = measured(b"x, y = x[finite], y[finite]", "pass")
     assert (seen["ended"], seen["test"].partition("::")[0]) == (suite.SMOKE, test)
