@@ -8,18 +8,20 @@ the same.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.core.case import Case
 from perf.processes import Calls, Load
 from perf.whole_model import ENCODE, PHOTOGRAPH, Answer
+
+if TYPE_CHECKING:
+    from harness.runtime import Sam3
 
 ONE_BY_ONE, BATCHED = QUESTIONS = ("ten classes, one by one", "ten classes in one batch")
 """A call of the model for each text; all texts given to the model at once."""
@@ -40,18 +42,14 @@ def joined(answers: Sequence[Answer]) -> Answer:
     return Answer(*(np.concatenate([getattr(answer, name) for answer in answers]) for name in names))
 
 
-@contextmanager
-def tvm_side(artifact: Path) -> Iterator[Load]:
-    """Runs a compiled folder: `EncodedImage.segment` of each text, or `EncodedImage.segment_each` of all."""
-    from harness.runtime import Found, Prompt, Sam3
-    from harness.runtime.loading import load_runtime
+def folder_calls() -> Callable[[Sam3], Calls]:
+    """Returns the function that asks a folder: `EncodedImage.segment` of each text, or `EncodedImage.segment_each`."""
+    from harness.runtime import Found, Prompt
     from harness.runtime.sam3.images import load_image
 
-    load_runtime()
     photograph = load_image(PHOTOGRAPH)
 
-    def load() -> Calls:
-        model = Sam3.load(artifact)
+    def calls(model: Sam3) -> Calls:
         encoded = cache(lambda: model.set_image(photograph))
         each, all_texts = new_texts(ONE_BY_ONE), new_texts(BATCHED)
 
@@ -67,7 +65,7 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
         return {ENCODE: lambda: encoded() and None, ONE_BY_ONE: one_by_one, BATCHED: batched}
 
-    yield load
+    return calls
 
 
 @contextmanager

@@ -5,12 +5,11 @@ Each side answers the questions of `QUESTIONS` with three masks of the object at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,9 @@ import numpy.typing as npt
 from harness.core.case import Case
 from harness.core.settings import REPOSITORY
 from perf.processes import Calls, Load
+
+if TYPE_CHECKING:
+    from harness.runtime import Sam3
 
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
 POINT = (0.46, 0.50)
@@ -38,19 +40,15 @@ class Answer:
     logits: npt.NDArray[np.float32]
 
 
-@contextmanager
-def tvm_side(artifact: Path) -> Iterator[Load]:
-    """Runs a compiled folder."""
-    from harness.runtime import EncodedImage, Sam3
-    from harness.runtime.loading import load_runtime
+def folder_calls() -> Callable[[Sam3], Calls]:
+    """Returns the function that takes a loaded folder and returns the questions that it answers."""
+    from harness.runtime import EncodedImage
     from harness.runtime.sam3.images import load_image
 
-    load_runtime()
     photograph = load_image(PHOTOGRAPH)
     points = [tuple(np.array(POINT) * photograph.size)]
 
-    def load() -> Calls:
-        model = Sam3.load(artifact)
+    def calls(model: Sam3) -> Calls:
         encoded = cache(lambda: model.set_image(photograph))
         clicked = cache(lambda: ask(encoded()).logits[0])
 
@@ -65,7 +63,7 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
             REFINEMENT: lambda: ask(encoded(), clicked()),
         }
 
-    yield load
+    return calls
 
 
 @contextmanager

@@ -27,14 +27,14 @@ from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.program import Arrays, Call, Output
 from harness.core.settings import SEEDED
-from harness.models.registry import models, subjects
+from harness.models.registry import subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.monte_carlo import judge_by_draws
 from harness.parity.verdict import judge
 from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
 from perf.results import NOTHING_FOUND, TUNED, UNTUNED, judged
-from perf.sides import IMPORTED, save
+from perf.sides import IMPORTED, save, saving
 
 Judge = Callable[[Sequence[np.ndarray]], dict[str, Any]]
 """Takes the outputs of a side in order and returns the worst verdict with its figures."""
@@ -86,7 +86,7 @@ def prepare(
             sample; the program has not all of the groups; or a weight is beyond the range of the precision's dtype.
     """
     subject, route = subjects()[case.component], Route.from_case(case, float32)
-    with models()[subject.model].context():
+    with saving(subject.model):
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")

@@ -18,7 +18,7 @@ from harness.core.files import make_folder
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processes.threads import SPIN_VARIABLE
 from harness.core.processors import chosen_processors
-from perf.answering import Side, answering_sides, measure, named_case
+from perf.answering import Errors, Side, answering_sides, measure, named_case
 from perf.keeping import KEPT, conditions, keep, kept_before
 from perf.measuring import SPIN_COUNT
 from perf.options import Options
@@ -61,17 +61,25 @@ def whole(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="module")
-def sides(request: pytest.FixtureRequest, whole: Case, options: Options) -> Iterator[dict[str, Side]]:
-    """Its sides, which gave the same answer."""
+def answering(
+    request: pytest.FixtureRequest, whole: Case, options: Options
+) -> Iterator[tuple[dict[str, Side], Errors]]:
+    """Its sides, and peers that cannot be measured."""
     with answering_sides(request.module.ASKED, whole, options) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def sides(answering: tuple[dict[str, Side], Errors]) -> dict[str, Side]:
+    """Its sides, which were asked the first question."""
+    return answering[0]
 
 
 @pytest.fixture
 def ask(
     request: pytest.FixtureRequest,
     whole: Case,
-    sides: dict[str, Side],
+    answering: tuple[dict[str, Side], Errors],
     options: Options,
     benchmark: Any,
     end_to_end_results: Results,
@@ -79,7 +87,7 @@ def ask(
     """Times one question on all sides and keeps the result: `ask(question, seconds)`, see `perf.answering.measure`."""
 
     def time_and_keep(question: str, budget: float, *, check: bool = False) -> None:
-        result = measure(question, request.module.ASKED, sides, whole, options, benchmark, budget, check)
+        result = measure(question, request.module.ASKED, *answering, whole, options, benchmark, budget, check)
         end_to_end_results.append(result)
 
     return time_and_keep

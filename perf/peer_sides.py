@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.processes.threads import thread_count
 from perf.peers import ONNX, ROUTE
 from perf.processes import Calls, Load
-from perf.sides import RUN, Request, read, read_module, runner, torch_inputs, tvm_side
+from perf.sides import RUN, Request, runner, tvm_side
 from perf.tvm_peers import DEFAULT
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def openvino_f32_side(request: Request) -> AbstractContextManager[Load]:
 def _openvino_side(request: Request, hints: dict[str, Any]) -> Iterator[Load]:
     import openvino
 
-    inputs = read(request.folder, "input")
+    inputs = request.inputs()
     properties = {"INFERENCE_NUM_THREADS": thread_count(), **hints}
 
     def load() -> Calls:
         model = openvino.compile_model(request.folder / ONNX, "CPU", properties)
 
-        def run() -> list[Any]:
-            results = model(inputs, share_inputs=True)
+        def run(arrays: list[Any] = inputs) -> list[Any]:
+            results = model(arrays, share_inputs=True)
             return [results[number] for number in range(len(model.outputs))]
 
         return {RUN: run, PRECISION: lambda: model.get_property("INFERENCE_PRECISION_HINT").to_string()}
@@ -67,12 +67,17 @@ def onnx_side(request: Request) -> Iterator[Load]:
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     # Its threads spin within a run, as those of the other sides, but must not take a CPU from the next side.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    arrays = read(request.folder, "input")
+    inputs = request.inputs()
 
     def load() -> Calls:
         session = onnxruntime.InferenceSession(request.folder / ONNX, options, providers=["CPUExecutionProvider"])
-        inputs = dict(zip((node.name for node in session.get_inputs()), arrays, strict=True))
-        return {RUN: lambda: session.run(None, inputs)}
+        names = [node.name for node in session.get_inputs()]
+
+        def run(arrays: list[Any] = inputs) -> list[Any]:
+            results: list[Any] = session.run(None, dict(zip(names, arrays, strict=True)))
+            return results
+
+        return {RUN: run}
 
     yield load
 
@@ -103,10 +108,10 @@ def _compiled_side(
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
-    inputs = [tensor.to(device) for tensor in torch_inputs(request.folder)]
+    inputs = [torch.from_numpy(array).to(device) for array in request.inputs()]
     # What an earlier run compiled or tuned would make this one look fast.
     with fresh_cache(dir=str(request.folder)), config.patch(freezing=mode is not None), request.context():
-        module = read_module(request.folder)
+        module = request.module()
         with ROUTE.apply_strategy(module):
 
             def load() -> Calls:
@@ -149,8 +154,10 @@ def bf16_side(request: Request) -> AbstractContextManager[Load]:
 
 @contextmanager
 def _eager_side(request: Request, device: str, autocast: torch.dtype | None = None) -> Iterator[Load]:
-    inputs = [tensor.to(device) for tensor in torch_inputs(request.folder)]
+    import torch
+
+    inputs = [torch.from_numpy(array).to(device) for array in request.inputs()]
     with request.context():
-        read_module(request.folder)  # imports what it is made of
+        request.module()  # imports what it is made of
         # Not `cuda()`, which the context takes from tensors.
-        yield lambda: {RUN: runner(read_module(request.folder).to(device), inputs, autocast)}
+        yield lambda: {RUN: runner(request.module().to(device), inputs, autocast)}

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import psutil
 
 from harness.compiler.lowering.route import Route
 from harness.core.processes.call import WorkerEnd, run_isolated
 from perf.processes import error_sentence
-from perf.sides import MODULE, Request, read_module, torch_inputs
+from perf.sides import MODULE, Request
 
 ROUTE = Route(frontend="torch", strategy="real")
 """How the module is exported for every peer."""
@@ -65,7 +66,7 @@ class Peer:
 _OPENVINO = ("onnx", "onnxscript", "openvino")
 _ONNXRUNTIME = ("onnx", "onnxscript", "onnxruntime")
 # OpenVINO's own conversion of exported programs gives wrong results for the geometry encoder (2026.4), and none faster.
-_EXPORT = "perf.peers:export_onnx"
+EXPORT = "perf.peers:export_onnx"
 
 PEERS = {
     "openvino": Peer(
@@ -73,18 +74,18 @@ PEERS = {
         "perf.peer_sides:openvino_side",
         _OPENVINO,
         (3, 2),
-        prepare=_EXPORT,
+        prepare=EXPORT,
         chooses=True,
     ),
     "openvino f32": Peer(
-        "INFERENCE_PRECISION_HINT f32", "perf.peer_sides:openvino_f32_side", _OPENVINO, (3, 2), prepare=_EXPORT
+        "INFERENCE_PRECISION_HINT f32", "perf.peer_sides:openvino_f32_side", _OPENVINO, (3, 2), prepare=EXPORT
     ),
     "onnxruntime": Peer(
         "sequential, all graph optimizations, threads that spin within a run",
         "perf.peer_sides:onnx_side",
         _ONNXRUNTIME,
         (2, 12),
-        prepare=_EXPORT,
+        prepare=EXPORT,
     ),
     "tvm default": Peer(
         "relax.get_default_pipeline: TVM's own legalization and fusion, loops as they come",
@@ -166,26 +167,48 @@ def prepare(peer: Peer, request: Request, run_bytes: int, done: dict[str, float]
     Raises:
         PeerError: A package is not installed, there is not enough memory, or the module does not get through.
     """
+    check_room(peer, (request.folder / MODULE).stat().st_size, run_bytes)
+    if peer.prepare is None:
+        return 0.0
+    if peer.prepare not in done:
+        done[peer.prepare] = float(run_step(peer.prepare, request))
+    return done[peer.prepare]
+
+
+def check_room(peer: Peer, weights: int, run_bytes: int) -> None:
+    """Checks that a peer's packages are installed, and that there is memory for it.
+
+    Args:
+        peer: The peer.
+        weights: Bytes of PyTorch's weights.
+        run_bytes: Memory that PyTorch needs for a run, beside the weights.
+
+    Raises:
+        PeerError: A package is not installed, or there is not enough memory.
+    """
     missing = [package for package in peer.packages if _version(package) is None]
     if missing:
         raise PeerError(f"{missing[0]} is not installed: pip install 'sam3-tvm[peers]'")
-    weights = (request.folder / MODULE).stat().st_size
     room, free = peer.room[0] * weights + peer.room[1] * run_bytes, psutil.virtual_memory().available
     if free < room:
         raise PeerError(
             f"left out: beside the other sides it may need {room / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are "
             "free; name it alone with --peer"
         )
-    if peer.prepare is None:
-        return 0.0
-    if peer.prepare not in done:
-        ended = run_isolated(peer.prepare, request, timeout=PREPARE_SECONDS)
-        if ended.kind is not WorkerEnd.OK:
-            error = ended.error
-            reason = error_sentence(error.type, error.message) if error else ended.kind.value
-            raise PeerError(f"the module cannot be converted: {reason}")
-        done[peer.prepare] = float(ended.value)
-    return done[peer.prepare]
+
+
+def run_step(function: str, request: Any) -> Any:
+    """Returns the result of a function `module:name` that makes files for a peer, in a process of its own.
+
+    Raises:
+        PeerError: It fails.
+    """
+    ended = run_isolated(function, request, timeout=PREPARE_SECONDS)
+    if ended.kind is not WorkerEnd.OK:
+        error = ended.error
+        reason = error_sentence(error.type, error.message) if error else ended.kind.value
+        raise PeerError(f"the module cannot be converted: {reason}")
+    return ended.value
 
 
 def export_onnx(request: Request, on_stage: Callable[[str], None]) -> float:
@@ -194,7 +217,7 @@ def export_onnx(request: Request, on_stage: Callable[[str], None]) -> float:
 
     with request.context():
         on_stage("load")
-        module, inputs = read_module(request.folder), tuple(torch_inputs(request.folder))
+        module, inputs = request.module(), tuple(map(torch.from_numpy, request.inputs()))
         start = time.perf_counter()
         on_stage("export")
         program = ROUTE.export(module, inputs)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 MODULE, IMPORTED = "module.pt", "imported.json"
 """The files of PyTorch's module, and of the Relax module as TVM's JSON."""
 RUN, KERNELS = "run", "kernels"
-"""The functions of the sides: the outputs of one run, and the times of its kernels (`perf.profiling.kernel_times`)."""
+"""The functions of the sides: the outputs of one run, and the times of its kernels (`perf.profiling.kernel_times`).
+
+A peer's run takes other inputs, too, as a list of arrays.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,25 @@ class Request:
         from harness.models.registry import models
 
         return models()[self.model].context()
+
+    def module(self) -> torch.nn.Module:
+        """Returns PyTorch's module; to be called inside `context`."""
+        return read_module(self.folder)
+
+    def inputs(self) -> list[np.ndarray]:
+        """Returns the inputs of a run."""
+        return read(self.folder, "input")
+
+
+@contextmanager
+def saving(model: str) -> Iterator[None]:
+    """The context of a model in which modules are built that `save` writes."""
+    import timm  # noqa: F401  (pickle finds its layers by name; upstream's context alone imports them and forgets them)
+
+    from harness.models.registry import models
+
+    with models()[model].context():
+        yield
 
 
 def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
@@ -121,8 +143,8 @@ def torch_side(request: Request) -> Iterator[Load]:
     """Runs PyTorch eager in fp32, whatever the case's precision is."""
     inputs = torch_inputs(request.folder)
     with request.context():
-        read_module(request.folder)  # imports what it is made of
-        yield lambda: {RUN: runner(read_module(request.folder), inputs)}
+        request.module()  # imports what it is made of
+        yield lambda: {RUN: runner(request.module(), inputs)}
 
 
 def torch_inputs(folder: Path) -> list[torch.Tensor]:
@@ -134,8 +156,8 @@ def torch_inputs(folder: Path) -> list[torch.Tensor]:
 
 def runner(
     module: Callable[..., Any], inputs: Sequence[torch.Tensor], autocast: torch.dtype | None = None
-) -> Callable[[], list[np.ndarray]]:
-    """Returns a function that runs a module without gradients.
+) -> Callable[..., list[np.ndarray]]:
+    """Returns a function that runs a module without gradients, on its inputs or on the arrays that it is given.
 
     Args:
         module: The module.
@@ -147,9 +169,10 @@ def runner(
 
     device = inputs[0].device.type
 
-    def run() -> list[np.ndarray]:
+    def run(arrays: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+        tensors = inputs if arrays is None else [torch.tensor(array, device=device) for array in arrays]
         with torch.no_grad(), torch.autocast(device, autocast, enabled=autocast is not None):
-            outputs = module(*inputs)
+            outputs = module(*tensors)
         several = outputs if isinstance(outputs, tuple | list) else (outputs,)
         return [(tensor if tensor.dtype != autocast else tensor.float()).cpu().numpy() for tensor in several]
 

@@ -3,7 +3,7 @@
     pytest perf/test_end_to_end.py --scale full --benchmark-json=perf.json
 
 Sides are PyTorch eager (upstream's `Sam3Processor`), the model compiled without tuning and, with a tuning database,
-the model compiled with it (`perf/answering.py`).
+the model compiled with it (`perf/answering.py`). With `--peers`, the peers run the folder's entry points.
 """
 
 from __future__ import annotations

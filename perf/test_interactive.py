@@ -3,7 +3,7 @@
     pytest perf/test_interactive.py --scale full --benchmark-json=perf.json
 
 Sides are PyTorch eager (upstream's `predict_inst`), the model compiled for clicks without tuning and, with a tuning
-database, the model compiled with it (`perf/answering.py`).
+database, the model compiled with it (`perf/answering.py`). With `--peers`, the peers run the folder's entry points.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ other one is added, by rules that both sides have: there is no hotstart, and a v
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,9 @@ from harness.core.case import Case
 from harness.models.sam3.tracker.clip import load_clip
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from perf.processes import Calls, Load
+
+if TYPE_CHECKING:
+    from harness.runtime import Sam3
 
 OBJECTS = 3
 TEXT = "dog"
@@ -47,20 +49,14 @@ class Answer:
     masks: npt.NDArray[np.bool_]
 
 
-@contextmanager
-def tvm_side(artifact: Path) -> Iterator[Load]:
-    """Runs a compiled folder."""
-    from harness.runtime import Sam3
-    from harness.runtime.loading import load_runtime
+def folder_calls() -> Callable[[Sam3], Calls]:
+    """Returns the function that takes a loaded folder and returns the questions that it answers."""
     from harness.runtime.sam3.video.session import Session
     from harness.runtime.sam3.video.tracker import Tracker
 
-    load_runtime()
     pictures = clip_frames()
 
-    def load() -> Calls:
-        model = Sam3.load(artifact)
-
+    def calls(model: Sam3) -> Calls:
         @cache
         def begun() -> Iterator[Answer]:
             session = Session(model, Tracker(model.artifact), pictures, RULES)
@@ -69,7 +65,7 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
 
         return {FRAME: lambda: next(begun()), ENCODE: lambda: None}
 
-    yield load
+    return calls
 
 
 @contextmanager

@@ -7,12 +7,11 @@ compiled model remembers texts; the first text is `TEXT`, and all sides must fin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,9 @@ from harness.core.case import Case
 from harness.core.settings import REPOSITORY
 from harness.runtime.sam3.image_model import THRESHOLD
 from perf.processes import Calls, Load
+
+if TYPE_CHECKING:
+    from harness.runtime import Sam3
 
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "coffee.png"
 TEXT = "cup"
@@ -50,18 +52,14 @@ def check(found: Answer, expected: Answer) -> None:
     assert (found.masks != expected.masks).mean() <= 1e-6
 
 
-@contextmanager
-def tvm_side(artifact: Path) -> Iterator[Load]:
-    """Runs a compiled folder."""
-    from harness.runtime import EncodedImage, Sam3
-    from harness.runtime.loading import load_runtime
+def folder_calls() -> Callable[[Sam3], Calls]:
+    """Returns the function that takes a loaded folder and returns the questions that it answers."""
+    from harness.runtime import EncodedImage
     from harness.runtime.sam3.images import load_image
 
-    load_runtime()
     photograph, texts = load_image(PHOTOGRAPH), new_texts()
 
-    def load() -> Calls:
-        model = Sam3.load(artifact)
+    def calls(model: Sam3) -> Calls:
         encoded = cache(lambda: model.set_image(photograph))
 
         def ask(image: EncodedImage, threshold: float = THRESHOLD) -> Answer:
@@ -75,7 +73,7 @@ def tvm_side(artifact: Path) -> Iterator[Load]:
             ABSENT_TEXT: lambda: ask(encoded(), IMPOSSIBLE),
         }
 
-    yield load
+    return calls
 
 
 @contextmanager

@@ -13,14 +13,22 @@ import tvm
 from torch._inductor import config
 
 from harness.compiler.targets import TARGETS
+from harness.core.case import DEFAULT_STRATEGY, TINY, Case
 from harness.core.precision import PRECISIONS
 from harness.models.registry import models
+from harness.models.sam3.deployed.options import Sam3Options
+from harness.models.sam3.subjects import END_TO_END
+from harness.models.sam3.upstream import upstream
+from harness.runtime import Sam3
+from harness.runtime.artifact import Artifact
 from perf import peer_sides
+from perf.model_peers import FolderRequest, ModelPeer, PeerModel, prepare
 from perf.peer_sides import COMPILE, PRECISION
 from perf.peers import PEERS, ROUTE, export_onnx, peers_of
-from perf.processes import Load
-from perf.sides import IMPORTED, RUN, Request, save
+from perf.processes import BenchmarkProcess, Load
+from perf.sides import IMPORTED, RUN, Request, runner, save
 from perf.tvm_peers import compile_default
+from perf.whole_model import PHOTO_AND_TEXT, check, folder_calls
 
 
 @pytest.fixture
@@ -99,3 +107,24 @@ def test_torch_compile_in_bf16_runs_under_autocast(request_of_linear: Request) -
     # The product is rounded once to bfloat16, which has 8 bits, wherever the sums are rounded.
     assert np.allclose(found, expected(request_of_linear, torch.bfloat16), rtol=2**-7, atol=2**-7)
     assert not np.allclose(found, expected(request_of_linear), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.wide
+def test_a_peer_answers_through_the_entry_points_of_a_folder(tiny_artifact: Path, tmp_path: Path) -> None:
+    case = Case(END_TO_END.name, DEFAULT_STRATEGY, "llvm", TINY)
+    peer = ModelPeer("torch bf16", case, Sam3Options(), tmp_path)
+    assert prepare(peer, tiny_artifact, run_bytes=0) == 0
+    artifact = Artifact.load(tiny_artifact)
+    ours = folder_calls()(Sam3(artifact))[PHOTO_AND_TEXT]()
+    with upstream():
+        runs = {
+            name: runner(entry.module(), list(map(torch.from_numpy, entry.inputs())))
+            for name, entry in peer.requests().items()
+        }
+        check(folder_calls()(Sam3(PeerModel(artifact, runs)))[PHOTO_AND_TEXT](), ours)
+
+    request = FolderRequest("perf.whole_model:folder_calls", tiny_artifact, peer)
+    with BenchmarkProcess("perf.model_peers:folder_side", request) as process:
+        _, rounded = process.first(PHOTO_AND_TEXT)
+    with pytest.raises(AssertionError):
+        check(rounded, ours)
