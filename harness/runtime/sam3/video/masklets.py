@@ -34,15 +34,15 @@ from harness.runtime.sam3.video.memory_bank import (
     merge_rows,
     tracked_entry,
 )
-from harness.runtime.sam3.video.outputs import VisibleObject, refined_object, sigmoid, visible_objects
-from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
+from harness.runtime.sam3.video.outputs import VisibleObject, sigmoid, visible_objects
+from harness.runtime.sam3.video.planner import FramePlan, plan_frame
 from harness.runtime.sam3.video.rules import (
     CLICKED_SCORE,
     Rules,
     VideoState,
     cleared_by_click,
+    drop_objects,
     state_after_click,
-    state_after_removal,
 )
 from harness.runtime.sam3.video.slots import Placement, Slots, best_fit
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE, Tracker
@@ -361,8 +361,9 @@ class Masklets:
         previous_state = replace(self.state, next_id=next_id)
         logits, presence = self._track(frame, length, reverse)
         logits = without_holes_and_sprinkles(logits)
-        observations = Observations(frame.index, logits > 0, presence, detections, reverse)
-        state, plan = plan_frame(previous_state, observations, self._rules)
+        state, plan = plan_frame(
+            previous_state, frame.index, logits > 0, presence, detections, rules=self._rules, reverse=reverse
+        )
         # Only kept frames need the ids of removed objects.
         drops_removed = self._retention is Retention.FORWARD
         self.state = replace(state, removed=frozenset()) if drops_removed else state
@@ -382,7 +383,9 @@ class Masklets:
     ) -> dict[int, VisibleObject]:
         """Tracks some objects on a frame, with the others of their buckets, and returns them (VI:1086).
 
-        Nothing is planned, and memories are encoded from the masks that the model predicts.
+        Nothing is planned, and memories are encoded from the masks that the model predicts. An object's tracker score
+        is its logit, as upstream's (VI:1141): beside the probabilities of other objects, a logit above 1 wins every
+        pixel and a negative one none. This project follows it.
         """
         refined: dict[int, VisibleObject] = {}
         for number, bucket in self.buckets.items():
@@ -396,7 +399,7 @@ class Masklets:
             rows = [bucket.bank.objects.index(object_id) for object_id in members]
             masks = self._resize(without_holes_and_sprinkles(logits[rows]), frame)
             for object_id, mask, logit in zip(members, masks, presence[rows], strict=True):
-                refined[object_id] = refined_object(mask, float(logit))
+                refined[object_id] = VisibleObject(mask, float(logit))
         return refined
 
     def click(self, frame: EncodedFrame, object_id: int, prompt: ObjectPrompt) -> VisibleObject:
@@ -427,12 +430,8 @@ class Masklets:
         return self._apply_prompt(frame, object_id, output, mask_to_logits(mask[None])[0], 2 * values - 1)
 
     def remove(self, object_id: int) -> None:
-        """Removes an object.
-
-        Raises:
-            ModelError: No such object is tracked.
-        """
-        self.state = state_after_removal(self.state, object_id)
+        """Removes an object that is tracked (VI:1277)."""
+        self.state = drop_objects(self.state, frozenset({object_id}))
         self._drop(object_id)
 
     def _apply_prompt(

@@ -97,7 +97,7 @@ def plan_attention(
     upstream; here its only time is 0.
 
     Args:
-        frame: The tracked frame.
+        frame: The tracked frame, one of the video.
         conditioning: Conditioning frames in the order in which they became so.
         scores: The score of every non-conditioning frame; None for a frame without one.
         num_frames: Frames of the video; None for a stream, whose end is unknown and which upstream cannot track.
@@ -105,10 +105,8 @@ def plan_attention(
         rules: The settings.
 
     Raises:
-        ModelError: The frame is not in the video, or no frame is conditioning.
+        ModelError: No frame is conditioning.
     """
-    if frame < 0 or (num_frames is not None and frame >= num_frames):
-        raise ModelError(f"Frame {frame} is not in this video of {num_frames} frames; the first one is frame 0.")
     if not conditioning:
         raise ModelError(f"Frame {frame} cannot be tracked because no frame has a click or a mask; give one first.")
     selected = closest_conditioning_frames(frame, conditioning, rules.max_cond_frames_in_attn)
@@ -443,17 +441,15 @@ class MemoryBank:
         return replace(self, objects=(*self.objects, *objects), slots=self.slots.add(len(objects)), first_frame=frame)
 
     def track(self, frame: int, entry: MemoryEntry) -> MemoryBank:
-        """Stores the entry of a tracked frame, in place of an earlier one (TP:861).
+        """Stores the entry of a tracked frame that is not conditioning, in place of an earlier one (TP:861).
 
         Raises:
-            ModelError: The frame is conditioning, or earlier than another one of a bank that only goes forward.
+            ModelError: The frame is earlier than another one of a bank that only goes forward.
         """
-        if frame in self.conditioning:
-            raise ModelError(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
         return self._update(frame, tracked={**self.tracked, frame: entry})
 
     def condition(self, frame: int, entry: MemoryEntry, objects: Sequence[int]) -> MemoryBank:
-        """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:724).
+        """Makes a frame conditioning, because objects of the bucket have a click or a mask on it (TP:707, TP:724).
 
         Upstream clears the tracked frames around it only in its copies for single objects
         (`_clear_non_cond_mem_around_input`, TP:1301), which the attention to memories does not read. Frames before a
@@ -463,12 +459,8 @@ class MemoryBank:
         numbers (TP:699).
 
         Raises:
-            ModelError: An object is not in this bucket, or the frame is earlier than another one of a bank that only
-                goes forward.
+            ModelError: The frame is earlier than another one of a bank that only goes forward.
         """
-        unknown = [object_id for object_id in objects if object_id not in self.objects]
-        if unknown:
-            raise ModelError(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
         return self._update(
             frame,
             conditioning={**self.conditioning, frame: entry},
@@ -477,17 +469,12 @@ class MemoryBank:
         )
 
     def with_memory(self, frame: int, memory: Array) -> MemoryBank:
-        """Returns the bank with another memory of a frame.
+        """Returns the bank with another memory of a frame that it has.
 
         Upstream encodes the memory of a frame last, from the planned masks. On a reconditioned frame this replaces the
         memory of the detector's masks, so that only their pointers and the kind of the frame remain (VB:1497). This is
         followed.
-
-        Raises:
-            ModelError: The frame has no entry.
         """
-        if self.entry(frame) is None:
-            raise ModelError(f"Frame {frame} is not remembered, and cannot get a memory.")
 
         def updated(entries: Mapping[int, MemoryEntry]) -> dict[int, MemoryEntry]:
             return {
@@ -513,16 +500,11 @@ class MemoryBank:
         return self._clear(frame, object_id)
 
     def remove(self, object_id: int) -> MemoryBank:
-        """Returns the bank without an object (`remove_object`, TP:1183); without objects it is empty.
+        """Returns the bank without one of its objects (`remove_object`, TP:1183); without objects it is empty.
 
         The object's clicks and masks are cleared, and every frame, conditioning frames too, gets the score of the
         remaining objects (TP:1267).
-
-        Raises:
-            ModelError: The object is not in this bucket.
         """
-        if object_id not in self.objects:
-            raise ModelError(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
         remaining = tuple(member for member in self.objects if member != object_id)
         if not remaining:
             return MemoryBank((), self.retention, self.rules)
@@ -555,10 +537,6 @@ class MemoryBank:
             return replace(self, conditioning={}, tracked={}, inputs={}, first_frame=None)
         inputs = {index: ids for index, ids in self.inputs.items() if index != frame}
         return replace(self, conditioning=conditioning, tracked=tracked, inputs=inputs)
-
-    @property
-    def _id_list(self) -> str:
-        return ", ".join(map(str, self.objects)) or "none"
 
     def _drop_missing(self, plan: AttentionPlan) -> AttentionPlan:
         """Returns a plan without the memories and pointers that were dropped."""

@@ -99,27 +99,6 @@ def frame_output(
     )
 
 
-def refined_object(mask: Masks, object_logit: float) -> VisibleObject:
-    """Returns an object of a partial propagation; its tracker score is the logit itself, as upstream's (VI:1141).
-
-    Beside the probabilities of other objects, a logit above 1 wins every pixel and a negative one none. This project
-    follows it.
-    """
-    return VisibleObject(mask, float(object_logit))
-
-
-def merge_refined(
-    previous: Mapping[int, VisibleObject] | None, refined: Mapping[int, VisibleObject]
-) -> dict[int, VisibleObject]:
-    """Merges refined objects of a frame with the earlier ones (`_build_tracker_output`, VI:550).
-
-    A frame that no propagation has reached has no earlier objects, and the refined ones are shown alone. Upstream's
-    assertion fails there (VI:553): for points before any propagation, and where a refinement goes further than the
-    propagation went.
-    """
-    return {**(previous or {}), **refined}
-
-
 def relative_boxes(masks: Masks) -> Floats:
     """Returns the boxes of masks [n, height, width] with pixels, fp32 [n, 4] as in `FrameOutput` (VI:489-500)."""
     _, height, width = masks.shape

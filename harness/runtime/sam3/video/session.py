@@ -349,7 +349,7 @@ class Session:
                 raise self._not_kept_error("The video cannot be tracked again")
         first = first if start is None else start
         self.processor.pixels(first)
-        order = processing_order(first, limit, _ENDLESS, reverse, ())
+        order = processing_order(first, limit, _ENDLESS, reverse)
         scope = replace(next_propagation(progress.history, self.frames.length or _ENDLESS), start=start)
         progress.history += (scope,)
         return Propagation((start, limit, reverse), scope, order)
