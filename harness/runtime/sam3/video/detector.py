@@ -12,11 +12,13 @@ import numpy.typing as npt
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.masks import nms
 from harness.runtime.sam3.video.rules import Rules
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.image_model import EncodedImage, ImageModel
+    from harness.runtime.sam3.encoded_image import EncodedImage
+    from harness.runtime.sam3.model import Sam3
 
 Floats = npt.NDArray[np.float32]
 
@@ -99,7 +101,7 @@ class Detector:
         box_frames: For each frame, the frame whose boxes the detector has, see `update_box_frames`.
     """
 
-    def __init__(self, model: ImageModel, prompts: Sequence[Prompt], prompt_frame: int, rules: Rules) -> None:
+    def __init__(self, model: Sam3, prompts: Sequence[Prompt], prompt_frame: int, rules: Rules) -> None:
         """Stores the model, the prompts and the thresholds."""
         self.prompts, self.prompt_frame = tuple(prompts), prompt_frame
         self.box_frames: dict[int, int] = {}
@@ -121,11 +123,11 @@ class Detector:
         boxed = self.box_frames[frame.index] == self.prompt_frame
         encoded = self._model.encode_prompt(prompt if boxed else Prompt(prompt.text), image.size)
         (text,) = self._model.encode_texts([encoded.tokens])
-        grounded = self._model.ground(image.features, text, encoded)
-        scores = video_scores(self._model.fetch(grounded["scores"])[0])
+        grounded = self._model.call_with("ground", {**image.features, **text, **encoded.geometry})
+        scores = video_scores(self._model.artifact.fetch(grounded["scores"])[0])
         logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
         if len(queries := candidates(scores, self._rules)):
-            logits[queries] = self._model.segmentation_head(image.features, grounded).logits(queries)
+            logits[queries] = SegmentationHead(self._model, image.features, grounded).logits(queries)
         return select_detections(scores, logits, self._rules)
 
 
