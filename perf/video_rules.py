@@ -27,7 +27,7 @@ from harness.runtime.sam3.video.masks import (
     without_holes_and_sprinkles,
 )
 from harness.runtime.sam3.video.outputs import frame_output, sigmoid, visible_objects
-from harness.runtime.sam3.video.planner import Observations, plan_frame
+from harness.runtime.sam3.video.planner import plan_frame
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 
@@ -84,7 +84,7 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     clock.note("detections that count")
     filled = without_holes_and_sprinkles(logits)
     clock.note("holes and sprinkles")
-    state, plan = plan_frame(before, Observations(number, filled > 0, present, detections), DISAMBIGUATED)
+    state, plan = plan_frame(before, number, filled > 0, present, detections)
     filled[plan.suppressed] = SUPPRESSED_LOGIT
     clock.note("planner")
     enlarged = suppress_shrunken(resize(filled, INPUT_MASK_SIZE, INPUT_MASK_SIZE)) if len(filled) else filled

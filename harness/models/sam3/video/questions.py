@@ -1,4 +1,4 @@
-"""Reads questions about videos and users' sessions: `fixtures/video.toml` and `fixtures/video_sessions.toml`."""
+"""Defines questions about videos and users' sessions: `fixtures/video.toml` and `fixtures/video_sessions.toml`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.case import Scale
+from harness.core.case import Case, Scale
 from harness.core.program import Arrays
 from harness.core.settings import FIXTURES
-from harness.models.sam3.fixtures import AnyQuestion, Fixture, read_questions
+from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
 from harness.parity.references import add_prefix
@@ -29,17 +29,23 @@ Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 
-class VideoQuestion(AnyQuestion, frozen=True):
+class VideoQuestion(AnyQuestion, frozen=True, kw_only=True):
     """A question about the first frames of a video.
 
     Attributes:
         image: Path of a file of frames or of the description of a clip, named `video` in TOML; `scene` for the scene of
             this project.
         length: Number of frames of the video; a longer file is cut.
+        full: Whether the question is also asked at full scale.
     """
 
     image: Path = msgspec.field(name="video")
     length: int
+    full: bool = False
+
+    def is_asked(self, case: Case) -> bool:
+        """Returns whether the question is asked at the scale of a case."""
+        return self.full or case.scale != Scale.FULL
 
     def digest(self) -> str:
         """Returns the SHA-256 of the frames."""
@@ -57,7 +63,6 @@ class Question(VideoQuestion, frozen=True):
         frame: The frame of the prompt.
         steps: The frames whose steps are computed from PyTorch's own state.
         float64: Whether the tracking also runs in float64.
-        full: Whether the question is also asked at full scale.
     """
 
     text: str | None = None
@@ -65,7 +70,6 @@ class Question(VideoQuestion, frozen=True):
     frame: int = 0
     steps: tuple[int, ...] = ()
     float64: bool = False
-    full: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the question asks for something, on frames that the video has.
@@ -140,11 +144,9 @@ class SessionQuestion(VideoQuestion, frozen=True):
 
     Attributes:
         requests: The requests, in order.
-        full: Whether the session also runs at full scale.
     """
 
     requests: tuple[Request, ...]
-    full: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the requests are about frames of the video.
@@ -155,16 +157,6 @@ class SessionQuestion(VideoQuestion, frozen=True):
         for request in self.requests:
             if not 0 <= request.frame < self.length:
                 raise ValueError(f"{request.type} in {self.name!r} is about frame {request.frame} of {self.length}")
-
-
-def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
-    """Reads the questions of a scale, as `harness.models.sam3.fixtures.read_questions` does."""
-    return tuple(question for question in read_questions(path, Question) if question.full or scale != Scale.FULL)
-
-
-def load_sessions(scale: str = Scale.SHALLOW.value, path: Path = SESSIONS) -> tuple[SessionQuestion, ...]:
-    """Reads the sessions of a scale, as `harness.models.sam3.fixtures.read_questions` does."""
-    return tuple(session for session in read_questions(path, SessionQuestion) if session.full or scale != Scale.FULL)
 
 
 def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
