@@ -98,8 +98,9 @@ def flop(module: nn.Module, inputs: Sequence[torch.Tensor]) -> int:
 
 def operator_calls() -> dict[str, list[list[Any]]]:
     """The distinct [positional, keyword] arguments of SAM 3's components by operator."""
-    listed: dict[str, list[list[Any]]] = json.loads((FIXTURES / "operators.json").read_text(encoding="utf-8"))
-    return listed["operators"]
+    calls: dict[str, list[list[Any]]]
+    calls = json.loads((FIXTURES / "operators.json").read_text(encoding="utf-8"))["operators"]
+    return calls
 
 
 def kernels() -> list[Kernel]:
