@@ -91,9 +91,10 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     object_logits(enlarged)
     clock.note("masks for memories")
     tracked = _at_size(model, filled, pixels)
-    new = _at_size(model, found[detections.queries[[birth.detection for birth in plan.births]]], pixels)
+    new = _at_size(model, found[detections.queries[list(plan.births.values())]], pixels)
     clock.note("masks in the size of the video")
-    shown = visible_objects(before, plan, tracked, sigmoid(present), new)
+    scores = [*sigmoid(present), *(state.scores[object_id] for object_id in plan.births)]
+    shown = visible_objects((*before.ids, *plan.births), (*tracked, *new), scores)
     bits = {each: np.packbits(one.mask) for each, one in shown.items()}
     clock.note("masks that are held back")
     for packed in bits.values():

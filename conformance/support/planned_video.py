@@ -128,13 +128,16 @@ class PlannedVideo:
         for each in plan.reconditionings:
             self.masked[each][frame] = None
             self.clicked[each].discard(frame)
-        for birth in plan.births:
-            self.masked[birth.object_id], self.clicked[birth.object_id] = {frame: None}, set()
+        for each in plan.births:
+            self.masked[each], self.clicked[each] = {frame: None}, set()
         tracked[plan.suppressed] = SUPPRESSED_LOGIT
         self.recorded.append(facts(frame, plan, before, self.state, detections, tracked))
-        found = detections.masks[[birth.detection for birth in plan.births]]
+        found = detections.masks[list(plan.births.values())]
         probabilities = torch.from_numpy(present).sigmoid().numpy()  # two of them may differ by one rounding of PyTorch
-        self.kept[frame] = visible_objects(before, plan, tracked > 0, probabilities, found)
+        born_scores = [self.state.scores[each] for each in plan.births]
+        self.kept[frame] = visible_objects(
+            (*before.ids, *plan.births), (*(tracked > 0), *found), (*probabilities, *born_scores)
+        )
         self.processed.add(frame)
         return self.kept[frame]
 
@@ -168,7 +171,7 @@ def facts(
     members = [[order[each] for each in bucket] for bucket in members_by_bucket(before).values()]
     return {
         "frame": frame,
-        "births": [(birth.object_id, birth.detection) for birth in plan.births],
+        "births": list(plan.births.items()),
         "unmatched": list(plan.association.unmatched),
         "matches": {d: list(ids) for d, ids in enumerate(plan.association.matches) if ids},
         "confident": list(plan.association.confident.items()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -440,8 +440,7 @@ def vectorized_mask_iou() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def vectorized_component_areas() -> Iterator[None]:
+def vectorized_component_areas() -> AbstractContextManager[None]:
     """Counts the areas of all connected components in one pass; upstream makes a mask for each component."""
     from sam3.perflib import connected_components
 
@@ -453,10 +452,9 @@ def vectorized_component_areas() -> Iterator[None]:
         areas[0] = 0
         return labels, areas[labels]
 
-    with ExitStack() as stack:
-        if not holes_are_filled.needed():  # otherwise `upstream()` has already replaced the function
-            stack.enter_context(replaced(connected_components, "connected_components_cpu_single", components))
-        yield
+    if holes_are_filled.needed():
+        return nullcontext()  # `upstream()` has already replaced the function
+    return replaced(connected_components, "connected_components_cpu_single", components)
 
 
 @contextmanager

@@ -374,7 +374,10 @@ class Masklets:
         for removed_id in plan.removed:
             self._drop(removed_id)
         tracked, new = self._resize(logits, frame), self._resize(without_holes_and_sprinkles(birth_logits), frame)
-        return visible_objects(previous_state, plan, tracked, sigmoid(presence), new)
+        born_scores = [state.scores[object_id] for object_id in plan.births]
+        return visible_objects(
+            (*previous_state.ids, *plan.births), (*tracked, *new), (*sigmoid(presence), *born_scores)
+        )
 
     def refine(
         self, frame: EncodedFrame, ids: Collection[int], length: int | None, reverse: bool
@@ -510,8 +513,8 @@ class Masklets:
         """
         if detections is None or not plan.births:
             return np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)
-        objects = tuple(birth.object_id for birth in plan.births)
-        logits = detections.logits[[birth.detection for birth in plan.births]]
+        objects = tuple(plan.births)
+        logits = detections.logits[list(plan.births.values())]
         slots = [(key, bucket.bank.slots) for key, bucket in self.buckets.items() if bucket.bank.slots is not None]
         number = best_fit(slots, len(objects))
         if number is None:

@@ -214,24 +214,9 @@ class Retention(Enum):
     FORWARD = "forward"
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Frames by what can still be read of them.
-
-    Attributes:
-        memories: Frames whose memory and pointer can be read.
-        pointers: Frames whose pointer can be read, including those of `memories`.
-        scored: Frames whose existence and score can be read, including all others.
-    """
-
-    memories: frozenset[int]
-    pointers: frozenset[int]
-    scored: frozenset[int]
-
-
 def forward_reach(
     conditioning: Mapping[int, Set[int]], scores: Mapping[int, np.float32 | None], latest: int, rules: MemoryRules
-) -> Reach:
+) -> tuple[set[int], set[int], set[int]]:
     """Returns what `plan_attention` can read for frames after the latest one, whatever the latest one becomes.
 
     The latest four conditioning frames are always the closest (TU:270); whether there is a fifth one decides their
@@ -244,6 +229,10 @@ def forward_reach(
         scores: The score of every non-conditioning frame; None for a frame without one.
         latest: The latest frame, which may still become conditioning.
         rules: The settings.
+
+    Returns:
+        The frames whose memory and pointer can be read; those whose pointer can be read, including the former; and
+        those whose existence and score can be read, including all others.
     """
     closest = sorted(conditioning, reverse=True)
     limit, spatial, span = rules.max_cond_frames_in_attn, rules.num_maskmem - 1, rules.max_obj_ptrs_in_encoder - 1
@@ -259,7 +248,7 @@ def forward_reach(
         recent = [frame for frame in (*scores, *conditioning) if frame > latest - span]
         memories.update(frame for frame in recent if frame > latest - spatial)
         pointers = {*recent}
-    return Reach(frozenset(memories), frozenset(pointers | memories), frozenset(scored | pointers | memories))
+    return memories, pointers | memories, scored | pointers | memories
 
 
 def _latest_per_object(closest: Sequence[int], conditioning: Mapping[int, Set[int]]) -> set[int]:
@@ -576,12 +565,17 @@ class MemoryBank:
         if len(self.objects) > 1 and self.latest - self.first_frame <= HOTSTART:
             return self
         scores = {frame: entry.score for frame, entry in self.tracked.items()}
-        reach = forward_reach(self.inputs, scores, self.latest, self.rules)
+        memories, pointers, scored = forward_reach(self.inputs, scores, self.latest, self.rules)
+
+        def readable(frame: int, entry: MemoryEntry) -> MemoryEntry:
+            pointer = entry.pointer if frame in pointers else None
+            return entry if frame in memories else replace(entry, memory=None, features=None, pointer=pointer)
+
         return replace(
             self,
-            conditioning=_reachable(self.conditioning, reach),
-            tracked=_reachable(self.tracked, reach),
-            inputs={frame: ids for frame, ids in self.inputs.items() if frame in reach.scored},
+            conditioning={frame: readable(frame, item) for frame, item in self.conditioning.items() if frame in scored},
+            tracked={frame: readable(frame, item) for frame, item in self.tracked.items() if frame in scored},
+            inputs={frame: ids for frame, ids in self.inputs.items() if frame in scored},
         )
 
 
@@ -594,18 +588,6 @@ def _require(array: Array | None, frame: int) -> Array:
     if array is None:
         raise ModelError(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
     return array
-
-
-def _reachable(entries: Mapping[int, MemoryEntry], reach: Reach) -> dict[int, MemoryEntry]:
-    """Returns the entries that can still be read, without arrays that cannot."""
-    return {frame: _reachable_arrays(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
-
-
-def _reachable_arrays(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
-    """Returns a frame's entry without its memory if it cannot be read any more, and likewise without its pointer."""
-    if frame in reach.memories:
-        return entry
-    return replace(entry, memory=None, features=None, pointer=entry.pointer if frame in reach.pointers else None)
 
 
 @dataclass(frozen=True, eq=False)

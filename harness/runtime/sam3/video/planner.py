@@ -39,21 +39,6 @@ Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Birth:
-    """A detection that becomes an object.
-
-    Attributes:
-        object_id: The object.
-        detection: The index of the detection.
-        score: Its score.
-    """
-
-    object_id: int
-    detection: int
-    score: float
-
-
 @dataclass(frozen=True, eq=False)
 class FramePlan:
     """The plan of a frame, in this order.
@@ -63,8 +48,8 @@ class FramePlan:
         reconditionings: First, these objects get the mask of a detection, whose index is given.
         suppressed: bool [N], then the masks of these objects become empty, `SUPPRESSED_LOGIT` everywhere. The other
             masks are encoded into memories, see `suppress_shrunken`, and are the frame's output.
-        births: These detections become objects, in one bucket, tracked from the next frame on; their masks are output,
-            too.
+        births: The ids of new objects, and for each the index of the detection that becomes it. They are in one bucket,
+            and tracked from the next frame on; the detections' masks are output, too.
         removed: Last, these objects are no longer tracked.
         dropped: How many detections did not become objects because there are too many.
     """
@@ -72,7 +57,7 @@ class FramePlan:
     association: Association
     reconditionings: Mapping[int, int]
     suppressed: Masks
-    births: tuple[Birth, ...]
+    births: Mapping[int, int]
     removed: frozenset[int]
     dropped: int
 
@@ -113,9 +98,7 @@ def plan_frame(
         association = associate(scores, mask_iou(detections.masks, masks), state.ids, nonempty, rules)
 
     new = limit_new_objects(association.new, scores, rules.max_objects - len(state.objects))
-    births = tuple(
-        Birth(state.next_id + place, detection, float(scores[detection])) for place, detection in enumerate(new)
-    )
+    births = dict(enumerate(new, start=state.next_id))
 
     objects = tuple(
         replace(item, unmatched=item.unmatched + (item.id in association.unmatched)) for item in state.objects
@@ -134,7 +117,10 @@ def plan_frame(
     tracked = tuple(
         replace(item, last_occluded=occluded_on) for item, occluded_on in zip(objects, occluded, strict=True)
     )
-    born = tuple(TrackedObject(birth.object_id, state.next_bucket, frame, birth.score) for birth in births)
+    born = tuple(
+        TrackedObject(object_id, state.next_bucket, frame, float(scores[detection]))
+        for object_id, detection in births.items()
+    )
     next_state = VideoState(
         objects=tracked + born,
         next_id=state.next_id + len(births),

@@ -128,6 +128,11 @@ class Propagation:
     outputs: tuple[tuple[FrameResult, Pixels], ...] = ()
     failure: Exception | None = None
 
+    @property
+    def pending(self) -> tuple[tuple[FrameResult, Pixels], ...]:
+        """The outputs that were not returned yet, in their order."""
+        return (*self.outputs, *self.hotstart_buffer)
+
     def drop_objects(self, object_ids: frozenset[int]) -> None:
         """Drops objects from the outputs that were not returned yet."""
         self.hotstart_buffer = tuple(

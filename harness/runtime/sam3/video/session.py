@@ -133,15 +133,9 @@ class Session:
     def nbytes(self) -> int:
         """Bytes of the objects' memories, and of their masks on delayed or kept frames."""
         progress = self.processor.progress
-        pending = (
-            ()
-            if progress.propagation is None
-            else (*progress.propagation.hotstart_buffer, *progress.propagation.outputs)
-        )
-        frames = {
-            result.index: result.nbytes
-            for result in (*(result for result, _ in pending), *progress.frame_results.values())
-        }
+        pending = () if progress.propagation is None else progress.propagation.pending
+        results = (*(result for result, _ in pending), *progress.frame_results.values())
+        frames = {result.index: result.nbytes for result in results}
         return sum(frames.values()) + sum(group.nbytes for group in progress.groups)
 
     @property
@@ -150,7 +144,7 @@ class Session:
         propagation = self.processor.progress.propagation
         if propagation is None:
             return None
-        pending = [result.index for result, _ in (*propagation.outputs, *propagation.hotstart_buffer)]
+        pending = [result.index for result, _ in propagation.pending]
         return next(iter((*pending, *propagation.order[:1])), None)
 
     @property
