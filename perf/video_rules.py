@@ -93,8 +93,8 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     tracked = _at_size(model, filled, pixels)
     new = _at_size(model, found[detections.queries[list(plan.births.values())]], pixels)
     clock.note("masks in the size of the video")
-    scores = [*sigmoid(present), *(state.scores[object_id] for object_id in plan.births)]
-    shown = visible_objects((*before.ids, *plan.births), (*tracked, *new), scores)
+    probabilities = [*sigmoid(present), *(state.scores[object_id] for object_id in plan.births)]
+    shown = visible_objects((*before.ids, *plan.births), (*tracked, *new), probabilities)
     bits = {each: np.packbits(one.mask) for each, one in shown.items()}
     clock.note("masks that are held back")
     for packed in bits.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,29 @@ class Request(Fixture, frozen=True):
         if self.labels and len(self.labels) != len(self.points):
             raise ValueError(f"{self.type} has {len(self.labels)} labels of {len(self.points)} points")
 
+    def send(self, session: Any, size: tuple[int, int]) -> Iterable[Any]:
+        """Sends the request to a session, of the compiled model or of upstream's; returns the frames that it gives out.
+
+        Args:
+            session: The runtime's `Session`, or one with its methods.
+            size: Height and width of the frames.
+        """
+        if self.type == "propagate_in_video":
+            return session.propagate(start=self.frame, reverse=self.reverse)  # type: ignore[no-any-return]
+        if self.type == "remove_object":
+            session.remove_object(self.object)
+            return ()
+        if self.text is not None:
+            return (session.add_prompt(self.frame, self.text),)
+        prompts = {
+            "points": pixels_of(self.points, size).tolist() if self.points else None,
+            "labels": list(self.labels) or None,
+            "box": None if self.box is None else pixels_of(self.box, size).ravel().tolist(),
+            "mask": None if self.mask is None else mask_of(self.mask, size),
+        }
+        prompts = {name: value for name, value in prompts.items() if value is not None}
+        return (session.add_prompt(self.frame, object_id=self.object, **prompts),)
+
 
 class SessionQuestion(VideoQuestion, frozen=True):
     """A video and the requests of one session with it.
@@ -157,6 +180,12 @@ class SessionQuestion(VideoQuestion, frozen=True):
         for request in self.requests:
             if not 0 <= request.frame < self.length:
                 raise ValueError(f"{request.type} in {self.name!r} is about frame {request.frame} of {self.length}")
+
+    def send(self, session: Any, size: tuple[int, int]) -> Iterator[tuple[int, Any]]:
+        """Sends the requests to a session; yields each frame that it gives out, and the position of its request."""
+        for position, request in enumerate(self.requests):
+            for frame in request.send(session, size):
+                yield position, frame
 
 
 def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:
