@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.settings import REPOSITORY
-from harness.runtime.sam3.encoded_image import THRESHOLD
+from harness.runtime.sam3.image_model import THRESHOLD
 from perf.processes import Calls, Load
 
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "coffee.png"

@@ -22,7 +22,7 @@ from harness.app.results.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.model import GROUNDING, INTERACTIVE
+from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"
 

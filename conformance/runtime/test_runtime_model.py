@@ -28,8 +28,8 @@ from harness.runtime import EncodedImage, Found, Prompt, Sam3
 from harness.runtime.artifact import Artifact, Tensors
 from harness.runtime.devices import to_numpy
 from harness.runtime.errors import ModelError
+from harness.runtime.sam3.image_model import REMEMBERED_TEXTS
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.model import REMEMBERED_TEXTS
 from harness.runtime.sam3.prompts import VISUAL, EncodedPrompt
 
 CAT = Path(__file__).resolve().parents[2] / "fixtures" / "images" / "cat.png"

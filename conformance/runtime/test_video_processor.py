@@ -12,7 +12,7 @@ import pytest
 
 from conformance.support.sentences import sentence
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.encoded_image import EncodedImage
+from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.detector import EncodedFrame
 from harness.runtime.sam3.video.frames import Frames

@@ -27,7 +27,7 @@ from harness.app.results.objects import decode_mask, run_lengths
 from harness.app.ui.guard import hosts_of, refusal
 from harness.app.ui.photographs import LONGEST_NAME, Photograph, plain_name
 from harness.app.ui.sessions import file_names
-from harness.runtime.sam3.model import GROUNDING, INTERACTIVE
+from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE
 
 FIXTURES = ROOT / "fixtures" / "images"
 CAT, COFFEE = FIXTURES / "cat.png", FIXTURES / "coffee.png"

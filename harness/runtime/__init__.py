@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.encoded_image import EncodedImage
+    from harness.runtime.sam3.image_model import EncodedImage
     from harness.runtime.sam3.interactive import ObjectPrompt, Prediction
     from harness.runtime.sam3.model import Sam3
     from harness.runtime.sam3.prompts import Prompt
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["EncodedImage", "Found", "ObjectPrompt", "Outputs", "Prediction", "Prompt", "Sam3"]
 
 _MODULES = {
-    "EncodedImage": "encoded_image",
+    "EncodedImage": "image_model",
     "Found": "segmentation",
     "ObjectPrompt": "interactive",
     "Outputs": "segmentation",

@@ -21,7 +21,7 @@ from harness.app.ui.guard import BodyLimit
 from harness.app.ui.photographs import plain_name
 from harness.app.ui.questions import KindsFields, ObjectFields, Text
 from harness.core.errors import HarnessError
-from harness.runtime.sam3.encoded_image import THRESHOLD
+from harness.runtime.sam3.image_model import THRESHOLD
 
 APPLICATION, MODEL = "sam3-tvm", "model"
 """Names of the application and of the model's deployment in Ray Serve."""

@@ -10,7 +10,7 @@ from harness.app.segment.prompts import prompts_of_kinds
 from harness.app.ui.encodings import Logits
 from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
-from harness.runtime.sam3.encoded_image import THRESHOLD
+from harness.runtime.sam3.image_model import THRESHOLD
 
 
 def _encodable(text: str) -> str:

@@ -15,8 +15,7 @@ from harness.app.ui.errors import UnknownSessionError
 from harness.app.ui.photographs import ImageFolder, Photograph, Photographs
 from harness.core.errors import HarnessError
 from harness.runtime import Sam3
-from harness.runtime.sam3.encoded_image import THRESHOLD
-from harness.runtime.sam3.model import GROUNDING, INTERACTIVE
+from harness.runtime.sam3.image_model import GROUNDING, INTERACTIVE, THRESHOLD
 
 MOST_LOGITS = 64
 """Maximum number of a session's masks that can still be refined, the last ones; each takes 332 KB."""

@@ -6,16 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Tensors
+from harness.runtime.artifact import LoadedModel, Tensors, call_with
 from harness.runtime.sam3.resizing import resize
-
-if TYPE_CHECKING:
-    from harness.runtime.sam3.model import Sam3
 
 Floats = npt.NDArray[np.float32]
 Queries = npt.NDArray[np.int64]
@@ -62,9 +59,9 @@ class Outputs:
 class SegmentationHead:
     """The masks and the semantic map of one prompt, computed at their first use; several threads may use it."""
 
-    def __init__(self, model: Sam3, features: Tensors, grounded: Tensors) -> None:
-        """Stores the model and the outputs of its entry points `encode_image` and `ground`; computes nothing."""
-        self._model, self._queries = model, grounded.get("hs")  # the oldest folders have none
+    def __init__(self, artifact: LoadedModel, features: Tensors, grounded: Tensors) -> None:
+        """Stores a model and the outputs of its entry points `encode_image` and `ground`; computes nothing."""
+        self._artifact, self._queries = artifact, grounded.get("hs")  # the oldest folders have none
         self._inputs: Tensors | None = {**features, **grounded}
         self._embedded: Tensors = {}
         self._lock = threading.Lock()
@@ -77,36 +74,36 @@ class SegmentationHead:
         """
         if not len(queries):
             return
-        embedded, entries = self._pixels(), self._model.manifest.entries
+        embedded, entries = self._pixels(), self._artifact.manifest.entries
         if MASK_PREDICTOR not in entries:
             yield embedded["masks"], queries
             return
-        hs = self._model.artifact.fetch(self._queries)
+        hs = self._artifact.fetch(self._queries)
         (shape,) = (spec.shape for spec in entries[MASK_PREDICTOR].inputs if spec.name == "hs")
         batch_size = int(shape[2])
         for start in range(0, len(queries), batch_size):
             batch = queries[start : start + batch_size]
             rows = np.zeros((1, 1, batch_size, hs.shape[3]), np.float32)
             rows[:, :, : len(batch)] = hs[:, :, batch]
-            masks = self._model.call_with(MASK_PREDICTOR, {**embedded, "hs": rows})
+            masks = call_with(self._artifact, MASK_PREDICTOR, {**embedded, "hs": rows})
             yield masks["masks"], np.arange(len(batch))
 
     def logits(self, queries: Queries) -> Floats:
         """Returns the masks fp32 [k, 288, 288] of these queries, at least one."""
-        fetch = self._model.artifact.fetch
+        fetch = self._artifact.fetch
         return np.concatenate([fetch(logits)[0, rows] for logits, rows in self.masks(queries)])
 
     def semantic(self) -> Floats:
         """Returns the logits of the semantic map [1, 1, 288, 288]."""
-        return self._model.artifact.fetch(self._pixels()["semantic"])
+        return self._artifact.fetch(self._pixels()["semantic"])
 
     def _pixels(self) -> Tensors:
         """Computes once the inputs of the mask predictor and the semantic map; in older folders all masks."""
         with self._lock:
             if self._inputs is not None:
-                entries = self._model.manifest.entries
+                entries = self._artifact.manifest.entries
                 entry = next((name for name in (EMBED_PIXELS, SEGMENTATION_HEAD) if name in entries), None)
-                self._embedded = self._model.call_with(entry, self._inputs) if entry else self._inputs
+                self._embedded = call_with(self._artifact, entry, self._inputs) if entry else self._inputs
                 self._inputs = None  # it holds the image's features
         return self._embedded
 

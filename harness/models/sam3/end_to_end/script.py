@@ -18,7 +18,7 @@ from harness.models.sam3.scripted import Answer, Script, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix, select
-from harness.runtime.sam3.encoded_image import EncodedImage
+from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import Found as Segmented

@@ -18,7 +18,7 @@ from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix
 from harness.parity.verdict import judge_by_gate
-from harness.runtime.sam3.encoded_image import EncodedImage
+from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
 
 UPSTREAM = "harness.models.sam3.interactive.upstream"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Tensors
+from harness.runtime.artifact import Tensors, call_with
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import SegmentationHead
@@ -17,8 +17,7 @@ from harness.runtime.sam3.video.masks import nms
 from harness.runtime.sam3.video.rules import Rules
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.encoded_image import EncodedImage
-    from harness.runtime.sam3.model import Sam3
+    from harness.runtime.sam3.image_model import EncodedImage, ImageModel
 
 Floats = npt.NDArray[np.float32]
 
@@ -101,7 +100,7 @@ class Detector:
         box_frames: For each frame, the frame whose boxes the detector has, see `update_box_frames`.
     """
 
-    def __init__(self, model: Sam3, prompts: Sequence[Prompt], prompt_frame: int, rules: Rules) -> None:
+    def __init__(self, model: ImageModel, prompts: Sequence[Prompt], prompt_frame: int, rules: Rules) -> None:
         """Stores the model, the prompts and the thresholds."""
         self.prompts, self.prompt_frame = tuple(prompts), prompt_frame
         self.box_frames: dict[int, int] = {}
@@ -122,12 +121,13 @@ class Detector:
         image = frame.image
         boxed = self.box_frames[frame.index] == self.prompt_frame
         encoded = self._model.encode_prompt(prompt if boxed else Prompt(prompt.text), image.size)
+        artifact = self._model.artifact
         (text,) = self._model.encode_texts([encoded.tokens])
-        grounded = self._model.call_with("ground", {**image.features, **text, **encoded.geometry})
-        scores = video_scores(self._model.artifact.fetch(grounded["scores"])[0])
+        grounded = call_with(artifact, "ground", {**image.features, **text, **encoded.geometry})
+        scores = video_scores(artifact.fetch(grounded["scores"])[0])
         logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
         if len(queries := candidates(scores, self._rules)):
-            logits[queries] = SegmentationHead(self._model, image.features, grounded).logits(queries)
+            logits[queries] = SegmentationHead(artifact, image.features, grounded).logits(queries)
         return select_detections(scores, logits, self._rules)
 
 

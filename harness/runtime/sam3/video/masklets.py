@@ -48,7 +48,7 @@ from harness.runtime.sam3.video.slots import Placement, Slots, best_fit
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE, Tracker
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import Sam3
+    from harness.runtime.sam3.image_model import ImageModel
 
 
 Floats = npt.NDArray[np.float32]
@@ -331,7 +331,9 @@ class Masklets:
         buckets: Their memories, by the number of the bucket.
     """
 
-    def __init__(self, model: Sam3, tracker: Tracker, rules: Rules, retention: Retention, text: str | None) -> None:
+    def __init__(
+        self, model: ImageModel, tracker: Tracker, rules: Rules, retention: Retention, text: str | None
+    ) -> None:
         """Stores the models, the thresholds and the retention; there are no objects yet."""
         self.text = text
         self.state = VideoState()

@@ -25,7 +25,7 @@ from harness.runtime.sam3.video.rules import Rules, release_outputs
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import Sam3
+    from harness.runtime.sam3.image_model import ImageModel
 
 
 ActionKind = Literal["add", "refine", "remove", "full", "partial", "fetch"]
@@ -202,7 +202,7 @@ class VideoProcessor:
         latest: The frame that was encoded last.
     """
 
-    def __init__(self, model: Sam3, tracker: Tracker, frames: Frames, rules: Rules, keeps: bool) -> None:
+    def __init__(self, model: ImageModel, tracker: Tracker, frames: Frames, rules: Rules, keeps: bool) -> None:
         """Stores a model, its tracker, a video, the thresholds, and whether everything is kept; processes nothing."""
         self.model, self.frames, self.keeps = model, frames, keeps
         self._tracker, self._rules = tracker, rules

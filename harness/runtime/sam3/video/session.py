@@ -26,7 +26,7 @@ from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
 from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
-    from harness.runtime.sam3.model import Sam3
+    from harness.runtime.sam3.image_model import ImageModel
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
@@ -102,7 +102,7 @@ class Session:
     """
 
     def __init__(
-        self, model: Sam3, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED, *, keep: bool = False
+        self, model: ImageModel, tracker: Tracker, source: Any, rules: Rules = DISAMBIGUATED, *, keep: bool = False
     ) -> None:
         """Opens a video, which `harness.runtime.sam3.video.frames.open_frames` describes, for a model and its tracker.
 
