@@ -85,31 +85,28 @@ def judge_round(
             upstream's decision on the compiled model's own logits.
     """
 
-    def numbers(arrays: Arrays, output: str) -> Arrays:
-        return {f"{name}/{output}": arrays[output]} if output in arrays else {}
+    def output(kind: str, arrays: Arrays) -> Arrays:
+        return {f"{name}/{kind}": arrays[kind]} if kind in arrays else {}
 
-    compiled, expected = numbers(actual, "logits"), reference.map(partial(numbers, output="logits"))
-    verdicts = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)
-    if not by_oracle:
-        compiled_iou, expected_iou = numbers(actual, "iou"), reference.map(partial(numbers, output="iou"))
-        verdicts += judge_by_gate(compiled_iou, expected_iou.first, expected_iou.again)
-        compiled |= compiled_iou
-        expected = Reference(expected.first | expected_iou.first, expected.again, expected.exact)
+    logits = reference.map(partial(output, "logits"))
+    verdicts = judge_numbers(output("logits", actual), logits, expectation, by_oracle=by_oracle)
+    compared = logits.first
     if by_oracle:
         from harness.models.sam3.interactive.upstream import decide_masks
 
-        logits = reference.first["logits"]
-        decided, undecided = decide_masks(actual["logits"] if actual["logits"].shape == logits.shape else logits, size)
+        expected = reference.first["logits"]
+        decided, undecided = decide_masks(
+            actual["logits"] if actual["logits"].shape == expected.shape else expected, size
+        )
         again = decided
     else:
+        iou = reference.map(partial(output, "iou"))
+        verdicts += judge_by_gate(output("iou", actual), iou.first, iou.again)
+        compared = compared | iou.first
         decided, again = reference.first["masks"], reference.again["masks"]
         undecided = reference.first["undecided"]
-    masks = f"{name}/masks"
-    return add_distributions(
-        (*verdicts, judge_masks(masks, actual["masks"], decided, again, undecided)),
-        compiled | {masks: actual["masks"]},
-        expected.first | {masks: decided},
-    )
+    verdicts += (judge_masks(f"{name}/masks", actual["masks"], decided, again, undecided),)
+    return add_distributions(verdicts, add_prefix(name, actual), compared | {f"{name}/masks": decided})
 
 
 def judge_ious(rounds: Sequence[tuple[Arrays, Reference]], *, by_oracle: bool = False) -> tuple[Verdict, ...]:

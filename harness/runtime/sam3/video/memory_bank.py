@@ -620,30 +620,19 @@ def consolidate(
         previous: The earlier entry of the frame; None if there is none.
         empty_pointer: fp32 [1, 256].
     """
-    previous_pointer = None if previous is None else previous.pointer
-    best = {object_id: output.iou.max(axis=-1) for object_id, output in outputs.items()}
-    missing_logit, missing_iou = np.full((1, 1), MISSING_OBJECT_LOGIT), np.full((1, 1), MISSING_IOU)
-    return MemoryEntry(
-        memory=None,
-        pointer=merge_rows(
-            objects,
-            {object_id: output.pointer for object_id, output in outputs.items()},
-            previous_pointer,
-            empty_pointer,
-        ),
-        object_logits=merge_rows(
-            objects,
-            {object_id: output.object_logits for object_id, output in outputs.items()},
-            None if previous is None else previous.object_logits,
-            missing_logit,
-        ),
-        iou=merge_rows(
-            objects,
-            {object_id: values.reshape(1, 1) for object_id, values in best.items()},
-            None if previous is None else previous.iou.reshape(-1, 1),
-            missing_iou,
-        ),
+    given = {
+        object_id: (output.pointer, output.object_logits, output.iou.max(axis=-1).reshape(1, 1))
+        for object_id, output in outputs.items()
+    }
+    earlier: tuple[Array | None, ...] = (None, None, None)
+    if previous is not None:
+        earlier = previous.pointer, previous.object_logits, previous.iou.reshape(-1, 1)
+    missing = empty_pointer, np.full((1, 1), MISSING_OBJECT_LOGIT), np.full((1, 1), MISSING_IOU)
+    pointer, object_logits, iou = (
+        merge_rows(objects, {object_id: arrays[place] for object_id, arrays in given.items()}, earlier[place], default)
+        for place, default in enumerate(missing)
     )
+    return MemoryEntry(None, pointer, object_logits, iou)
 
 
 def merge_rows(objects: Sequence[int], rows: Mapping[int, Array], previous: Array | None, default: Array) -> Array:
