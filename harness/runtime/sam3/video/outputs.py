@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ class VisibleObject:
     tracker_score: float
 
 
-@dataclass(frozen=True, eq=False)
-class FrameOutput:
+class FrameOutput(NamedTuple):
     """The n visible objects of a frame, by rising id.
 
     Attributes:
