@@ -278,33 +278,6 @@ class Bucket:
         )
 
 
-def add_detections(
-    tracker: Tracker,
-    features: Tensors,
-    frame: int,
-    logits: Floats,
-    bucket: Bucket,
-    objects: Sequence[int],
-    size: tuple[int, int],
-) -> Bucket:
-    """Returns a bucket with the masks of detections of its new objects (`_tracker_add_new_objects`, VB:1517).
-
-    Args:
-        tracker: The tracker.
-        features: The frame's.
-        frame: Its number.
-        logits: fp32 [n, 288, 288], the detections' masks.
-        bucket: The bucket, with the new objects.
-        objects: The ids of the n new objects.
-        size: Width and height of the video.
-    """
-    masks = resize(logits, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
-    outputs = [tracker.use_mask(features, mask.astype(np.float32)) for mask in masks]
-    prompts = zip(outputs, mask_to_logits(resize_to_video(masks, size)), strict=True)
-    bucket = bucket.condition(tracker, features, frame, dict(zip(objects, prompts, strict=True)), detected=True)
-    return bucket.encode_prompt_memory(tracker, features, frame)
-
-
 def resize_to_video(masks: Masks, size: tuple[int, int]) -> Masks:
     """Resizes masks [B, 1152, 1152] to the video's width and height.
 
@@ -368,8 +341,10 @@ class Masklets:
         drops_removed = self._retention is Retention.FORWARD
         self.state = replace(state, removed=frozenset()) if drops_removed else state
         for object_id, detection in plan.reconditionings.items():
-            assert detections is not None
-            self._recondition(frame, object_id, detections.logits[[detection]])
+            number = self._number_of(object_id)
+            assert detections is not None and number is not None
+            bucket, detected = self.buckets[number], detections.logits[[detection]]
+            self.buckets[number] = self._condition(bucket, frame, (object_id,), detected)
         logits[plan.suppressed] = SUPPRESSED_LOGIT
         self._encode_memories(frame, logits, previous_state.ids)
         birth_logits = self._add_objects(frame, detections, previous_state, plan)
@@ -483,16 +458,20 @@ class Masklets:
         order = [members.index(object_id) for object_id in self.state.ids]
         return np.concatenate(masks)[order], np.concatenate(presence)[order]
 
-    def _recondition(self, frame: EncodedFrame, object_id: int, detected: Floats) -> None:
-        """Makes the frame conditioning with a detection's logits [1, 288, 288], as if the user gave it (VB:475)."""
-        number = self._number_of(object_id)
-        assert number is not None
-        mask = resize(detected, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
-        output = self._tracker.use_mask(frame.features, mask[0].astype(np.float32))
-        logits = mask_to_logits(resize_to_video(mask, frame.image.size))[0]
-        self.buckets[number] = self.buckets[number].condition(
-            self._tracker, frame.features, frame.index, {object_id: (output, logits)}, detected=True
-        )
+    def _condition(self, bucket: Bucket, frame: EncodedFrame, objects: Sequence[int], logits: Floats) -> Bucket:
+        """Returns a bucket whose objects get the masks of detections, as if the user gave them (VB:475, VB:1517).
+
+        Args:
+            bucket: The bucket.
+            frame: The frame, which becomes conditioning.
+            objects: The ids of n of its objects.
+            logits: fp32 [n, 288, 288], the detections' masks.
+        """
+        masks = resize(logits, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
+        outputs = [self._tracker.use_mask(frame.features, mask.astype(np.float32)) for mask in masks]
+        prompts = zip(outputs, mask_to_logits(resize_to_video(masks, frame.image.size)), strict=True)
+        given = dict(zip(objects, prompts, strict=True))
+        return bucket.condition(self._tracker, frame.features, frame.index, given, detected=True)
 
     def _encode_memories(self, frame: EncodedFrame, logits: Floats, ids: tuple[int, ...]) -> None:
         """Encodes the memories of objects, suppressing those that lose most of their pixels to others (VB:1437)."""
@@ -524,9 +503,8 @@ class Masklets:
         else:
             bucket = self.buckets[number]
             bucket = replace(bucket, bank=bucket.bank.add(frame.index, objects))
-        self.buckets[number] = add_detections(
-            self._tracker, frame.features, frame.index, logits, bucket, objects, frame.image.size
-        )
+        conditioned = self._condition(bucket, frame, objects, logits)
+        self.buckets[number] = conditioned.encode_prompt_memory(self._tracker, frame.features, frame.index)
         return logits
 
     def _drop(self, object_id: int) -> None:
