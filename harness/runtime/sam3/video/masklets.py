@@ -432,9 +432,8 @@ class Masklets:
             self._drop(object_id)
         else:
             bucket, number = self.buckets[previous], previous
-        self.buckets[number] = bucket.add_prompt(self._tracker, frame, object_id, output, logits).clear_detections_near(
-            frame.index, object_id
-        )
+        prompted = bucket.add_prompt(self._tracker, frame, object_id, output, logits)
+        self.buckets[number] = prompted.clear_detections_near(frame.index, object_id)
         self.state = state
         return VisibleObject(without_holes_and_sprinkles(resized)[0] > 0, CLICKED_SCORE)
 
