@@ -95,7 +95,7 @@ def _imported() -> Iterator[None]:
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_patch_says_what_where_and_why(patch: Patch) -> None:
     facts = re.search(
-        r"Assumption: \w+ .*\((sam3/[\w/]+\.py).*Without the patch: \w+ ", patch.apply.__doc__ or "", re.S
+        r"Assumption: \S+ .*\((sam3/[\w/]+\.py).*Without the patch: \S+ ", patch.apply.__doc__ or "", re.S
     )
     assert facts
     assert [other.name for other in PATCHES].count(patch.name) == 1

@@ -338,10 +338,8 @@ class Masklets:
         drops_removed = self._retention is Retention.FORWARD
         self.state = replace(state, removed=frozenset()) if drops_removed else state
         for object_id, detection in plan.reconditionings.items():
-            number = self._number_of(object_id)
-            assert detections is not None and number is not None
-            bucket, detected = self.buckets[number], detections.logits[[detection]]
-            self.buckets[number] = self._condition(bucket, frame, (object_id,), detected)
+            assert detections is not None
+            self._recondition(frame, object_id, detections.logits[[detection]])
         logits[plan.suppressed] = SUPPRESSED_LOGIT
         self._encode_memories(frame, logits, previous_state.ids)
         birth_logits = self._add_objects(frame, detections, previous_state, plan)
@@ -451,6 +449,12 @@ class Masklets:
         members = [object_id for bucket in self.buckets.values() for object_id in bucket.bank.objects]
         order = [members.index(object_id) for object_id in self.state.ids]
         return np.concatenate(masks)[order], np.concatenate(presence)[order]
+
+    def _recondition(self, frame: EncodedFrame, object_id: int, detected: Floats) -> None:
+        """Corrects an object by a detection's logits [1, 288, 288] (VB:475)."""
+        number = self._number_of(object_id)
+        assert number is not None
+        self.buckets[number] = self._condition(self.buckets[number], frame, (object_id,), detected)
 
     def _condition(self, bucket: Bucket, frame: EncodedFrame, objects: Sequence[int], logits: Floats) -> Bucket:
         """Returns a bucket whose objects get the masks of detections, as if the user gave them (VB:475, VB:1517).
