@@ -333,7 +333,7 @@ def test_upstream_answers_again_where_the_compiled_model_answers_otherwise(
     answer: Reference, fault: Callable[[Arrays], None] | None, rounding: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upstream's first answer stands where the logits differ by more than rounding."""
-    question = Question("walk", Path("scene"), 3, text="dog")
+    question = Question("walk", image=Path("scene"), length=3, text="dog")
     actual = faultless(answer)
     followed = {name: array.copy() for name, array in actual.items()}
     rows = dict.fromkeys(FOLLOWED, np.zeros((0, 1), np.float32))
