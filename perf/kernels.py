@@ -17,6 +17,7 @@ extent 1 or in dimensions that stay neighbours, and so on.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.models.sam3.operator_calls import load_calls
+from harness.core.settings import FIXTURES
 
 LEAST_MOVED = 1_000_000
 """Bytes below which a memory-bound kernel is left out."""
@@ -95,10 +96,17 @@ def flop(module: nn.Module, inputs: Sequence[torch.Tensor]) -> int:
     return int(counter.get_total_flops())
 
 
+def operator_calls() -> dict[str, list[list[Any]]]:
+    """The distinct [positional, keyword] arguments of SAM 3's components by operator."""
+    calls: dict[str, list[list[Any]]]
+    calls = json.loads((FIXTURES / "operators.json").read_text(encoding="utf-8"))["operators"]
+    return calls
+
+
 def kernels() -> list[Kernel]:
     """All of them, by group."""
     found = dict(_vit_chains())
-    for operator, calls in load_calls().items():
+    for operator, calls in operator_calls().items():
         recognize = _COMPUTE.get(operator, _memory)
         for args, kwargs in calls:
             for key, kernel in recognize(operator, args, kwargs):
@@ -222,7 +230,7 @@ def _bmm(_operator: str, args: list[Any], _kwargs: Any) -> Found:
 
 def _expanded() -> set[Shape]:
     """Shapes that a matrix is expanded to: operands of batched products that are really one weight."""
-    calls = load_calls()["aten.expand.default"]
+    calls = operator_calls()["aten.expand.default"]
     return {tuple(args[1]) for args, _ in calls if len(args[0]["shape"]) == 2 and len(args[1]) == 3}
 
 

@@ -16,8 +16,7 @@ from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.subjects import VIDEO
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video.drift import TENSORS, Drift, drift
-from harness.models.sam3.video.questions import load_questions
-from harness.models.sam3.video.script import UPSTREAM
+from harness.models.sam3.video.script import SCRIPTS, UPSTREAM
 from harness.parity.cache import load_outputs, saved_folder
 from harness.parity.references import select
 
@@ -34,7 +33,7 @@ def drifts(case: Case) -> dict[str, Drift]:
     found: dict[str, Drift] = {}
     with upstream():
         model = UpstreamModel(case, SEEDED)
-        for question in load_questions(case.scale):
+        for question in SCRIPTS[0].questions(case, SEEDED):
             if question.float64:
                 actual = load_outputs(saved_folder(case) / question.name)
                 reference = model.answer(UPSTREAM, question).part("frames")

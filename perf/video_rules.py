@@ -27,7 +27,7 @@ from harness.runtime.sam3.video.masks import (
     without_holes_and_sprinkles,
 )
 from harness.runtime.sam3.video.outputs import frame_output, sigmoid, visible_objects
-from harness.runtime.sam3.video.planner import Observations, plan_frame
+from harness.runtime.sam3.video.planner import plan_frame
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 
@@ -84,16 +84,17 @@ def _frame(model: Sam3, state: VideoState, objects: int, number: int) -> tuple[V
     clock.note("detections that count")
     filled = without_holes_and_sprinkles(logits)
     clock.note("holes and sprinkles")
-    state, plan = plan_frame(before, Observations(number, filled > 0, present, detections), DISAMBIGUATED)
+    state, plan = plan_frame(before, number, filled > 0, present, detections)
     filled[plan.suppressed] = SUPPRESSED_LOGIT
     clock.note("planner")
     enlarged = suppress_shrunken(resize(filled, INPUT_MASK_SIZE, INPUT_MASK_SIZE)) if len(filled) else filled
     object_logits(enlarged)
     clock.note("masks for memories")
     tracked = _at_size(model, filled, pixels)
-    new = _at_size(model, found[detections.queries[[birth.detection for birth in plan.births]]], pixels)
+    new = _at_size(model, found[detections.queries[list(plan.births.values())]], pixels)
     clock.note("masks in the size of the video")
-    shown = visible_objects(before, plan, tracked, sigmoid(present), new)
+    probabilities = [*sigmoid(present), *(state.scores[object_id] for object_id in plan.births)]
+    shown = visible_objects((*before.ids, *plan.births), (*tracked, *new), probabilities)
     bits = {each: np.packbits(one.mask) for each, one in shown.items()}
     clock.note("masks that are held back")
     for packed in bits.values():

@@ -107,7 +107,7 @@ def test_a_sentence_is_found_by_its_facts() -> None:
     assert re.fullmatch(sentence("not-tracked", object_id=12, listed=4), told)
     for facts in ({"object_id": 1}, {"object_id": 2}, {"listed": 12}):
         assert not re.search(sentence("not-tracked", **facts), told)
-    assert not re.search(sentence("forgotten-frame"), told)
+    assert not re.search(sentence("nothing-to-track"), told)
     for codes, facts in ((("no-such-code",), {}), (("not-tracked",), {"frame": 1})):
         with pytest.raises(KeyError):
             sentence(*codes, **facts)

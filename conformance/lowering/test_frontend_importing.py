@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from conformance.support.function_module import FunctionModule
-from harness.compiler.lowering.frontends.exporting import export_program
-from harness.compiler.lowering.frontends.running import run_module, run_torch
-from harness.compiler.lowering.frontends.torch_export.importing import import_program
-from harness.models.sam3.operator_calls import (
+from conformance.support.operator_calls import (
     Call,
     calls_of,
     dump_calls,
     load_calls,
 )
+from harness.compiler.lowering.frontends.exporting import export_program
+from harness.compiler.lowering.frontends.running import run_module, run_torch
+from harness.compiler.lowering.frontends.torch_export.importing import import_program
 
 
 class Everything(torch.nn.Module):

@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 
 from conformance.support.batches import Part, drawn, run_together
 from conformance.support.cpus import narrower
+from conformance.support.operator_calls import load_calls
 from harness.compiler.lowering.frontends.exporting import export_program
 from harness.compiler.lowering.frontends.running import Arrays, run_module, run_torch
 from harness.compiler.lowering.frontends.torch_export.importing import import_program
 from harness.compiler.targets import TARGETS
-from harness.models.sam3.operator_calls import load_calls
 from harness.parity.metrics import difference, oracle_ratio
 from harness.runtime.threads import usable_cpus
 

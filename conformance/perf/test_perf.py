@@ -15,6 +15,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.support.operator_calls import load_calls
 from harness.compiler.lowering.route import Route
 from harness.compiler.schedules.common.attention import Attention
 from harness.compiler.schedules.common.kernel_info import ATTENTION, PRODUCT, KernelInfo, Kind, with_info
@@ -22,7 +23,6 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.processes.threads import configure_threads
-from harness.models.sam3.operator_calls import load_calls
 from harness.runtime.executable import Executable
 from perf.components import judge_of
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels

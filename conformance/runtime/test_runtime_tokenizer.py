@@ -126,12 +126,6 @@ def test_what_does_not_fit_is_counted() -> None:
     assert tokens.cut == (70, 0, 1, 0)
 
 
-@pytest.mark.parametrize(("texts", "context_length"), [("cat", 32), (["cat"], 1)])
-def test_senseless_arguments(texts: Any, context_length: int) -> None:
-    with pytest.raises(ModelError):
-        tokenize(texts, context_length)
-
-
 def test_vocabulary_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed = vocabulary_path()
     assert installed.name == VOCABULARY_FILE

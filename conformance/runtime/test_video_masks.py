@@ -107,10 +107,9 @@ LOGITS = st.sampled_from([-3.0, -0.1, 0.0, 0.1, 2.0])
 @given(count=st.integers(1, 4), sides=SIDES, largest=st.integers(0, 20), data=st.data())
 def test_holes_and_sprinkles_are_upstreams(count: int, sides: Any, largest: int, data: Any) -> None:
     logits = data.draw(arrays(np.float32, (count, *sides), elements=LOGITS.map(np.float32)))
-    holes, sprinkles = data.draw(st.booleans()), data.draw(st.booleans())
     given_logits = logits.copy()
-    expected = upstreams().fill(torch.from_numpy(logits)[:, None], largest, holes, sprinkles)[:, 0].numpy()
-    got = without_holes_and_sprinkles(logits, largest, holes=holes, sprinkles=sprinkles)
+    expected = upstreams().fill(torch.from_numpy(logits)[:, None], largest)[:, 0].numpy()
+    got = without_holes_and_sprinkles(logits, largest)
     assert got.dtype == expected.dtype
     np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(logits, given_logits, "what was given stays")

@@ -204,5 +204,7 @@ def test_only_masks_that_are_remembered_are_cleared(retention: Retention) -> Non
     for frame in (1, 2):
         bank = bank.track(frame, entry)
     masks = {frame: np.zeros((1, 288, 288), np.float32) for frame in (2, 3)}
-    bucket, _, _ = Bucket(bank.condition(3, entry, [OBJECT]), masks).track_frame(NOTHING, {}, 3, None, reverse=False)
+    bucket, _, _ = Bucket(bank.condition(3, entry, [OBJECT]), masks).track_frame(
+        NOTHING, EncodedFrame(3, NOTHING, {}), None, reverse=False
+    )
     assert bucket.cleared_frames == {2}

@@ -30,15 +30,10 @@ from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_
 from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError
 from harness.runtime import Found, Outputs, Prompt
-from harness.runtime.sam3.segmentation import MaskBatch, SegmentationHead
+from harness.runtime.sam3.segmentation import SegmentationHead
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 NOTHING = np.zeros((0,), np.float32)
-
-
-def no_masks(_embedded: Any, _queries: Any) -> Iterator[MaskBatch]:
-    """Predicts nothing."""
-    yield from ()
 
 
 def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Objects:
@@ -50,7 +45,7 @@ def objects_in(masks: Any, boxes: Any, scores: Any, category: str = "cat") -> Ob
         np.asarray(boxes, np.float32).reshape(-1, 4),
         np.asarray(scores, np.float32),
         np.arange(len(masks)),
-        Outputs(*[NOTHING] * 5, SegmentationHead(dict, no_masks, np.asarray)),
+        Outputs(*[NOTHING] * 5, SegmentationHead(None, {}, {})),
         (width, height),
     )
     return encode_objects(found, category)
@@ -281,7 +276,7 @@ def test_of_many_masks_few_are_in_memory_at_once() -> None:
             masks[np.arange(4), start : start + 4, 7] = True
             yield masks
 
-    outputs = Outputs(*[NOTHING] * 5, SegmentationHead(dict, no_masks, np.asarray))
+    outputs = Outputs(*[NOTHING] * 5, SegmentationHead(None, {}, {}))
     boxes, scores = np.zeros((count, 4), np.float32), np.linspace(1, 0, count, dtype=np.float32)
     found = Found(predict, boxes, scores, np.arange(count), outputs, (width, height))
     tracemalloc.start()

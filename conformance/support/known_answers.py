@@ -54,7 +54,7 @@ class KnownSegmenter:
         """Gives a picture that can be asked."""
         self.encoded += 1
         masks = masks_of(pixels)
-        outputs = Outputs(*[NOTHING] * 5, SegmentationHead(dict, lambda *_: iter(()), np.asarray))
+        outputs = Outputs(*[NOTHING] * 5, SegmentationHead(None, {}, {}))
         boxes, scores = np.zeros((len(masks), 4), np.float32), np.full(len(masks), 0.75, np.float32)
         found = Found(
             lambda: iter([masks]), boxes, scores, np.arange(len(masks)), outputs, (pixels.shape[1], pixels.shape[0])

@@ -16,19 +16,17 @@ from harness.runtime.sam3.video.outputs import (
     FrameOutput,
     VisibleObject,
     frame_output,
-    merge_refined,
-    refined_object,
     visible_objects,
 )
-from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
+from harness.runtime.sam3.video.planner import FramePlan, plan_frame
 from harness.runtime.sam3.video.processor import Action, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import (
     Rules,
     VideoState,
     cleared_by_click,
+    drop_objects,
     release_outputs,
     state_after_click,
-    state_after_removal,
 )
 
 _MANY = 1_000_000
@@ -62,7 +60,8 @@ class PlannedVideo:
     def propagate(self, start: int | None, limit: int | None, reverse: bool) -> list[Any]:
         what = next_propagation(self.history, self.script.frames)
         self.history.append(Action(what.kind, what.objects, start))
-        order = processing_order(start, limit, self.script.frames, reverse, sorted(self.processed))
+        first = min(self.processed) if start is None else start
+        order = processing_order(first, limit, self.script.frames, reverse)
         if what.kind == "full":
             return self._propagate_everything(order, reverse)
         if what.kind == "fetch":
@@ -72,8 +71,8 @@ class PlannedVideo:
             refined = {}
             for each in what.objects & set(self.state.ids):
                 mask, logit = self.script.tracked(frame, each)
-                refined[each] = refined_object(mask > 0, logit)
-            self.kept[frame] = merge_refined(self.kept.get(frame), refined)
+                refined[each] = VisibleObject(mask > 0, float(logit))
+            self.kept[frame] = {**self.kept.get(frame, {}), **refined}
             outputs.append(self._shown(frame, self.kept[frame], self._scores()))
         return outputs
 
@@ -97,19 +96,19 @@ class PlannedVideo:
         self.state = state_after_click(self.state, object_id, frame)
         self.masked[object_id].pop(frame, None)
         self.clicked[object_id].add(frame)
-        (bucket,) = (ids for ids in self.state.buckets.values() if object_id in ids)
+        (bucket,) = (ids for ids in members_by_bucket(self.state).values() if object_id in ids)
         cleared = cleared_by_click(list(self.masked[object_id]), self.clicked[object_id], frame)
         for each in bucket:
             for conditioning in cleared:
                 self.masked[each].pop(conditioning, None)
                 self.clicked[each].discard(conditioning)
         mask, _ = self.script.tracked(frame, object_id)
-        self.kept[frame] = merge_refined(self.kept.get(frame), {object_id: VisibleObject(mask > 0, 1.0)})
+        self.kept[frame] = {**self.kept.get(frame, {}), object_id: VisibleObject(mask > 0, 1.0)}
         output = self._shown(frame, self.kept[frame], self._scores())
         return [output, sorted((each, conditioning) for each in bucket for conditioning in cleared)]
 
     def remove(self, object_id: int) -> list[Any]:
-        self.state = state_after_removal(self.state, object_id)
+        self.state = drop_objects(self.state, frozenset({object_id}))
         self.history.append(Action("remove", frozenset({object_id})))
         for objects in self.kept.values():
             objects.pop(object_id, None)
@@ -123,20 +122,22 @@ class PlannedVideo:
         said = [self.script.tracked(frame, each) for each in before.ids]
         tracked = np.array([mask for mask, _ in said], np.float32).reshape(-1, SIZE, SIZE)
         present = np.array([logit for _, logit in said], np.float32)
-        seen = Observations(frame, tracked > 0, present, detections, reverse)
-        image = self.script.frames == 1
-        self.state, plan = plan_frame(before, seen, replace(self.rules, max_objects=_MANY) if image else self.rules)
+        rules = replace(self.rules, max_objects=_MANY) if self.script.frames == 1 else self.rules
+        self.state, plan = plan_frame(before, frame, tracked > 0, present, detections, rules=rules, reverse=reverse)
 
         for each in plan.reconditionings:
             self.masked[each][frame] = None
             self.clicked[each].discard(frame)
-        for birth in plan.births:
-            self.masked[birth.object_id], self.clicked[birth.object_id] = {frame: None}, set()
+        for each in plan.births:
+            self.masked[each], self.clicked[each] = {frame: None}, set()
         tracked[plan.suppressed] = SUPPRESSED_LOGIT
         self.recorded.append(facts(frame, plan, before, self.state, detections, tracked))
-        found = detections.masks[[birth.detection for birth in plan.births]]
+        found = detections.masks[list(plan.births.values())]
         probabilities = torch.from_numpy(present).sigmoid().numpy()  # two of them may differ by one rounding of PyTorch
-        self.kept[frame] = visible_objects(before, plan, tracked > 0, probabilities, found)
+        born_scores = [self.state.scores[each] for each in plan.births]
+        self.kept[frame] = visible_objects(
+            (*before.ids, *plan.births), (*(tracked > 0), *found), (*probabilities, *born_scores)
+        )
         self.processed.add(frame)
         return self.kept[frame]
 
@@ -152,6 +153,14 @@ class PlannedVideo:
         return shown(frame, frame_output(objects, scores, self.script.size))
 
 
+def members_by_bucket(state: VideoState) -> dict[int, list[int]]:
+    """The ids of the objects of each bucket."""
+    members: dict[int, list[int]] = {}
+    for each in state.objects:
+        members.setdefault(each.bucket, []).append(each.id)
+    return members
+
+
 def facts(
     frame: int, plan: FramePlan, before: VideoState, after: VideoState, detections: Detections, tracked: np.ndarray
 ) -> dict[str, Any]:
@@ -159,10 +168,10 @@ def facts(
     masks = suppress_shrunken(tracked)
     logits = object_logits(masks)
     order = {each: index for index, each in enumerate(before.ids)}
-    members = [[order[each] for each in bucket] for bucket in before.buckets.values()]
+    members = [[order[each] for each in bucket] for bucket in members_by_bucket(before).values()]
     return {
         "frame": frame,
-        "births": [(birth.object_id, birth.detection) for birth in plan.births],
+        "births": list(plan.births.items()),
         "unmatched": list(plan.association.unmatched),
         "matches": {d: list(ids) for d, ids in enumerate(plan.association.matches) if ids},
         "confident": list(plan.association.confident.items()),
@@ -173,7 +182,7 @@ def facts(
         ],
         "encoded": [(masks[rows].flatten().tolist(), logits[rows].tolist()) for rows in members],
         "ids": list(after.ids),
-        "buckets": [list(bucket) for bucket in after.buckets.values()],
+        "buckets": list(members_by_bucket(after).values()),
         "next_id": after.next_id,
         "all_removed": sorted(after.removed),
         "first_frames": {each.id: each.first_frame for each in after.objects},

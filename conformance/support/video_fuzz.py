@@ -108,7 +108,7 @@ def actions(random: np.random.Generator, video: PlannedVideo) -> Iterator[tuple[
             yield "remove", int(random.choice(ids))
         elif kind == "propagate":
             given = (None if random.random() < 0.5 else int(random.integers(frames)), None, bool(random.random() < 0.5))
-            order = processing_order(given[0], None, frames, given[2], sorted(video.processed))
+            order = processing_order(min(video.processed) if given[0] is None else given[0], None, frames, given[2])
             what = next_propagation(video.history, frames)
             if what.kind == "fetch" or (what.kind == "partial" and set(order) <= set(video.kept)):
                 yield "propagate", *given  # elsewhere upstream's assertion fails, see test_video_rules.py

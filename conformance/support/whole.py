@@ -71,7 +71,7 @@ def upstream_answers(
     """Yields upstream's answers to the questions of these names, all if there are none, one after the other."""
     with upstream():
         model = UpstreamModel(case, SEEDED)
-        for question in script.load(case, SEEDED):
+        for question in script.questions(case, SEEDED):
             if names and question.name not in names:
                 continue
             reference, size = model.answer(script.upstream, question), load_image(question.image).size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 import tomllib
 import typing
@@ -13,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
-from harness.core.settings import REPOSITORY
+from harness.core.settings import FIXTURES, REPOSITORY
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 
@@ -148,13 +149,12 @@ def report_schema() -> str:
 def operators() -> str:
     """Returns the page of the ATen operators of SAM 3, with the defects of TVM's importer that concern each."""
     from harness.compiler.lowering.frontends.torch_export.defects import DEFECTS
-    from harness.models.sam3.operator_calls import load_calls
 
     concerned: dict[str, list[str]] = {}
     for defect in DEFECTS:
         for name in _operators_of(defect):
             concerned.setdefault(name, []).append(f"[{defect.name}](defects-torch.md#{defect.name})")
-    calls = load_calls()
+    calls = json.loads((FIXTURES / "operators.json").read_text(encoding="utf-8"))["operators"]
     rows = [
         (f"`{name}`", len(calls[name]), "worked around" if _base(name) in concerned else "as imported", defects)
         for name in calls

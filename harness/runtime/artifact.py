@@ -61,6 +61,12 @@ class _WeightReleaser:
                 self.weights.release_at(argument.data_ptr(), argument.numel() * argument.dtype.itemsize)
 
 
+def call_with(artifact: LoadedModel, entry: str, tensors: Tensors) -> Tensors:
+    """Runs an entry point with those of the tensors that it reads; errors are those of `Artifact.call`."""
+    inputs = artifact.manifest.entries[entry].inputs
+    return artifact.call(entry, **{spec.name: tensors[spec.name] for spec in inputs})
+
+
 class Artifact:
     """A loaded compiled model. Several threads may use it; calls run one after another.
 

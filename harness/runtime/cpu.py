@@ -119,23 +119,8 @@ VECTOR_FEATURES = (
     *("avx2", "avxvnni", "avxvnniint8", "avxvnniint16", "avxifma", "gfni"),
     *("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2"),
     *("avx512vnni", "avx512bitalg", "avx512vpopcntdq", "avx512bf16", "avx512fp16", "egpr"),
-    *(
-        "neon",
-        "fp-armv8",
-        "fullfp16",
-        "fp16fml",
-        "lse",
-        "rdm",
-        "dotprod",
-        "bf16",
-        "i8mm",
-        "complxnum",
-        "sha3",
-        "sve",
-        "sve2",
-        "cssc",
-        "mops",
-    ),
+    *("neon", "fp-armv8", "fullfp16", "fp16fml", "lse", "rdm", "dotprod", "bf16", "i8mm"),
+    *("complxnum", "sha3", "sve", "sve2", "cssc", "mops"),
 )
 """Features that LLVM may use by itself in compiled loops; a target CPU must not have one that the machine lacks.
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.support.operator_calls import calls_of, load_calls
 from conformance.support.sentences import sentence
 from conformance.support.shallow import captured, interactive_model, photograph, shallow_model
 from harness.core.errors import HarnessError
@@ -16,7 +17,6 @@ from harness.models.sam3.build import build_architecture, give_weights
 from harness.models.sam3.capture import load_prompts
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Arguments, Component
-from harness.models.sam3.operator_calls import calls_of, load_calls
 from harness.models.sam3.upstream import upstream
 
 
@@ -108,7 +108,7 @@ def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
     with upstream():
         for sample, args in samples_of(component).items():
             unknown = {call.operator for call in calls_of(module, tuple(args.values()))} - known
-            assert not unknown, f"{sample}: add {unknown} by running harness.models.sam3.operator_calls"
+            assert not unknown, f"{sample}: add {unknown} by running conformance.support.operator_calls"
 
 
 def test_missing_prompts_file_is_one_sentence(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from conformance.support.whole import Answer, upstream_answers, verified
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Status, VerdictKind
-from harness.core.precision import PRECISIONS
 from harness.core.processes.call import Template
-from harness.core.settings import Settings
+from harness.core.settings import SEEDED, Settings
 from harness.models.sam3.detections import SCORE, UNDECIDED
 from harness.models.sam3.end_to_end import FINAL, RAW
-from harness.models.sam3.end_to_end.questions import QUESTIONS, load_questions
+from harness.models.sam3.end_to_end.questions import QUESTIONS, Question
 from harness.models.sam3.end_to_end.script import SCRIPTS, judge_answer, prompts
+from harness.models.sam3.fixtures import read_questions
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
 from harness.parity.references import Reference
@@ -51,8 +51,7 @@ def test_end_to_end(
     result = verified(whole_case, verification_settings, names, verifying_process, request)
     if result.outcome.status is Status.PASSED:
         verdicts = [verdict.name for verdict in result.outcome.verdicts]
-        half = PRECISIONS[whole_case.precision].is_half
-        questions = [question for question in load_questions() if question.float64 or not half]
+        questions = SCRIPTS[0].questions(whole_case, SEEDED)
         answers = [name for one in questions if not names or one.name in names for name in one.answers]
         assert verdicts == [f"{answer}/{name}" for answer in answers for name in (*RAW, *FINAL)]
 
@@ -246,7 +245,7 @@ def test_upstream_under_autocast_is_a_half_answer() -> None:
 
 
 def test_every_kind_of_prompt_and_photograph_is_asked() -> None:
-    questions = load_questions()
+    questions = read_questions(QUESTIONS, Question)
     about = [question for question in questions if question.image == questions[0].image]
     assert any(question.texts and not question.boxes and not question.points for question in about)
     assert any(question.texts and set(question.box_labels) == {True} for question in about)
@@ -264,7 +263,7 @@ def test_every_kind_of_prompt_and_photograph_is_asked() -> None:
 
 
 def test_questions_are_asked_in_pixels() -> None:
-    (question,) = (question for question in load_questions() if question.name == "boxes")
+    (question,) = (question for question in read_questions(QUESTIONS, Question) if question.name == "boxes")
     (prompt,) = prompts(question, (451, 300))
     cx, cy, w, h = question.boxes[0]
     expected = [(cx - w / 2) * 451, (cy - h / 2) * 300, (cx + w / 2) * 451, (cy + h / 2) * 300]
@@ -274,7 +273,7 @@ def test_questions_are_asked_in_pixels() -> None:
 
 def test_another_photograph_is_asked_what_the_first_one_is(tmp_path: Path) -> None:
     image = tmp_path / "photo.png"
-    usual, other = load_questions(), load_questions(image=image)
+    usual, other = read_questions(QUESTIONS, Question), read_questions(QUESTIONS, Question, image)
     assert [question.name for question in other] == [q.name for q in usual if q.image == usual[0].image]
     assert {question.image for question in other} == {image}
 
@@ -296,9 +295,9 @@ def test_wrong_questions_are_a_sentence(tmp_path: Path, table: str) -> None:
     path = tmp_path / "questions.toml"
     path.write_text(f"[[question]]\n{table}\n")
     with pytest.raises(HarnessError, match=sentence("no-questions", "bad-description", path="questions.toml")):
-        load_questions(path)
+        read_questions(path, Question)
 
 
 def test_missing_questions_are_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=sentence("no-checkout")):
-        load_questions(tmp_path / QUESTIONS.name)
+        read_questions(tmp_path / QUESTIONS.name, Question)

@@ -13,7 +13,8 @@ from conformance.support.shallow import interactive_model
 from harness.models.sam3.deployed.entry_points import predict_masks
 from harness.models.sam3.deployed.interactive import InteractiveFeatures, MaskPrediction, click_head
 from harness.models.sam3.deployed.options import Sam3Options
-from harness.models.sam3.interactive.questions import load_questions
+from harness.models.sam3.fixtures import read_questions
+from harness.models.sam3.interactive.questions import QUESTIONS, Question
 from harness.models.sam3.upstream import upstream
 from harness.runtime import ObjectPrompt
 from harness.runtime.sam3.description import Capacity
@@ -109,7 +110,7 @@ def test_a_box_is_its_corners() -> None:
 
 
 def test_the_questions_ask_for_every_kind_of_prompt_and_three_rounds() -> None:
-    questions = load_questions()
+    questions = read_questions(QUESTIONS, Question)
     assert {question.multimask for question in questions} == {True, False}
     assert max(len(question.rounds) for question in questions) >= 3
     rounds = [asked for question in questions for asked in question.rounds]

@@ -13,9 +13,8 @@ from harness.core.case import Case
 from harness.core.outcome import Status, VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.core.processes.call import Template
-from harness.core.settings import Settings
+from harness.core.settings import SEEDED, Settings
 from harness.models.sam3.interactive import OUTPUTS
-from harness.models.sam3.interactive.questions import load_questions
 from harness.models.sam3.interactive.script import SCRIPTS, judge_ious, judge_round
 from harness.models.sam3.source import Arrays
 from harness.models.sam3.upstream import upstream
@@ -46,7 +45,7 @@ def test_interactive(
     if result.outcome.status is Status.PASSED:
         half = PRECISIONS[whole_case.precision].is_half
         verdicts = [verdict.name for verdict in result.outcome.verdicts]
-        questions = [question for question in load_questions() if question.float64 or not half]
+        questions = SCRIPTS[0].questions(whole_case, SEEDED)
         answers = [name for one in questions if not names or one.name in names for name in one.answers]
         outputs = ("logits", "masks") if half else OUTPUTS
         together = ["iou"] if any(one.float64 for one in questions if not names or one.name in names) else []

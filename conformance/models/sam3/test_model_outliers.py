@@ -13,7 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.models.sam3.test_model_parameters import PARTS, matching, without_effect
+from conformance.models.sam3.test_model_parameters import (
+    INVARIANT_PARAMETERS,
+    PARTS,
+    UNREAD_PARAMETERS,
+    matching,
+    without_effect,
+)
 from conformance.support.sentences import sentence
 from conformance.support.shallow import drawn_by, interactive_model, photograph, shallow_model
 from harness.core.case import Case, Weights
@@ -33,7 +39,7 @@ from harness.models.sam3.outliers import (
     outlier_weights,
 )
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.weights import INVARIANT_PARAMETERS, UNREAD_PARAMETERS, is_norm, seed_weights
+from harness.models.sam3.weights import is_norm, seed_weights
 
 TRUNK = "backbone.vision_backbone.trunk"
 FC1 = f"{TRUNK}.blocks.0.mlp.fc1.weight"

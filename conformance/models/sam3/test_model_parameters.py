@@ -31,7 +31,29 @@ from harness.models.sam3.components.tracker_modules import (
 )
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.weights import INVARIANT_PARAMETERS, UNREAD_PARAMETERS
+
+UNREAD_PARAMETERS = {
+    r"backbone\.language_backbone\.encoder\.text_projection": (
+        "projects the pooled text, which VETextEncoder.forward discards"
+    ),
+    r"segmentation_head\.pixel_decoder\.(conv_layers|norms)\.2\..*": (
+        "the third of three upsampling stages; with three feature maps PixelDecoder.forward needs two"
+    ),
+    r"inst_interactive_predictor\.model\.no_mem_pos_enc": (
+        "stands in Sam3TrackerBase._prepare_memory_conditioned_features after the return of its branch"
+    ),
+}
+"""Pattern of the whole name → why upstream never reads the parameter, neither for an image nor for a video."""
+
+INVARIANT_PARAMETERS = {
+    r"transformer\.decoder\.boxRPB_embed_[xy]\.layers\.1\.bias": (
+        "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
+    ),
+    r"inst_interactive_predictor\.model\.sam_mask_decoder\.transformer\..*\.k_proj\.bias": (
+        "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
+    ),
+}
+"""Pattern of the whole name → why the parameter is read and still has no effect on any output."""
 
 CROP = 16
 """Height and width of a crop of the 72x72 grid of tokens."""

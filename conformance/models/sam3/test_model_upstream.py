@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from conformance.support.shallow import shallow_model
 from harness.core.errors import HarnessError
 from harness.models.sam3.build import build_architecture
 from harness.models.sam3.patches import IMPORT_PATCHES, RUN_PATCHES, Patch
-from harness.models.sam3.upstream import import_sam3, needed_patches, upstream
+from harness.models.sam3.upstream import import_sam3, upstream
 
 ROOT = Path(__file__).resolve().parents[3]
 PATCHES = (*IMPORT_PATCHES, *RUN_PATCHES)
@@ -93,10 +94,12 @@ def _imported() -> Iterator[None]:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_patch_says_what_where_and_why(patch: Patch) -> None:
-    assert all(len(text.split()) >= 2 for text in (patch.assumption, patch.location, patch.reason))
+    facts = re.search(
+        r"Assumption: \S+ .*\((sam3/[\w/]+\.py).*Without the patch: \S+ ", patch.apply.__doc__ or "", re.S
+    )
+    assert facts
     assert [other.name for other in PATCHES].count(patch.name) == 1
-    file = patch.location.split(",")[0].split(" and ")[0]
-    assert (Path(sys.modules["sam3"].__file__ or "").parent.parent / file).is_file()
+    assert (Path(sys.modules["sam3"].__file__ or "").parent.parent / facts[1]).is_file()
 
 
 @pytest.mark.parametrize("patch", RUN_PATCHES, ids=lambda patch: patch.name)
@@ -244,7 +247,7 @@ def test_open_clip_is_not_imported_for_its_vocabulary() -> None:
 
 
 def test_needed_patches_are_asked_and_not_applied_blindly() -> None:
-    names = {patch.name for patch in needed_patches()}
+    names = {patch.name for patch in PATCHES if patch.needed()}
     assert names >= {"position_encoding_not_precomputed", "pin_memory_does_nothing", "constant_spatial_shapes"}
 
 

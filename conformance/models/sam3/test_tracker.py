@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conformance.models.sam3.test_model_parameters import UNREAD_PARAMETERS
 from conformance.support.examples import examples
 from conformance.support.sentences import sentence
 from conformance.support.shallow import captured, interactive_model
@@ -32,7 +33,6 @@ from harness.models.sam3.source import same_shape_samples
 from harness.models.sam3.tracker import propagation
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.upstream import upstream
-from harness.models.sam3.weights import UNREAD_PARAMETERS
 from harness.runtime.sam3.video.memory_bank import MemoryRules, plan_attention
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}

@@ -26,8 +26,10 @@ from conformance.support.shallow import captured, interactive_model
 from harness.models.sam3.capture import load_prompts
 from harness.models.sam3.captures import CLICKS
 from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
+from harness.models.sam3.fixtures import read_questions
 from harness.models.sam3.images import preprocess
-from harness.models.sam3.interactive.questions import Question, load_questions
+from harness.models.sam3.interactive.questions import QUESTIONS as INTERACTIVE
+from harness.models.sam3.interactive.questions import Question
 from harness.models.sam3.interactive.upstream import InteractivePrediction
 from harness.models.sam3.scales import SCALES
 from harness.models.sam3.upstream import upstream
@@ -51,7 +53,11 @@ IMAGE_SIZE = 1008
 ROUNDS = ("click", "box", "refined", "objects")
 """Of `harness.models.sam3.tracker.clicks`: what `predict_inst` was asked, and what passed in it."""
 
-QUESTIONS = {question.name: question for question in load_questions() if len(question.rounds) == 1 and question.float64}
+QUESTIONS = {
+    question.name: question
+    for question in read_questions(INTERACTIVE, Question)
+    if len(question.rounds) == 1 and question.float64
+}
 """Questions without a mask, which takes minutes in float64."""
 
 

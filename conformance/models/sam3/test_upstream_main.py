@@ -117,7 +117,8 @@ LOOK = """
 import json, sys
 sys.modules["pkg_resources"] = None
 from harness.core.errors import HarnessError
-from harness.models.sam3.upstream import import_sam3, needed_patches, source_digest, upstream
+from harness.models.sam3.patches import IMPORT_PATCHES, RUN_PATCHES
+from harness.models.sam3.upstream import import_sam3, source_digest, upstream
 from harness.models.sam3.vocabulary import vocabulary_path
 
 import_sam3()
@@ -133,7 +134,7 @@ print(json.dumps({
     "file": sam3.__file__,
     "digest": source_digest(),
     "vocabulary": str(vocabulary_path()),
-    "needed": [patch.name for patch in needed_patches()],
+    "needed": [patch.name for patch in (*IMPORT_PATCHES, *RUN_PATCHES) if patch.needed()],
     "guarded": decoder.absent_guarded is None,
     "imported": [name for name in sys.modules if name.startswith("absent_")],
     "launched": refusal(lambda: decoder.launched(1)),

@@ -93,25 +93,28 @@ def found(model: Sam3, upstream_model: Any, folder: Path, clip: Clip) -> dict[st
     with upstream():
         ours, theirs = model.start_session(clip, keep=True), UpstreamSession(upstream_model, clip)
         steps: dict[str, Step] = {}
-        steps["text"] = [ours.add_prompt(prompt, TEXT)], [theirs.text(prompt, TEXT)]
+        steps["text"] = [ours.add_prompt(prompt, TEXT)], [theirs.add_prompt(prompt, TEXT)]
         # The second call of `propagate` goes on where the first one was left.
         steps["forwards"] = [next(ours.propagate()), *ours.propagate()], theirs.propagate()
         steps["backwards"] = list(ours.propagate(reverse=True)), theirs.propagate(reverse=True)
         ours.save(folder / "before_clicks.safetensors")
         one = ours.objects[0]
         for name, clicks in CLICKS.items():
-            steps[name] = [ours.add_prompt(last, object_id=one, **clicks)], [theirs.points(last, one, **clicks)]
+            steps[name] = (
+                [ours.add_prompt(last, object_id=one, **clicks)],
+                [theirs.add_prompt(last, object_id=one, **clicks)],
+            )
         steps["again, backwards"] = (
             list(ours.propagate(start=last, reverse=True)),
             theirs.propagate(last, reverse=True),
         )
         steps["a click on a new object"] = (
             [ours.add_prompt(prompt, object_id=NEW, points=[(200, 100)])],
-            [theirs.points(prompt, NEW, [(200, 100)], [1])],
+            [theirs.add_prompt(prompt, object_id=NEW, points=[(200, 100)])],
         )
         steps["the new object, forwards"] = list(ours.propagate(start=prompt)), theirs.propagate(prompt)
         ours.remove_object(one)
-        theirs.remove(one)
+        theirs.remove_object(one)
         steps["what is kept"] = list(ours.propagate(start=prompt)), theirs.propagate(prompt)
         return steps
 
@@ -123,15 +126,15 @@ def prompted(model: Sam3, upstream_model: Any, clip: Clip) -> dict[str, Step]:
     with upstream():
         ours, theirs = model.start_session(clip, keep=True), UpstreamSession(upstream_model, clip)
         with pytest.raises(AssertionError, match="No cached outputs"):
-            theirs.points(at, 5, [(60, 120)], [1])
+            theirs.add_prompt(at, object_id=5, points=[(60, 120)])
         theirs.start_empty()
         steps: dict[str, Step] = {}
         clicked = [ours.add_prompt(at, object_id=5, points=[(60, 120)])]
-        steps["click"] = clicked, [theirs.points(at, 5, [(60, 120)], [1])]
+        steps["click"] = clicked, [theirs.add_prompt(at, object_id=5, points=[(60, 120)])]
         box, mask = (100, 40, 250, 200), np.zeros(clip[0].shape[:2], bool)
         mask[60:140, 20:110] = True
-        steps["box"] = [ours.add_prompt(at, object_id=6, box=box)], [theirs.box(at, 6, box)]
-        steps["mask"] = [ours.add_prompt(at, object_id=7, mask=mask)], [theirs.mask(at, 7, mask)]
+        steps["box"] = [ours.add_prompt(at, object_id=6, box=box)], [theirs.add_prompt(at, object_id=6, box=box)]
+        steps["mask"] = [ours.add_prompt(at, object_id=7, mask=mask)], [theirs.add_prompt(at, object_id=7, mask=mask)]
         steps["all forwards"] = list(ours.propagate(start=at)), theirs.propagate(at)
         steps["all backwards"] = list(ours.propagate(start=last, reverse=True)), theirs.propagate(last, reverse=True)
         return steps

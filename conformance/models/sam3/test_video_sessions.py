@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from conformance.support.sentences import sentence
+from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
+from harness.models.sam3.fixtures import read_questions
 from harness.models.sam3.video.judging import judge_session
 from harness.models.sam3.video.questions import (
+    SESSIONS,
     Request,
+    SessionQuestion,
     VideoQuestion,
     frames_of,
-    load_sessions,
     mask_of,
     number_frames,
     pixels_of,
@@ -149,7 +152,7 @@ def test_objects_of_nearly_one_score_are_in_any_order(
 
 
 def test_scripts_have_prompts_of_every_kind() -> None:
-    scripts = load_sessions()
+    scripts, full = read_questions(SESSIONS, SessionQuestion), Case("video", DEFAULT_STRATEGY, "llvm", "full")
     requests = [request for script in scripts for request in script.requests]
     prompts = [request for request in requests if request.type == "add_prompt"]
     assert {bool(request.points) for request in prompts} == {True, False}
@@ -157,9 +160,9 @@ def test_scripts_have_prompts_of_every_kind() -> None:
     assert any(0 in request.labels for request in prompts)
     assert {request.reverse for request in requests if request.type == "propagate_in_video"} == {True, False}
     assert any(request.type == "remove_object" for request in requests)
-    assert [script.name for script in load_sessions("full")] == ["few_frames"]
+    assert [script.name for script in scripts if script.is_asked(full)] == ["few_frames"]
     for script in scripts:
-        (frame,) = frames_of(VideoQuestion(script.name, script.image, 1))
+        (frame,) = frames_of(VideoQuestion(script.name, image=script.image, length=1))
         for request in script.requests:
             if request.mask is not None:
                 assert mask_of(request.mask, frame.shape[:2]).any()
@@ -190,13 +193,13 @@ def test_scripts_that_make_no_sense(tmp_path: Path, request_: str, fact: str) ->
     path = tmp_path / "scripts.toml"
     path.write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\nrequests = [{{ {request_} }}]\n')
     with pytest.raises(HarnessError, match=sentence("bad-description", path="scripts.toml", error=fact)):
-        load_sessions(path=path)
+        read_questions(path, SessionQuestion)
 
 
 def test_a_script_is_data(tmp_path: Path) -> None:
     path = tmp_path / "scripts.toml"
     request = '{ type = "add_prompt", frame = 1, object = 2, points = [[0.5, 0.25]], labels = [0] }'
     path.write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\nrequests = [{request}]\n')
-    (script,) = load_sessions(path=path)
+    (script,) = read_questions(path, SessionQuestion)
     assert script.requests == (Request("add_prompt", 1, object=2, points=((0.5, 0.25),), labels=(0,)),)
     assert hash(script)

@@ -13,17 +13,19 @@ import torch
 
 from conformance.support.sentences import sentence
 from harness.cli.verify import LONG_TIMEOUT, TIMEOUT, time_limit
+from harness.core.case import DEFAULT_STRATEGY, Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
 from harness.models.registry import subjects
+from harness.models.sam3.fixtures import read_questions
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import FOLLOWED, STEP, answers
 from harness.models.sam3.video import upstream as tracking
 from harness.models.sam3.video.drift import drift
 from harness.models.sam3.video.following import Following, NotRoundingError
 from harness.models.sam3.video.judging import judge_step, judge_video
-from harness.models.sam3.video.questions import Question, VideoQuestion, frames_of, load_questions
+from harness.models.sam3.video.questions import QUESTIONS, Question, VideoQuestion, frames_of
 from harness.models.sam3.video.upstream import round_to_bfloat16, vectorized_mask_iou
 from harness.models.selection import select
 from harness.parity.references import Reference, add_prefix
@@ -331,7 +333,7 @@ def test_upstream_answers_again_where_the_compiled_model_answers_otherwise(
     answer: Reference, fault: Callable[[Arrays], None] | None, rounding: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upstream's first answer stands where the logits differ by more than rounding."""
-    question = Question("walk", Path("scene"), 3, text="dog")
+    question = Question("walk", image=Path("scene"), length=3, text="dog")
     actual = faultless(answer)
     followed = {name: array.copy() for name, array in actual.items()}
     rows = dict.fromkeys(FOLLOWED, np.zeros((0, 1), np.float32))
@@ -395,12 +397,13 @@ def test_near_zero_a_rounded_memory_may_be_as_far_as_the_gate(ours: float, kind:
 
 
 def test_questions_and_their_frames() -> None:
-    questions = {question.name: question for question in load_questions()}
+    questions = {question.name: question for question in read_questions(QUESTIONS, Question)}
+    full = Case("video", DEFAULT_STRATEGY, "llvm", "full")
     assert {question.image.name for question in questions.values()} >= {"scene", "bigbuckbunny.mp4"}
     assert any(question.float64 and question.length >= 34 for question in questions.values())
-    assert [question.full for question in load_questions("full")] == [True]
+    assert [question.full for question in questions.values() if question.is_asked(full)] == [True]
     for question in questions.values():
-        (frame,) = frames_of(VideoQuestion(question.name, question.image, 1))
+        (frame,) = frames_of(VideoQuestion(question.name, image=question.image, length=1))
         assert frame.ndim == 3
         assert frame.dtype == np.uint8
 
@@ -418,7 +421,7 @@ def test_questions_that_make_no_sense(tmp_path: Path, line: str, fact: str) -> N
     text = "" if not line else 'text = "dog"'
     (tmp_path / "video.toml").write_text(f'[[question]]\nname = "a"\nvideo = "scene"\nlength = 4\n{text}\n{line}\n')
     with pytest.raises(HarnessError, match=sentence("bad-description", path="video.toml", error=fact)):
-        load_questions(path=tmp_path / "video.toml")
+        read_questions(tmp_path / "video.toml", Question)
 
 
 def test_videos_take_long_and_are_verified_where_they_are_named() -> None:

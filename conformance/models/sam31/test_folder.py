@@ -28,6 +28,7 @@ from harness.core.settings import SEEDED, Settings
 from harness.models.sam3.build import build_architecture as build_sam3
 from harness.models.sam3.checkpoints.names import video_name
 from harness.models.sam3.end_to_end import script as end_to_end
+from harness.models.sam3.fixtures import read_questions
 from harness.models.sam3.interactive import script as interactive
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.upstream import upstream
@@ -80,12 +81,12 @@ def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
     ],
 )
 def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, folder: Path) -> None:
-    asked = next(one for one in script.load_questions() if one.name == question)
+    asked = next(one for one in read_questions(script.QUESTIONS, script.Question) if one.name == question)
     asked = msgspec.structs.replace(asked, float64=False)
     with upstream():
         pytorch = UpstreamModel(Case("", DEFAULT_STRATEGY, HOST.name, TINY), SEEDED, BUILDER)
         expected = pytorch.answer(script.UPSTREAM, asked)
-        (actual,) = script.ask_compiled(Sam3.load(folder, check=False), [asked], pytorch)
+        actual = script.ask_compiled(Sam3.load(folder, check=False).set_image(asked.image), asked, pytorch)
         size = load_image(asked.image).size
         verdicts = [
             verdict

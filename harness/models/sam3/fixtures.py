@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.precision import PRECISIONS
 from harness.runtime.decoding import Value, convert
 
 
@@ -38,9 +40,27 @@ class AnyQuestion(Fixture, frozen=True):
     name: str
     image: Path
 
+    def is_asked(self, _case: Case) -> bool:
+        """Returns whether the question is asked in a case."""
+        return True
+
     def numbered(self, count: int, kind: str = "") -> tuple[str, ...]:
         """Returns the names of the answers: the question's own if there is one, numbered from 1 if there are more."""
         return (self.name,) if count < 2 else tuple(f"{self.name}/{kind}{number}" for number in range(1, count + 1))
+
+
+class PhotographQuestion(AnyQuestion, frozen=True, kw_only=True):
+    """A question about a photograph.
+
+    Attributes:
+        float64: Whether the answers are also held to float64, as all are in half precision.
+    """
+
+    float64: bool = True
+
+    def is_asked(self, case: Case) -> bool:
+        """Returns whether the question is asked in a case: in half precision those that are answered in float64."""
+        return self.float64 or not PRECISIONS[case.precision].is_half
 
 
 Question = TypeVar("Question", bound=AnyQuestion)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -18,12 +20,11 @@ from harness.core.program import Arrays, Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployable_of, deployed_model
-from harness.models.sam3.fixtures import Question
+from harness.models.sam3.fixtures import PhotographQuestion, Question, read_questions
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.cache import load_outputs, save_outputs, saved_folder
 from harness.parity.references import Reference, select
 from harness.parity.verdict import judge, judge_by_gate
-from harness.runtime.sam3.model import Sam3
 
 if TYPE_CHECKING:
     from harness.compiler.execution.run import Run
@@ -54,20 +55,32 @@ class Script(Generic[Question]):
     """Defines what is asked, how both models are asked, and how their answers are judged.
 
     Attributes:
-        load: Reads the questions of a case; questions about one photograph or video follow each other.
+        file: The file of the questions.
+        kind: The class of the questions.
         upstream: The module whose function `answer` gives upstream's answers, see `UpstreamModel.answer`.
-        ask_compiled: Returns the compiled model's answers in the order of the questions; upstream's model is for
-            questions that contain upstream's answers.
+        ask_compiled: Returns the compiled model's answer to a question. It takes the encoded photograph of a
+            `PhotographQuestion`, or else the model; upstream's model is for questions that contain upstream's answers.
         judge: Returns the verdicts on all answers; an expectation may allow the oracle verdict, and a case in half
             precision (`by_oracle`) does.
         asks_upstream_first: Whether the compiled model's questions contain upstream's answers in half precision.
     """
 
-    load: Callable[[Case, Settings], Sequence[Question]]
+    file: Path
+    kind: type[Question]
     upstream: str
-    ask_compiled: Callable[[Sam3, Sequence[Question], UpstreamModel], Iterator[Arrays]]
+    ask_compiled: Callable[[Any, Question, UpstreamModel], Arrays]
     judge: Callable[[Iterable[Answer[Question]], Expectation | None, bool], Iterable[Verdict]]
     asks_upstream_first: bool = False
+
+    @property
+    def about_photographs(self) -> bool:
+        """Returns whether the questions are about photographs, of which the settings of a case may name another."""
+        return issubclass(self.kind, PhotographQuestion)
+
+    def questions(self, case: Case, settings: Settings) -> tuple[Question, ...]:
+        """Reads the questions of a case; those about one photograph or video follow each other."""
+        questions = read_questions(self.file, self.kind, settings.image if self.about_photographs else None)
+        return tuple(question for question in questions if question.is_asked(case))
 
 
 class ScriptedWorkload:
@@ -91,7 +104,7 @@ class ScriptedWorkload:
         self._options = options
         self._case = case
         self._settings = settings
-        loaded = [(script, script.load(case, settings)) for script in scripts]
+        loaded = [(script, script.questions(case, settings)) for script in scripts]
         known = [question.name for _, questions in loaded for question in questions]
         names = select_names("question", settings.questions, known)
         self._questions = [
@@ -116,9 +129,11 @@ class ScriptedWorkload:
             if model is None:
                 return False
             for script, questions in self._questions:
-                answers = script.ask_compiled(model, questions, self._upstream)
-                for question, arrays in zip(questions, answers, strict=True):
-                    save_outputs(self._saved / question.name, arrays)
+                for path, image_questions in groupby(questions, lambda question: question.image):
+                    subject = model.set_image(path) if script.about_photographs else model
+                    for question in image_questions:
+                        arrays = script.ask_compiled(subject, question, self._upstream)
+                        save_outputs(self._saved / question.name, arrays)
         return True
 
     def judge(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
@@ -134,12 +149,6 @@ class ScriptedWorkload:
         for question in questions:
             actual = load_outputs(self._saved / question.name)
             yield Answer(question, actual, self._upstream.answer(script.upstream, question, actual))
-
-
-def photograph_questions(load: Callable[..., Sequence[Any]], case: Case, settings: Settings) -> tuple[Any, ...]:
-    """Loads the questions of a case about photographs: in half precision those that are answered in float64."""
-    half = PRECISIONS[case.precision].is_half
-    return tuple(question for question in load(image=settings.image) if question.float64 or not half)
 
 
 def judge_numbers(

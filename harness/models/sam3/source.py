@@ -23,7 +23,7 @@ from harness.core.settings import Settings
 from harness.models.sam3.build import build_video_model
 from harness.models.sam3.captures import BUILDER, Activations, Capture
 from harness.models.sam3.components.component import Component
-from harness.models.sam3.fixtures import AnyQuestion, Fixture
+from harness.models.sam3.fixtures import AnyQuestion, Fixture, PhotographQuestion
 from harness.models.sam3.groups import note_groups
 from harness.models.sam3.upstream import source_digest
 from harness.parity.cache import ArrayCache, versions
@@ -156,32 +156,36 @@ class UpstreamModel:
         return Reference.from_arrays(self.cache.get_or_make(key, lambda: make().to_arrays()))
 
     def ask_photograph(
-        self, question: AnyQuestion, encoding: torch.nn.Module, features: int, ask: AskFeatures, *, float64: bool
+        self, module: str, question: PhotographQuestion, encoding: Callable[[], torch.nn.Module], ask: AskFeatures
     ) -> Reference:
-        """Returns the answers to a question about a photograph, of two runs and in float64.
+        """Returns the answers to a question about a photograph, of two runs and in float64, cached as by `cached`.
 
         Args:
+            module: The module whose code asks.
             question: The question.
-            encoding: Encodes the photograph, uint8 [3, h, w], as features; those of the last photograph are kept.
-            features: Number of the features.
+            encoding: Returns a module that encodes the photograph, uint8 [3, h, w], as features, whose names are its
+                `outputs`; the features of the last photograph are kept.
             ask: Answers the question about features.
-            float64: Whether the question is also answered in float64.
         """
-        if self._encoded is None or self._encoded[0] != question.image or (float64 and len(self._encoded[1]) < 3):
-            self._encoded = None  # the features of two photographs would not fit into memory
-            self._encoded = question.image, self._encode(question.image, encoding, features, float64)
-        first_features, second_features, *exact_features = self._encoded[1]
-        first = ask(self.runner.run, first_features, None)
-        again = ask(self.runner.run, second_features, None)
-        return Reference(first, again, ask(oracle, exact_features[0], first) if float64 else {})
 
-    def _encode(self, image: Path, encoding: torch.nn.Module, count: int, float64: bool) -> list[list[torch.Tensor]]:
+        def make() -> Reference:
+            float64 = question.float64
+            if self._encoded is None or self._encoded[0] != question.image or (float64 and len(self._encoded[1]) < 3):
+                self._encoded = None  # the features of two photographs would not fit into memory
+                self._encoded = question.image, self._encode(question.image, encoding(), float64)
+            first_features, second_features, *exact_features = self._encoded[1]
+            first = ask(self.runner.run, first_features, None)
+            again = ask(self.runner.run, second_features, None)
+            return Reference(first, again, ask(oracle, exact_features[0], first) if float64 else {})
+
+        return self.cached(module, question, make)
+
+    def _encode(self, image: Path, encoding: Any, float64: bool) -> list[list[torch.Tensor]]:
         """Returns the features of a photograph in two runs and, if asked for, in float64."""
         pixels = torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
 
         def encode(run: RunModule) -> list[torch.Tensor]:
-            arrays = run(encoding, (pixels,), [str(number) for number in range(count)])
-            return [torch.from_numpy(array) for array in arrays.values()]
+            return [torch.from_numpy(array) for array in run(encoding, (pixels,), encoding.outputs).values()]
 
         with self.trunk_of_run(encoding):
             features = [encode(self.runner.run) for _ in range(2)]

@@ -12,16 +12,11 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 
 from harness.core.errors import HarnessError
-from harness.models.sam3.patches import IMPORT_PATCHES, RUN_PATCHES, Patch
+from harness.models.sam3.patches import IMPORT_PATCHES, RUN_PATCHES
 from harness.models.sam3.patches.absent_modules import importing_without
 from harness.models.sam3.vocabulary import package_folder
 
 _depth = 0
-
-
-def needed_patches() -> tuple[Patch, ...]:
-    """Returns the patches that this machine and this version of sam3 need, in the order in which they are applied."""
-    return tuple(patch for patch in (*IMPORT_PATCHES, *RUN_PATCHES) if patch.needed())
 
 
 @cache

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,34 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-UNREAD_PARAMETERS: Mapping[str, str] = MappingProxyType(
-    {
-        r"backbone\.language_backbone\.encoder\.text_projection": (
-            "projects the pooled text, which VETextEncoder.forward discards"
-        ),
-        r"segmentation_head\.pixel_decoder\.(conv_layers|norms)\.2\..*": (
-            "the third of three upsampling stages; with three feature maps PixelDecoder.forward needs two"
-        ),
-        r"inst_interactive_predictor\.model\.no_mem_pos_enc": (
-            "stands in Sam3TrackerBase._prepare_memory_conditioned_features after the return of its branch"
-        ),
-    }
-)
-"""Pattern of the whole name → why upstream never reads the parameter, neither for an image nor for a video."""
-
-INVARIANT_PARAMETERS: Mapping[str, str] = MappingProxyType(
-    {
-        r"transformer\.decoder\.boxRPB_embed_[xy]\.layers\.1\.bias": (
-            "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
-        ),
-        r"inst_interactive_predictor\.model\.sam_mask_decoder\.transformer\..*\.k_proj\.bias": (
-            "read, but adds one number per head to all attention logits of a row, and softmax ignores such a shift"
-        ),
-    }
-)
-"""Pattern of the whole name → why the parameter is read and still has no effect on any output."""
-
-RANDOM_BUFFERS = (r".*[._]pe_layer\.positional_encoding_gaussian_matrix",)
+_RANDOM_BUFFERS = re.compile(r".*[._]pe_layer\.positional_encoding_gaussian_matrix")
 """Buffers that upstream draws at random when the model is built; all others are formulas and stay."""
 
 
@@ -116,13 +88,6 @@ _BY_NAME: tuple[tuple[str, Distribution], ...] = (
     # Some single masks are stable and kept, others are unstable and replaced.
     (r".*\.output_hypernetworks_mlps\.0\.layers\.2\.bias", Distribution(std=0.05, mean=0.15)),
 )
-
-
-def _patterns(table: Collection[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in table))
-
-
-_RANDOM_BUFFERS = _patterns(RANDOM_BUFFERS)
 
 
 def generator(seed: int, name: str) -> np.random.Generator:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import LoadedModel, Tensors
+from harness.runtime.artifact import LoadedModel, Tensors, call_with
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, Manifest
 from harness.runtime.sam3.description import read_sam3_description
@@ -33,7 +33,7 @@ from harness.runtime.sam3.interactive import (
     select_masks,
 )
 from harness.runtime.sam3.prompts import Coordinates, EncodedPrompt, Labels, Prompt, check_prompt, encode_prompt
-from harness.runtime.sam3.segmentation import Found, MaskBatch, Outputs, Queries, SegmentationHead
+from harness.runtime.sam3.segmentation import Found, Outputs, Queries, SegmentationHead
 from harness.runtime.sam3.tokenizer import Tokenizer, pack_texts
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ REMEMBERED_TEXTS = 64
 ENTRIES = ("preprocess", "encode_image", "resize_masks")
 GROUNDING = ("encode_text", "ground")
 """The entry points that find all objects of a prompt of text, boxes and points."""
-EMBED_PIXELS, MASK_PREDICTOR = "embed_pixels", "mask_predictor"
-"""The entry points that predict the masks of some of the queries."""
-SEGMENTATION_HEAD = "segmentation_head"
-"""The entry point that predicts the masks of all queries in older folders; in still older ones `ground` does."""
 INTERACTIVE = ("interactive_features", "predict_masks")
 """The entry points that predict masks of one object from clicks, a box or a mask."""
 
@@ -135,7 +131,7 @@ class ImageModel:
         for batch in pack_texts(texts):
             tensors = self.artifact.call("encode_text", **batch.inputs)
             is_single = len(batch.texts) == 1
-            encoded += [tensors] if is_single else batch.split(self.fetch(tensors["text_features"]))
+            encoded += [tensors] if is_single else batch.split(self.artifact.fetch(tensors["text_features"]))
         return encoded
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -193,62 +189,6 @@ class ImageModel:
         with self.artifact.reading_once("interactive_features"):
             return self.artifact.call("interactive_features", trunk=features["trunk"])
 
-    def predict_masks(self, features: Tensors, prompt: EncodedObjectPrompt) -> Tensors:
-        """Returns the outputs of the entry point `predict_masks`, by name."""
-        return self._call_with("predict_masks", {**features, **prompt.inputs})
-
-    def ground(self, features: Tensors, text: Tensors, prompt: EncodedPrompt) -> Tensors:
-        """Returns the outputs of the entry point `ground`, by name.
-
-        Args:
-            features: An image's, from the entry point `encode_image`.
-            text: The prompt's, from `encode_texts`.
-            prompt: The encoded prompt.
-        """
-        tensors = {**features, **text, **prompt.geometry}
-        return self._call_with("ground", tensors)
-
-    def segmentation_head(self, features: Tensors, grounded: Tensors) -> SegmentationHead:
-        """Returns the masks and the semantic map of a prompt, which are computed later.
-
-        Args:
-            features: An image's, from the entry point `encode_image`.
-            grounded: The outputs of `ground` for it.
-        """
-        embed = partial(self._embed_pixels, features, grounded)
-        return SegmentationHead(embed, partial(self._predict_masks, grounded.get("hs")), self.fetch)
-
-    def _embed_pixels(self, features: Tensors, grounded: Tensors) -> Tensors:
-        """Computes the inputs of the mask predictor and the semantic map; in older folders the masks of all queries."""
-        entry = next((name for name in (EMBED_PIXELS, SEGMENTATION_HEAD) if name in self.manifest.entries), None)
-        return self._call_with(entry, {**features, **grounded}) if entry else grounded
-
-    def _predict_masks(self, decoded: Any, embedded: Tensors, queries: Queries) -> Iterator[MaskBatch]:
-        """Yields the masks of the queries, in batches of the entry point's size.
-
-        Args:
-            decoded: The tensor `hs` of all queries; None in the oldest folders, which do not read it.
-            embedded: The result of `_embed_pixels`.
-            queries: int64 [k].
-        """
-        if MASK_PREDICTOR not in self.manifest.entries:
-            yield MaskBatch(embedded["masks"], queries)
-            return
-        hs = self.fetch(decoded)
-        (shape,) = (spec.shape for spec in self.manifest.entries[MASK_PREDICTOR].inputs if spec.name == "hs")
-        batch_size = int(shape[2])
-        for start in range(0, len(queries), batch_size):
-            batch = queries[start : start + batch_size]
-            rows = np.zeros((1, 1, batch_size, hs.shape[3]), np.float32)
-            rows[:, :, : len(batch)] = hs[:, :, batch]
-            masks = self._call_with(MASK_PREDICTOR, {**embedded, "hs": rows})
-            yield MaskBatch(masks["masks"], np.arange(len(batch)))
-
-    def _call_with(self, entry: str, tensors: Tensors) -> Tensors:
-        """Runs an entry point with those of the tensors that it reads."""
-        inputs = self.manifest.entries[entry].inputs
-        return self.artifact.call(entry, **{spec.name: tensors[spec.name] for spec in inputs})
-
     def resize_masks(
         self, masks: Any, indices: npt.NDArray[np.int64], photograph: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.bool_]:
@@ -265,12 +205,8 @@ class ImageModel:
         if not len(indices):
             return np.zeros((0, *photograph.shape[:2]), bool)
         (resized,) = self.artifact.call("resize_masks", masks=masks, kept=indices, like=photograph).values()
-        values: npt.NDArray[np.bool_] = self.fetch(resized)
+        values: npt.NDArray[np.bool_] = self.artifact.fetch(resized)
         return values
-
-    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
-        """Returns the values of one of the model's tensors."""
-        return self.artifact.fetch(tensor)
 
 
 class EncodedImage:
@@ -406,8 +342,9 @@ class EncodedImage:
 
     def _predict_encoded(self, prompt: EncodedObjectPrompt, multimask: bool) -> Prediction:
         """Predicts masks for an encoded prompt; holes are filled in the masks, and not in the logits."""
-        tensors = self._model.predict_masks(self._interactive or {}, prompt)
-        outputs = {name: self._model.fetch(tensor) for name, tensor in tensors.items()}
+        inputs = {**(self._interactive or {}), **prompt.inputs}
+        tensors = call_with(self._model.artifact, "predict_masks", inputs)
+        outputs = {name: self._model.artifact.fetch(tensor) for name, tensor in tensors.items()}
         logits, iou = select_masks(outputs["masks"][0], outputs["iou"][0], multimask)
         return Prediction(
             masks=self._model.resize_masks(
@@ -421,9 +358,10 @@ class EncodedImage:
 
     def _ground_prompt(self, prompt: EncodedPrompt, text: Tensors, threshold: float) -> Found:
         """Finds the objects of an encoded prompt; their masks are predicted at the first use."""
-        tensors = self._model.ground(self.features, text, prompt)
-        head = self._model.segmentation_head(self.features, tensors)
-        outputs = Outputs(**{name: self._model.fetch(tensors[name]) for name in DECISIVE}, _head=head)
+        artifact = self._model.artifact
+        tensors = call_with(artifact, "ground", {**self.features, **text, **prompt.geometry})
+        head = SegmentationHead(artifact, self.features, tensors)
+        outputs = Outputs(**{name: artifact.fetch(tensors[name]) for name in DECISIVE}, _head=head)
         queries = np.flatnonzero(outputs.scores[0] > threshold).astype(np.int64)
         return Found(
             predict=partial(_resized_masks, self._model, head, queries, self.pixels),
@@ -440,6 +378,6 @@ def _resized_masks(
     model: ImageModel, head: SegmentationHead, queries: Queries, pixels: npt.NDArray[np.uint8]
 ) -> Iterator[npt.NDArray[np.bool_]]:
     """Yields the masks of the queries at the image's size, in batches bool [n, h, w]."""
-    for batch in head.masks(queries):
-        for start in range(0, len(batch.rows), _RESIZE_BATCH):
-            yield model.resize_masks(batch.logits, batch.rows[start : start + _RESIZE_BATCH], pixels)
+    for logits, rows in head.masks(queries):
+        for start in range(0, len(rows), _RESIZE_BATCH):
+            yield model.resize_masks(logits, rows[start : start + _RESIZE_BATCH], pixels)

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Tensors
+from harness.runtime.artifact import LoadedModel, Tensors, call_with
 from harness.runtime.sam3.resizing import resize
 
 Floats = npt.NDArray[np.float32]
 Queries = npt.NDArray[np.int64]
+
+EMBED_PIXELS, MASK_PREDICTOR = "embed_pixels", "mask_predictor"
+"""The entry points that predict the masks of some of the queries."""
+SEGMENTATION_HEAD = "segmentation_head"
+"""The entry point that predicts the masks of all queries in older folders; in still older ones `ground` does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,58 +56,55 @@ class Outputs:
         return self._head.semantic()
 
 
-@dataclass(frozen=True, eq=False)
-class MaskBatch:
-    """The masks of some queries, as the model returns them.
-
-    Attributes:
-        logits: The model's tensor fp32 [1, n, 288, 288], which may have masks of other queries too.
-        rows: int64 [k], the index of each query's mask among the n.
-    """
-
-    logits: Any
-    rows: Queries
-
-
 class SegmentationHead:
     """The masks and the semantic map of one prompt, computed at their first use; several threads may use it."""
 
-    def __init__(
-        self,
-        embed: Callable[[], Tensors],
-        predict: Callable[[Tensors, Queries], Iterator[MaskBatch]],
-        fetch: Callable[[Any], npt.NDArray[Any]],
-    ) -> None:
-        """Stores the functions that compute masks.
-
-        Args:
-            embed: Computes the inputs of the mask predictor; it is called once.
-            predict: Predicts the masks of queries from these inputs, in the order of the queries.
-            fetch: Returns the values of a tensor.
-        """
-        self._embed: Callable[[], Tensors] | None = embed
-        self._predict, self._fetch = predict, fetch
+    def __init__(self, artifact: LoadedModel, features: Tensors, grounded: Tensors) -> None:
+        """Stores a model and the outputs of its entry points `encode_image` and `ground`; computes nothing."""
+        self._artifact, self._queries = artifact, grounded.get("hs")  # the oldest folders have none
+        self._inputs: Tensors | None = {**features, **grounded}
         self._embedded: Tensors = {}
         self._lock = threading.Lock()
 
-    def masks(self, queries: Queries) -> Iterator[MaskBatch]:
-        """Yields the masks of the queries, int64 [k], in their order; computes nothing for no queries."""
-        if len(queries):
-            yield from self._predict(self._pixels(), queries)
+    def masks(self, queries: Queries) -> Iterator[tuple[Any, Queries]]:
+        """Yields the masks of the queries, int64 [k], in their order; computes nothing for no queries.
+
+        A batch is the model's tensor fp32 [1, n, 288, 288], which may have masks of other queries too, and int64 [k],
+        the index of each query's mask among the n.
+        """
+        if not len(queries):
+            return
+        embedded, entries = self._pixels(), self._artifact.manifest.entries
+        if MASK_PREDICTOR not in entries:
+            yield embedded["masks"], queries
+            return
+        hs = self._artifact.fetch(self._queries)
+        (shape,) = (spec.shape for spec in entries[MASK_PREDICTOR].inputs if spec.name == "hs")
+        batch_size = int(shape[2])
+        for start in range(0, len(queries), batch_size):
+            batch = queries[start : start + batch_size]
+            rows = np.zeros((1, 1, batch_size, hs.shape[3]), np.float32)
+            rows[:, :, : len(batch)] = hs[:, :, batch]
+            masks = call_with(self._artifact, MASK_PREDICTOR, {**embedded, "hs": rows})
+            yield masks["masks"], np.arange(len(batch))
 
     def logits(self, queries: Queries) -> Floats:
         """Returns the masks fp32 [k, 288, 288] of these queries, at least one."""
-        return np.concatenate([self._fetch(batch.logits)[0, batch.rows] for batch in self.masks(queries)])
+        fetch = self._artifact.fetch
+        return np.concatenate([fetch(logits)[0, rows] for logits, rows in self.masks(queries)])
 
     def semantic(self) -> Floats:
         """Returns the logits of the semantic map [1, 1, 288, 288]."""
-        return self._fetch(self._pixels()["semantic"])
+        return self._artifact.fetch(self._pixels()["semantic"])
 
     def _pixels(self) -> Tensors:
+        """Computes once the inputs of the mask predictor and the semantic map; in older folders all masks."""
         with self._lock:
-            if self._embed is not None:
-                self._embedded = self._embed()
-                self._embed = None  # it holds the image's features
+            if self._inputs is not None:
+                entries = self._artifact.manifest.entries
+                entry = next((name for name in (EMBED_PIXELS, SEGMENTATION_HEAD) if name in entries), None)
+                self._embedded = call_with(self._artifact, entry, self._inputs) if entry else self._inputs
+                self._inputs = None  # it holds the image's features
         return self._embedded
 
 

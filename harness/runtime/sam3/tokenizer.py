@@ -109,15 +109,8 @@ class Tokenizer:
 
         Args:
             texts: Any number of texts.
-            context_length: Columns of the ids.
-
-        Raises:
-            ModelError: If the arguments are invalid.
+            context_length: Columns of the ids, two or more.
         """
-        if isinstance(texts, str):
-            raise ModelError(f"tokenize takes a sequence of texts, not one text; pass [{texts[:40]!r}].")
-        if context_length < 2:
-            raise ModelError(f"A context length of {context_length} has no room for start and end; use at least 2.")
         ids = np.zeros((len(texts), context_length), dtype=np.int64)
         cut = []
         for row, text in zip(ids, texts, strict=True):

@@ -77,6 +77,22 @@ def predict_masks(
     return predicted
 
 
+class ObjectPointer(nn.Module):
+    """The projection of mask tokens to object pointers, at the end of `Sam3TrackerBase._forward_sam_heads`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        tracker = tracker_of(model)
+        self.obj_ptr_proj = tracker.obj_ptr_proj
+        self.no_obj_ptr = tracker.no_obj_ptr
+
+    def forward(self, tokens: Tensor, object_logits: Tensor) -> Tensor:
+        """Maps tokens [B, 4, 256] and object logits [B, 1] to a pointer of each mask, [B, 4, 256]."""
+        present = (object_logits > 0).float()[:, None]
+        pointers: Tensor = present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
+        return pointers
+
+
 class MaskDecoder(nn.Module):
     """The decoder of image and prompt to masks with predicted IoU, and the object pointer of each mask token."""
 
@@ -85,8 +101,7 @@ class MaskDecoder(nn.Module):
         tracker = tracker_of(model)
         self.decoder = tracker.sam_mask_decoder
         self.positions = tracker.sam_prompt_encoder.pe_layer
-        self.obj_ptr_proj = tracker.obj_ptr_proj
-        self.no_obj_ptr = tracker.no_obj_ptr
+        self.pointer = ObjectPointer(model)
 
     def forward(
         self, image_embed: Tensor, high_res_0: Tensor, high_res_1: Tensor, sparse: Tensor, dense: Tensor
@@ -102,9 +117,7 @@ class MaskDecoder(nn.Module):
             self.decoder, self.positions, image_embed, high_res_0, high_res_1, sparse, dense
         )
         single, single_iou = self.decoder._dynamic_multimask_via_stability(masks, ious)
-        # The end of Sam3TrackerBase._forward_sam_heads, for every token.
-        present = (object_logits > 0).float()[:, None]
-        pointers = present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
+        pointers = self.pointer(tokens, object_logits)
         return masks[:, 1:], ious[:, 1:], single, single_iou, object_logits, pointers
 
 

@@ -182,15 +182,14 @@ def _resized_masks(fma: Fma, masks: te.Tensor, kept_queries: te.Tensor, shape_im
     height, width = shape_image.shape[0], shape_image.shape[1]
 
     def decide(n: T.Index, y: T.Index, x: T.Index) -> T.Expr:
-        rows, columns = source_indices(y, height, fma), source_indices(x, width, fma)
+        rows, row_weights = source_indices(y, height, fma)
+        columns, column_weights = source_indices(x, width, fma)
 
         def line(row: T.Index) -> T.Expr:
-            left, right = (masks[0, kept_queries[n], row, column] for column in columns.neighbours)
-            return interpolate_pair(left, columns.weights[0], right, columns.weights[1], fma)
+            left, right = (masks[0, kept_queries[n], row, column] for column in columns)
+            return interpolate_pair(left, column_weights[0], right, column_weights[1], fma)
 
-        upper, lower = (line(row) for row in rows.neighbours)
-        return interpolate_pair(upper, rows.weights[0], lower, rows.weights[1], fma) > T.const(
-            LARGEST_OUTSIDE, "float32"
-        )
+        upper, lower = (line(row) for row in rows)
+        return interpolate_pair(upper, row_weights[0], lower, row_weights[1], fma) > T.const(LARGEST_OUTSIDE, "float32")
 
     return te.compute((kept_queries.shape[0], height, width), decide, name="masks")

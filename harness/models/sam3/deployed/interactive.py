@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.models.sam3.components.tracker_modules import MemoryEncoder, TrackingFeatures, tracker_of
+from harness.models.sam3.components.tracker_modules import MemoryEncoder, ObjectPointer, TrackingFeatures, tracker_of
 from harness.models.sam3.patches.patch import replaced
 from harness.runtime.sam3.interactive import ABSENT
 
@@ -31,22 +31,6 @@ class InteractiveFeatures(nn.Module):
         high_res_0, high_res_1, features, embedding = self.tracking(trunk)
         outputs = embedding, high_res_0, high_res_1
         return (*outputs, features) if self.with_features else outputs
-
-
-class ObjectPointer(nn.Module):
-    """The projection of mask tokens to object pointers, at the end of `Sam3TrackerBase._forward_sam_heads`."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        tracker = tracker_of(model)
-        self.obj_ptr_proj = tracker.obj_ptr_proj
-        self.no_obj_ptr = tracker.no_obj_ptr
-
-    def forward(self, tokens: Tensor, object_logits: Tensor) -> Tensor:
-        """Maps tokens [B, 4, 256] and object logits [B, 1] to a pointer of each mask, [B, 4, 256]."""
-        present = (object_logits > 0).float()[:, None]
-        pointers: Tensor = present * self.obj_ptr_proj(tokens) + (1 - present) * self.no_obj_ptr
-        return pointers
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ along x and two such lines along y, and writes only whether the logit is large e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import tvm
 from tvm import relax
@@ -67,10 +66,10 @@ def _table(axis: int) -> T.PrimFunc:
 
     def body(_shape_image: T.Buffer, neighbours: T.Buffer, weights: T.Buffer) -> None:
         with T.serial(T.const(0, "int64"), size) as i:
-            source = source_indices(i, size)
+            places, shares = source_indices(i, size)
             for end in range(2):
-                T.buffer_store(neighbours, source.neighbours[end], [end, i])
-                T.buffer_store(weights, source.weights[end], [end, i])
+                T.buffer_store(neighbours, places[end], [end, i])
+                T.buffer_store(weights, shares[end], [end, i])
 
     arguments = [
         Argument("like", shape, "uint8"),
@@ -80,26 +79,18 @@ def _table(axis: int) -> T.PrimFunc:
     return prim_func("interpolation_weights", arguments, body)
 
 
-@dataclass(frozen=True)
-class SourceIndices:
-    """The two values of the small mask on both sides of an output position, along one axis.
-
-    Attributes:
-        neighbours: Their positions, int32.
-        weights: Their weights, fp32.
-    """
-
-    neighbours: tuple[T.Expr, T.Expr]
-    weights: tuple[T.Expr, T.Expr]
-
-
-def source_indices(position: T.Index, size: T.Index, fma: Fma = T.fma) -> SourceIndices:
+def source_indices(
+    position: T.Index, size: T.Index, fma: Fma = T.fma
+) -> tuple[tuple[T.Expr, T.Expr], tuple[T.Expr, T.Expr]]:
     """Computes `compute_source_index_and_lambda` of PyTorch's `UpSample.h`, in its fp32 arithmetic.
 
     Args:
         position: Position in the output.
         size: Size of the output.
         fma: The target's fused multiply-add.
+
+    Returns:
+        The places int32 of the two values of the small mask on both sides of the position, and their weights fp32.
     """
     is_unchanged = size == SIZE
     scale = fp32(SIZE) / T.Cast("float32", size)
@@ -109,7 +100,7 @@ def source_indices(position: T.Index, size: T.Index, fma: Fma = T.fma) -> Source
     lower = T.min(T.Cast("int32", place), SIZE - 1)
     upper = T.min(lower + T.Cast("int32", T.Not(is_unchanged)), SIZE - 1)
     share = place - T.Cast("float32", lower)
-    return SourceIndices((lower, upper), (fp32(1.0) - share, share))
+    return (lower, upper), (fp32(1.0) - share, share)
 
 
 def _kernel() -> T.PrimFunc:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from harness.models.sam3.components import modules
 from harness.models.sam3.components.modules import clip_indices, flatten_grid
-from harness.models.sam3.deployed.segmentation import FilteredLevels
+from harness.models.sam3.deployed.segmentation import DECODED_LEVELS
 
 
 class ImageEncoding(nn.Module):
@@ -29,7 +29,7 @@ class ImageEncoding(nn.Module):
         neck = model.backbone.vision_backbone
         self.trunk = neck.trunk
         self.convs = nn.ModuleList(list(neck.convs)[: len(neck.convs) - model.backbone.scalp])
-        self.filtered = FilteredLevels(model)
+        self.filters = nn.ModuleList(list(model.segmentation_head.pixel_decoder.conv_layers)[:DECODED_LEVELS])
         first_layer = model.transformer.encoder.layers[0]
         self.norm, self.self_attn = first_layer.norm1, first_layer.self_attn
         # A position encoding concatenates a row's and a column's, which separately take a 72nd of the memory.
@@ -41,8 +41,9 @@ class ImageEncoding(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Maps [1, 3, 1008, 1008] to feature maps [1, 256, S, S], S = 288, 144, 72, and more; see `encode_image`."""
         features = self.trunk(pixels)[-1]
-        *finer, coarsest = [conv(features) for conv in self.convs]
-        encoded = (*self.filtered(*finer), coarsest, self.attend_to_image(flatten_grid(coarsest)))
+        fpn_0, fpn_1, fpn_2 = [conv(features) for conv in self.convs]
+        filter_1, filter_0 = self.filters
+        encoded = filter_0(fpn_0), filter_1(fpn_1), fpn_2, self.attend_to_image(flatten_grid(fpn_2))
         return (*encoded, features) if self.with_trunk else encoded
 
     def attend_to_image(self, img_feats: Tensor) -> Tensor:

@@ -22,19 +22,6 @@ DECODED_LEVELS = 2
 """Levels of the image that the pixel decoder adds; upstream never reads the decoder's third convolution."""
 
 
-class FilteredLevels(nn.Module):
-    """The pixel decoder's convolutions of the image's levels, the finest level first."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.convolutions = nn.ModuleList(list(model.segmentation_head.pixel_decoder.conv_layers)[:DECODED_LEVELS])
-
-    def forward(self, fpn_0: Tensor, fpn_1: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps [B, 256, 288, 288] and [B, 256, 144, 144] to the same shapes."""
-        coarse, fine = self.convolutions
-        return fine(fpn_0), coarse(fpn_1)
-
-
 class UpsampledConvolution(nn.Module):
     """A 3 × 3 convolution, without bias, of an image upsampled to twice its size by nearest neighbours."""
 

@@ -1,16 +1,14 @@
-"""Reads the questions to the whole model, which are photographs and prompts, from `fixtures/end_to_end.toml`."""
+"""Defines the questions to the whole model, which are photographs and prompts, in `fixtures/end_to_end.toml`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from harness.core.settings import FIXTURES
-from harness.models.sam3.fixtures import AnyQuestion, read_questions
+from harness.models.sam3.fixtures import PhotographQuestion
 
 QUESTIONS = FIXTURES / "end_to_end.toml"
 
 
-class Question(AnyQuestion, frozen=True):
+class Question(PhotographQuestion, frozen=True):
     """A photograph and a prompt; coordinates are normalized to [0, 1].
 
     Attributes:
@@ -19,7 +17,6 @@ class Question(AnyQuestion, frozen=True):
         box_labels: Whether each box is positive.
         points: (x, y) of each point.
         point_labels: Whether each point is positive.
-        float64: Whether the answers are also held to float64.
     """
 
     texts: tuple[str, ...] = ()
@@ -27,7 +24,6 @@ class Question(AnyQuestion, frozen=True):
     box_labels: tuple[bool, ...] = ()
     points: tuple[tuple[float, float], ...] = ()
     point_labels: tuple[bool, ...] = ()
-    float64: bool = True
 
     def __post_init__(self) -> None:
         """Checks that the question asks for something, and that its parts agree.
@@ -47,8 +43,3 @@ class Question(AnyQuestion, frozen=True):
     def answers(self) -> tuple[str, ...]:
         """Returns the names of the answers: the question's own, or one for each text of a batch."""
         return self.numbered(len(self.texts))
-
-
-def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; arguments and errors are those of `harness.models.sam3.fixtures.read_questions`."""
-    return read_questions(path, Question, image)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from itertools import groupby
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,13 @@ from harness.core.outcome import Verdict
 from harness.core.program import Arrays
 from harness.models.sam3.detections import judge_detections
 from harness.models.sam3.end_to_end import FINAL, RAW
-from harness.models.sam3.end_to_end.questions import Question, load_questions
-from harness.models.sam3.scripted import Answer, Script, judge_numbers, photograph_questions, pool
+from harness.models.sam3.end_to_end.questions import QUESTIONS, Question
+from harness.models.sam3.scripted import Answer, Script, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix, select
+from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import Found as Segmented
 
@@ -29,15 +27,12 @@ UPSTREAM = "harness.models.sam3.end_to_end.upstream"
 """The module that asks upstream."""
 
 
-def ask_compiled(model: Sam3, questions: Sequence[Question], _upstream: UpstreamModel) -> Iterator[Arrays]:
-    """Yields the compiled model's answers by `answer/part`, `RAW` and `FINAL`; an image is encoded once."""
-    for path, image_questions in groupby(questions, lambda question: question.image):
-        image = model.set_image(path)
-        for question in image_questions:
-            arrays: Arrays = {}
-            for name, found in zip(question.answers, image.segment_each(prompts(question, image.size)), strict=True):
-                arrays |= add_prefix(name, _arrays(found))
-            yield arrays
+def ask_compiled(image: EncodedImage, question: Question, _upstream: UpstreamModel) -> Arrays:
+    """Returns the compiled model's answers by `answer/part`, `RAW` and `FINAL`."""
+    arrays: Arrays = {}
+    for name, found in zip(question.answers, image.segment_each(prompts(question, image.size)), strict=True):
+        arrays |= add_prefix(name, _arrays(found))
+    return arrays
 
 
 def prompts(question: Question, size: tuple[int, int]) -> list[Prompt]:
@@ -138,4 +133,4 @@ def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return result
 
 
-SCRIPTS = (Script(partial(photograph_questions, load_questions), UPSTREAM, ask_compiled, judge),)
+SCRIPTS = (Script(QUESTIONS, Question, UPSTREAM, ask_compiled, judge),)

@@ -52,11 +52,7 @@ def answer(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Refe
         parts = RAW if raw_only else PARTS
         return {f"{name}/{part}": arrays[f"{name}/{part}"] for name in question.answers for part in parts}
 
-    return upstream.cached(
-        __name__,
-        question,
-        lambda: upstream.ask_photograph(question, Encoding(upstream.image), 2 * LEVELS, ask, float64=question.float64),
-    )
+    return upstream.ask_photograph(__name__, question, lambda: Encoding(upstream.image), ask)
 
 
 def decide_detections(raw: Arrays, size: tuple[int, int]) -> Arrays:
@@ -80,6 +76,8 @@ class _Processor(Sam3Processor):  # type: ignore[misc]  # sam3 has no types
 
 class Encoding(nn.Module):
     """The features of `Sam3Processor.set_image`."""
+
+    outputs = tuple(f"{kind}_{level}" for kind in ("fpn", "pos") for level in range(LEVELS))
 
     def __init__(self, model: Any) -> None:
         super().__init__()

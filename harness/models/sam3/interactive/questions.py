@@ -1,11 +1,9 @@
-"""Reads questions about one object, which are photographs and rounds of prompts, from `fixtures/interactive.toml`."""
+"""Defines questions about one object, which are photographs and rounds of prompts, in `fixtures/interactive.toml`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from harness.core.settings import FIXTURES
-from harness.models.sam3.fixtures import AnyQuestion, Fixture, read_questions
+from harness.models.sam3.fixtures import Fixture, PhotographQuestion
 
 QUESTIONS = FIXTURES / "interactive.toml"
 
@@ -24,18 +22,16 @@ class Round(Fixture, frozen=True):
     box: tuple[float, float, float, float] | None = None
 
 
-class Question(AnyQuestion, frozen=True):
+class Question(PhotographQuestion, frozen=True):
     """A photograph and an object in it.
 
     Attributes:
         rounds: The prompts, in order.
         multimask: Whether every round asks for three masks.
-        float64: Whether the answers are also held to float64.
     """
 
     rounds: tuple[Round, ...]
     multimask: bool = True
-    float64: bool = True
 
     def __post_init__(self) -> None:
         """Checks that the question asks for something, and that every point has a label.
@@ -52,8 +48,3 @@ class Question(AnyQuestion, frozen=True):
     def answers(self) -> tuple[str, ...]:
         """Returns the names of the answers, one for each round."""
         return self.numbered(len(self.rounds), "round_")
-
-
-def load_questions(path: Path = QUESTIONS, image: Path | None = None) -> tuple[Question, ...]:
-    """Reads the questions; arguments and errors are those of `harness.models.sam3.fixtures.read_questions`."""
-    return read_questions(path, Question, image)

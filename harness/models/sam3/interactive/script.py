@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,36 +12,27 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
 from harness.core.program import Arrays
 from harness.models.sam3.detections import judge_masks
-from harness.models.sam3.interactive.questions import Question, load_questions
-from harness.models.sam3.scripted import Answer, Script, judge_numbers, photograph_questions, pool
+from harness.models.sam3.interactive.questions import QUESTIONS, Question
+from harness.models.sam3.scripted import Answer, Script, judge_numbers, pool
 from harness.models.sam3.source import UpstreamModel
 from harness.parity.distribution import add_distributions
 from harness.parity.references import Reference, add_prefix
 from harness.parity.verdict import judge_by_gate
 from harness.runtime.sam3.image_model import EncodedImage
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.model import Sam3
 
 UPSTREAM = "harness.models.sam3.interactive.upstream"
 """The module that asks upstream."""
 
 
-def ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
-    """Yields the compiled model's answers by `answer/part`; an image is encoded once.
+def ask_compiled(image: EncodedImage, question: Question, upstream: UpstreamModel) -> Arrays:
+    """Returns the compiled model's answers by `answer/part`.
 
     A round refines the best mask of the previous round, in half precision upstream's.
     """
-    for path, image_questions in groupby(questions, lambda question: question.image):
-        image = model.set_image(path)
-        for question in image_questions:
-            refined = upstream.answer(UPSTREAM, question).first if upstream.half else None
-            yield _answer_rounds(image, question, refined)
-
-
-def _answer_rounds(image: EncodedImage, question: Question, source: Arrays | None) -> Arrays:
-    """Answers every round; it refines the best mask of the previous round in `source`, or else of its own answers."""
     from harness.models.sam3.interactive.upstream import best_mask
 
+    source = upstream.answer(UPSTREAM, question).first if upstream.half else None
     scale = np.array(image.size, np.float64)
     arrays: Arrays = {}
     refined: Any = None
@@ -95,31 +85,28 @@ def judge_round(
             upstream's decision on the compiled model's own logits.
     """
 
-    def numbers(arrays: Arrays, output: str) -> Arrays:
-        return {f"{name}/{output}": arrays[output]} if output in arrays else {}
+    def output(kind: str, arrays: Arrays) -> Arrays:
+        return {f"{name}/{kind}": arrays[kind]} if kind in arrays else {}
 
-    compiled, expected = numbers(actual, "logits"), reference.map(partial(numbers, output="logits"))
-    verdicts = judge_numbers(compiled, expected, expectation, by_oracle=by_oracle)
-    if not by_oracle:
-        compiled_iou, expected_iou = numbers(actual, "iou"), reference.map(partial(numbers, output="iou"))
-        verdicts += judge_by_gate(compiled_iou, expected_iou.first, expected_iou.again)
-        compiled |= compiled_iou
-        expected = Reference(expected.first | expected_iou.first, expected.again, expected.exact)
+    logits = reference.map(partial(output, "logits"))
+    verdicts = judge_numbers(output("logits", actual), logits, expectation, by_oracle=by_oracle)
+    compared = logits.first
     if by_oracle:
         from harness.models.sam3.interactive.upstream import decide_masks
 
-        logits = reference.first["logits"]
-        decided, undecided = decide_masks(actual["logits"] if actual["logits"].shape == logits.shape else logits, size)
+        expected = reference.first["logits"]
+        decided, undecided = decide_masks(
+            actual["logits"] if actual["logits"].shape == expected.shape else expected, size
+        )
         again = decided
     else:
+        iou = reference.map(partial(output, "iou"))
+        verdicts += judge_by_gate(output("iou", actual), iou.first, iou.again)
+        compared = compared | iou.first
         decided, again = reference.first["masks"], reference.again["masks"]
         undecided = reference.first["undecided"]
-    masks = f"{name}/masks"
-    return add_distributions(
-        (*verdicts, judge_masks(masks, actual["masks"], decided, again, undecided)),
-        compiled | {masks: actual["masks"]},
-        expected.first | {masks: decided},
-    )
+    verdicts += (judge_masks(f"{name}/masks", actual["masks"], decided, again, undecided),)
+    return add_distributions(verdicts, add_prefix(name, actual), compared | {f"{name}/masks": decided})
 
 
 def judge_ious(rounds: Sequence[tuple[Arrays, Reference]], *, by_oracle: bool = False) -> tuple[Verdict, ...]:
@@ -133,6 +120,4 @@ def judge_ious(rounds: Sequence[tuple[Arrays, Reference]], *, by_oracle: bool = 
     return add_distributions(verdicts, compiled, first)
 
 
-SCRIPTS = (
-    Script(partial(photograph_questions, load_questions), UPSTREAM, ask_compiled, judge, asks_upstream_first=True),
-)
+SCRIPTS = (Script(QUESTIONS, Question, UPSTREAM, ask_compiled, judge, asks_upstream_first=True),)

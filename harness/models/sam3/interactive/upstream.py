@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 Masks = npt.NDArray[np.bool_]
 
-LEVELS = 3
-"""Feature maps of the SAM 2 neck that `predict_inst` reads."""
 NUMBERS = ("logits", "iou")
 """Outputs that are floats; masks are decisions on them."""
 PARTS = (*NUMBERS, "masks", "undecided")
@@ -63,13 +61,7 @@ def answer(upstream: UpstreamModel, question: Question, _actual: Arrays) -> Refe
             refined = torch.from_numpy(best_mask(arrays if first is None else first, name))[None]
         return arrays
 
-    return upstream.cached(
-        __name__,
-        question,
-        lambda: upstream.ask_photograph(
-            question, Encoding(upstream.interactive), LEVELS, ask, float64=question.float64
-        ),
-    )
+    return upstream.ask_photograph(__name__, question, lambda: Encoding(upstream.interactive), ask)
 
 
 def _numbers(arrays: Arrays) -> Arrays:
@@ -84,6 +76,8 @@ def best_mask(arrays: Arrays, answer: str) -> npt.NDArray[np.float32]:
 
 class Encoding(nn.Module):
     """The features of the SAM 2 neck from `Sam3Processor.set_image`, which `predict_inst` reads."""
+
+    outputs = ("high_res_0", "high_res_1", "features")
 
     def __init__(self, model: Any) -> None:
         super().__init__()

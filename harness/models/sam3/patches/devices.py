@@ -15,15 +15,15 @@ def _import_sets_tf32() -> bool:
     return torch.cuda.is_available()
 
 
-@patch(
-    assumption="importing the package may switch TensorFloat-32 on for the whole process",
-    location="sam3/model_builder.py, _setup_tf32",
-    reason="a reference computed on the GPU afterwards would have 10 bits of mantissa",
-    needed=_import_sets_tf32,
-)
+@patch(needed=_import_sets_tf32)
 @contextmanager
 def keep_tf32() -> Iterator[None]:
-    """Restores the process's setting."""
+    """Restores the process's setting.
+
+    Assumption: importing the package may switch TensorFloat-32 on for the whole process (sam3/model_builder.py,
+    _setup_tf32).
+    Without the patch: a reference computed on the GPU afterwards would have 10 bits of mantissa.
+    """
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -33,27 +33,27 @@ def keep_tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
 
 
-@patch(
-    assumption='position encodings are precomputed on "cuda", for sizes that SAM 3 never has',
-    location="sam3/model/position_encoding.py, PositionEmbeddingSine.__init__",
-    reason="building fails without CUDA, and mixes devices with it",
-    needed=lambda: 'device="cuda"' in source("model/position_encoding.py"),
-)
+@patch(needed=lambda: 'device="cuda"' in source("model/position_encoding.py"))
 def position_encoding_not_precomputed() -> AbstractContextManager[None]:
-    """Skips what is precomputed."""
+    """Skips what is precomputed.
+
+    Assumption: position encodings are precomputed on "cuda", for sizes that SAM 3 never has
+    (sam3/model/position_encoding.py, PositionEmbeddingSine.__init__).
+    Without the patch: building fails without CUDA, and mixes devices with it.
+    """
     from sam3.model.position_encoding import PositionEmbeddingSine
 
     return _with_arguments(PositionEmbeddingSine, "__init__", precompute_resolution=None)
 
 
-@patch(
-    assumption='the coordinates of the box position bias are made on "cuda"',
-    location="sam3/model/decoder.py, TransformerDecoder.__init__",
-    reason="building fails without CUDA, and mixes devices with it",
-    needed=lambda: 'device="cuda"' in source("model/decoder.py"),
-)
+@patch(needed=lambda: 'device="cuda"' in source("model/decoder.py"))
 def decoder_coordinates_on_cpu() -> AbstractContextManager[None]:
-    """Reads `device="cuda"` as `device="cpu"`."""
+    """Reads `device="cuda"` as `device="cpu"`.
+
+    Assumption: the coordinates of the box position bias are made on "cuda" (sam3/model/decoder.py,
+    TransformerDecoder.__init__).
+    Without the patch: building fails without CUDA, and mixes devices with it.
+    """
     from sam3.model.decoder import TransformerDecoder
 
     coordinates = TransformerDecoder._get_coords
@@ -64,14 +64,15 @@ def decoder_coordinates_on_cpu() -> AbstractContextManager[None]:
     return replaced(TransformerDecoder, "_get_coords", staticmethod(get_coords))
 
 
-@patch(
-    assumption='the feed-forward layer runs inside a disabled autocast("cuda")',
-    location="sam3/model/decoder.py, TransformerDecoderLayer.forward_ffn",
-    reason="warns without CUDA, and puts an autocast region into the exported program; fp32 on the CPU needs neither",
-    needed=lambda: "torch.amp.autocast" in source("model/decoder.py"),
-)
+@patch(needed=lambda: "torch.amp.autocast" in source("model/decoder.py"))
 def decoder_without_autocast() -> AbstractContextManager[None]:
-    """Computes the layer outside of autocast."""
+    """Computes the layer outside of autocast.
+
+    Assumption: the feed-forward layer runs inside a disabled autocast("cuda") (sam3/model/decoder.py,
+    TransformerDecoderLayer.forward_ffn).
+    Without the patch: warns without CUDA, and puts an autocast region into the exported program; fp32 on the CPU
+    needs neither.
+    """
     from sam3.model.decoder import TransformerDecoderLayer
 
     def forward_ffn(self: Any, tgt: Any) -> Any:
@@ -81,14 +82,14 @@ def decoder_without_autocast() -> AbstractContextManager[None]:
     return replaced(TransformerDecoderLayer, "forward_ffn", forward_ffn)
 
 
-@patch(
-    assumption='the tracker enters autocast("cuda", bfloat16) when it is built and never leaves it',
-    location="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.__init__",
-    reason="warns without CUDA, and lets everything that runs on CUDA afterwards compute in bfloat16",
-    needed=lambda: "bf16_context.__enter__" in source("model/sam3_tracking_predictor.py"),
-)
+@patch(needed=lambda: "bf16_context.__enter__" in source("model/sam3_tracking_predictor.py"))
 def tracker_without_autocast() -> AbstractContextManager[None]:
-    """Builds the tracker while autocast does nothing."""
+    """Builds the tracker while autocast does nothing.
+
+    Assumption: the tracker enters autocast("cuda", bfloat16) when it is built and never leaves it
+    (sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.__init__).
+    Without the patch: warns without CUDA, and lets everything that runs on CUDA afterwards compute in bfloat16.
+    """
     import torch
     from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
 
@@ -99,40 +100,40 @@ def tracker_without_autocast() -> AbstractContextManager[None]:
     return wrapped(Sam3TrackerPredictor, "__init__", build)
 
 
-@patch(
-    assumption="the image size is copied through pinned memory",
-    location="sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes",
-    reason="fails without CUDA, and is an operator of its own in the exported program",
-    needed=lambda: "pin_memory()" in source("model/geometry_encoders.py"),
-)
+@patch(needed=lambda: "pin_memory()" in source("model/geometry_encoders.py"))
 def pin_memory_does_nothing() -> AbstractContextManager[None]:
-    """Leaves a tensor where it is."""
+    """Leaves a tensor where it is.
+
+    Assumption: the image size is copied through pinned memory (sam3/model/geometry_encoders.py,
+    SequenceGeometryEncoder._encode_boxes).
+    Without the patch: fails without CUDA, and is an operator of its own in the exported program.
+    """
     import torch
 
     return replaced(torch.Tensor, "pin_memory", lambda self, device=None: self)
 
 
-@patch(
-    assumption="memories and masks are moved with Tensor.cuda()",
-    location="sam3/model/sam3_tracker_base.py and sam3_tracking_predictor.py",
-    reason="fails without CUDA, and mixes devices with it",
-    needed=lambda: ".cuda(" in source("model/sam3_tracker_base.py"),
-)
+@patch(needed=lambda: ".cuda(" in source("model/sam3_tracker_base.py"))
 def cuda_stays_on_cpu() -> AbstractContextManager[None]:
-    """Leaves a tensor where it is."""
+    """Leaves a tensor where it is.
+
+    Assumption: memories and masks are moved with Tensor.cuda() (sam3/model/sam3_tracker_base.py and
+    sam3_tracking_predictor.py).
+    Without the patch: fails without CUDA, and mixes devices with it.
+    """
     import torch
 
     return replaced(torch.Tensor, "cuda", lambda self, *_, **__: self)
 
 
-@patch(
-    assumption="the tracker's tables of rotary encoding are made on CUDA wherever there is one",
-    location="sam3/sam/transformer.py, RoPEAttention.__init__",
-    reason="mixes devices, because no attribute but parameters and buffers moves with a module",
-    needed=lambda: 'torch.device("cuda") if torch.cuda.is_available()' in source("sam/transformer.py"),
-)
+@patch(needed=lambda: 'torch.device("cuda") if torch.cuda.is_available()' in source("sam/transformer.py"))
 def rotary_tables_on_cpu() -> AbstractContextManager[None]:
-    """Builds the attention as if there were no CUDA."""
+    """Builds the attention as if there were no CUDA.
+
+    Assumption: the tracker's tables of rotary encoding are made on CUDA wherever there is one
+    (sam3/sam/transformer.py, RoPEAttention.__init__).
+    Without the patch: mixes devices, because no attribute but parameters and buffers moves with a module.
+    """
     import torch
     from sam3.sam.transformer import RoPEAttention
 
@@ -144,41 +145,43 @@ def rotary_tables_on_cpu() -> AbstractContextManager[None]:
 
 
 @patch(
-    assumption='masks and memories are stored on "cuda" unless their user asks for the CPU',
-    location="sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.init_state",
-    reason="fails without CUDA, and mixes devices with it",
     needed=lambda: (
         'inference_state["storage_device"] = torch.device("cuda")' in source("model/sam3_tracking_predictor.py")
-    ),
+    )
 )
 def tracker_state_on_cpu() -> AbstractContextManager[None]:
-    """Asks for the CPU."""
+    """Asks for the CPU.
+
+    Assumption: masks and memories are stored on "cuda" unless their user asks for the CPU
+    (sam3/model/sam3_tracking_predictor.py, Sam3TrackerPredictor.init_state).
+    Without the patch: fails without CUDA, and mixes devices with it.
+    """
     from sam3.model.sam3_tracking_predictor import Sam3TrackerPredictor
 
     return _with_arguments(Sam3TrackerPredictor, "init_state", offload_state_to_cpu=True)
 
 
-@patch(
-    assumption="the trunk's feed-forward layers compute in bfloat16, whatever the model's dtype",
-    location="sam3/model/vitdet.py, Mlp.forward",
-    reason="results have 8 bits of mantissa, and later layers of float32 refuse them",
-    needed=lambda: "torch.bfloat16" in source("perflib/fused.py"),
-)
+@patch(needed=lambda: "torch.bfloat16" in source("perflib/fused.py"))
 def trunk_stays_float32() -> AbstractContextManager[None]:
-    """Computes the layer and its activation in the dtype of their input."""
+    """Computes the layer and its activation in the dtype of their input.
+
+    Assumption: the trunk's feed-forward layers compute in bfloat16, whatever the model's dtype
+    (sam3/model/vitdet.py, Mlp.forward).
+    Without the patch: results have 8 bits of mantissa, and later layers of float32 refuse them.
+    """
     import sam3.model.vitdet
 
     return replaced(sam3.model.vitdet, "addmm_act", lambda activation, linear, tokens: activation()(linear(tokens)))
 
 
-@patch(
-    assumption="SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any",
-    location="sam3/model/sam3_image.py, Sam3ImageOnVideoMultiGPU._build_multigpu_buffer_next_chunk",
-    reason="the convolutions that read them are in float32, and refuse",
-    needed=lambda: "x.to(torch.bfloat16)" in source("model/sam3_image.py"),
-)
+@patch(needed=lambda: "x.to(torch.bfloat16)" in source("model/sam3_image.py"))
 def features_stay_float32() -> AbstractContextManager[None]:
-    """Gives the file a module torch whose dtype bfloat16 is float32."""
+    """Gives the file a module torch whose dtype bfloat16 is float32.
+
+    Assumption: SAM 2 features are cast to bfloat16 for other GPUs, even in float32 and without any
+    (sam3/model/sam3_image.py, Sam3ImageOnVideoMultiGPU._build_multigpu_buffer_next_chunk).
+    Without the patch: the convolutions that read them are in float32, and refuse.
+    """
     import sam3.model.sam3_image
 
     class WithoutBfloat16:

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import torch
 
 
-@patch(
-    assumption="the feature map's height and width are read from a tensor and compared",
-    location="sam3/model/decoder.py, TransformerDecoder.forward and _get_rpb_matrix",
-    reason="torch.export cannot branch on values of a tensor",
-    needed=lambda: "spatial_shapes[0, 0], spatial_shapes[0, 1]" in source("model/decoder.py"),
-)
+@patch(needed=lambda: "spatial_shapes[0, 0], spatial_shapes[0, 1]" in source("model/decoder.py"))
 def constant_spatial_shapes() -> AbstractContextManager[None]:
-    """Reads the size for which the decoder was built."""
+    """Reads the size for which the decoder was built.
+
+    Assumption: the feature map's height and width are read from a tensor and compared (sam3/model/decoder.py,
+    TransformerDecoder.forward and _get_rpb_matrix).
+    Without the patch: torch.export cannot branch on values of a tensor.
+    """
     import torch
     from sam3.model.decoder import TransformerDecoder
 
@@ -32,15 +32,16 @@ def constant_spatial_shapes() -> AbstractContextManager[None]:
     return wrapped(TransformerDecoder, "_get_rpb_matrix", get_rpb_matrix)
 
 
-@patch(
-    assumption="padding on the right is asserted on the device",
-    location="sam3/model/geometry_encoders.py, concat_padded_sequences and is_right_padded",
-    reason="the assert, with the sort that it needs, becomes part of the exported program; eager runs keep it",
-    needed=lambda: "torch._assert_async" in source("model/geometry_encoders.py"),
-)
+@patch(needed=lambda: "torch._assert_async" in source("model/geometry_encoders.py"))
 @contextmanager
 def no_asserts_in_graph() -> Iterator[None]:
-    """Asserts nothing while a program is traced."""
+    """Asserts nothing while a program is traced.
+
+    Assumption: padding on the right is asserted on the device (sam3/model/geometry_encoders.py,
+    concat_padded_sequences and is_right_padded).
+    Without the patch: the assert, with the sort that it needs, becomes part of the exported program; eager runs
+    keep it.
+    """
     import torch
     from sam3.model import geometry_encoders
 
@@ -58,14 +59,14 @@ def no_asserts_in_graph() -> Iterator[None]:
         yield
 
 
-@patch(
-    assumption="boxes are cast to fp32 before roi_align, which wants them in the dtype of the features",
-    location="sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes",
-    reason="the float64 oracle cannot run",
-    needed=lambda: "boxes_xyxy.float()" in source("model/geometry_encoders.py"),
-)
+@patch(needed=lambda: "boxes_xyxy.float()" in source("model/geometry_encoders.py"))
 def boxes_in_feature_dtype() -> AbstractContextManager[None]:
-    """Casts boxes to the dtype of the features."""
+    """Casts boxes to the dtype of the features.
+
+    Assumption: boxes are cast to fp32 before roi_align, which wants them in the dtype of the features
+    (sam3/model/geometry_encoders.py, SequenceGeometryEncoder._encode_boxes).
+    Without the patch: the float64 oracle cannot run.
+    """
     import torch
     import torchvision
 

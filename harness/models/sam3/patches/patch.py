@@ -20,26 +20,19 @@ class Patch:
 
     Attributes:
         name: Short name, unique in the table.
-        assumption: The assumption, as a clause.
-        location: The upstream file and function.
-        reason: The failure without the patch.
         needed: Whether this machine and this version of sam3 need it.
-        apply: Lifts the assumption for the duration of the context and restores everything afterwards.
+        apply: Lifts the assumption for the duration of the context and restores everything afterwards. Its docstring
+            has the assumption with upstream's file and function, and what fails without the patch.
     """
 
     name: str
-    assumption: str
-    location: str
-    reason: str
     needed: Callable[[], bool]
     apply: Callable[[], AbstractContextManager[None]]
 
 
-def patch(
-    *, assumption: str, location: str, reason: str, needed: Callable[[], bool]
-) -> Callable[[Callable[[], AbstractContextManager[None]]], Patch]:
+def patch(needed: Callable[[], bool]) -> Callable[[Callable[[], AbstractContextManager[None]]], Patch]:
     """Returns a decorator that makes a patch, and names it, of the function that applies it."""
-    return lambda apply: Patch(apply.__name__, assumption, location, reason, needed, apply)
+    return lambda apply: Patch(apply.__name__, needed, apply)
 
 
 @contextmanager

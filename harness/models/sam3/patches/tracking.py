@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import torch
 
 
-@patch(
-    assumption="scikit-image is installed, which finds connected components on the CPU",
-    location="sam3/perflib/connected_components.py, connected_components_cpu_single",
-    reason="without it masks of clicks silently keep their holes, and the tracking of a video fails",
-    needed=lambda: find_spec("skimage") is None and "skimage" in source("perflib/connected_components.py"),
-)
+@patch(needed=lambda: find_spec("skimage") is None and "skimage" in source("perflib/connected_components.py"))
 def holes_are_filled() -> AbstractContextManager[None]:
-    """Finds components with PyTorch."""
+    """Finds components with PyTorch.
+
+    Assumption: scikit-image is installed, which finds connected components on the CPU
+    (sam3/perflib/connected_components.py, connected_components_cpu_single).
+    Without the patch: without it masks of clicks silently keep their holes, and the tracking of a video fails.
+    """
     import sam3.perflib.connected_components
     import torch
 
@@ -46,14 +46,14 @@ def holes_are_filled() -> AbstractContextManager[None]:
     return replaced(sam3.perflib.connected_components, "connected_components_cpu_single", components)
 
 
-@patch(
-    assumption="there is at least one mask whose connected components are wanted on the CPU",
-    location="sam3/perflib/connected_components.py, connected_components_cpu",
-    reason="torch.stack of nothing fails on every frame of a video on which no object is found",
-    needed=lambda: "torch.stack(labels_list" in source("perflib/connected_components.py"),
-)
+@patch(needed=lambda: "torch.stack(labels_list" in source("perflib/connected_components.py"))
 def no_masks_have_no_components() -> AbstractContextManager[None]:
-    """Returns no labels and no areas of no masks."""
+    """Returns no labels and no areas of no masks.
+
+    Assumption: there is at least one mask whose connected components are wanted on the CPU
+    (sam3/perflib/connected_components.py, connected_components_cpu).
+    Without the patch: torch.stack of nothing fails on every frame of a video on which no object is found.
+    """
     import sam3.perflib.connected_components
     import torch
 

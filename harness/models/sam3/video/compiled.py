@@ -15,12 +15,9 @@ from harness.models.sam3.video import FOLLOWED
 from harness.models.sam3.video.questions import (
     Pixels,
     Question,
-    Request,
     SessionQuestion,
     frames_of,
-    mask_of,
     number_frames,
-    pixels_of,
 )
 from harness.parity.references import add_prefix, select
 from harness.runtime.artifact import LoadedModel, Tensors
@@ -213,12 +210,9 @@ def answer_session(model: Sam3, question: SessionQuestion) -> Arrays:
         The arrays of `frame_arrays`, numbered, `frames/0/…`; and by frame those of `FOLLOWED`, `computed/0/…`.
     """
     frames = frames_of(question)
-    size = frames[0].shape[:2]
     with _recorded_session(model, frames, keep=True) as (session, computed):
         answers = number_frames(
-            (position, frame_arrays(frame))
-            for position, request in enumerate(question.requests)
-            for frame in _send(session, request, size)
+            (position, frame_arrays(frame)) for position, frame in question.send(session, frames[0].shape[:2])
         )
     arrays = add_prefix("frames", answers)
     for frame, results in computed.items():
@@ -230,23 +224,3 @@ def frame_arrays(frame: TrackedFrame) -> Arrays:
     """Returns the judged arrays of a frame: `index` int64 [1], `ids`, `scores`, `boxes` (x0, y0, x1, y1), `masks`."""
     names = ("ids", "scores", "boxes", "masks")
     return {"index": np.array([frame.index]), **{name: getattr(frame, name) for name in names}}
-
-
-def _send(session: Session, request: Request, size: tuple[int, int]) -> list[TrackedFrame]:
-    if request.type == "propagate_in_video":
-        return list(session.propagate(start=request.frame, reverse=request.reverse))
-    if request.text is not None:
-        return [session.add_prompt(request.frame, request.text)]
-    assert request.object is not None
-    if request.type == "remove_object":
-        session.remove_object(request.object)
-        return []
-    prompted = session.add_prompt(
-        request.frame,
-        object_id=request.object,
-        points=pixels_of(request.points, size).tolist() if request.points else None,
-        labels=list(request.labels) or None,
-        box=None if request.box is None else pixels_of(request.box, size).ravel().tolist(),
-        mask=None if request.mask is None else mask_of(request.mask, size),
-    )
-    return [prompted]

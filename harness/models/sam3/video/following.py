@@ -17,12 +17,21 @@ from torch import Tensor
 
 from harness.core.program import Array, Arrays
 from harness.models.sam3.patches.patch import wrapped
-from harness.models.sam3.video.rounding import leeway
 
 SCORE_GATE = 1e-5
 """Relative and absolute tolerance of the scores of detections, which are outputs."""
+NEAR = 1e-3
+"""Share of the largest logit of a frame by which logits are moved up and down: rounding of memories moved a logit by a
+fifth of that in 36 frames."""
+ABSENT_LOGIT = 1024
+"""Magnitude of the logits of an absent object."""
 OBJECT_LOGIT_LEEWAY = 1e-3
 """Absolute tolerance of object logits, which are near 10; rounding of memories moved one by 5e-4 in 11 frames."""
+
+
+def leeway(logits: Array) -> float:
+    """Returns the distance by which the mask logits [H, W] of an object may be moved."""
+    return float(NEAR * np.abs(np.where(np.abs(logits) < ABSENT_LOGIT, logits, 0)).max())
 
 
 class NotRoundingError(Exception):

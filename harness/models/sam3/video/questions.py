@@ -1,8 +1,8 @@
-"""Reads questions about videos and users' sessions: `fixtures/video.toml` and `fixtures/video_sessions.toml`."""
+"""Defines questions about videos and users' sessions: `fixtures/video.toml` and `fixtures/video_sessions.toml`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.case import Scale
+from harness.core.case import Case, Scale
 from harness.core.program import Arrays
 from harness.core.settings import FIXTURES
-from harness.models.sam3.fixtures import AnyQuestion, Fixture, read_questions
+from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
 from harness.parity.references import add_prefix
@@ -29,17 +29,23 @@ Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 
-class VideoQuestion(AnyQuestion, frozen=True):
+class VideoQuestion(AnyQuestion, frozen=True, kw_only=True):
     """A question about the first frames of a video.
 
     Attributes:
         image: Path of a file of frames or of the description of a clip, named `video` in TOML; `scene` for the scene of
             this project.
         length: Number of frames of the video; a longer file is cut.
+        full: Whether the question is also asked at full scale.
     """
 
     image: Path = msgspec.field(name="video")
     length: int
+    full: bool = False
+
+    def is_asked(self, case: Case) -> bool:
+        """Returns whether the question is asked at the scale of a case."""
+        return self.full or case.scale != Scale.FULL
 
     def digest(self) -> str:
         """Returns the SHA-256 of the frames."""
@@ -57,7 +63,6 @@ class Question(VideoQuestion, frozen=True):
         frame: The frame of the prompt.
         steps: The frames whose steps are computed from PyTorch's own state.
         float64: Whether the tracking also runs in float64.
-        full: Whether the question is also asked at full scale.
     """
 
     text: str | None = None
@@ -65,7 +70,6 @@ class Question(VideoQuestion, frozen=True):
     frame: int = 0
     steps: tuple[int, ...] = ()
     float64: bool = False
-    full: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the question asks for something, on frames that the video has.
@@ -134,17 +138,38 @@ class Request(Fixture, frozen=True):
         if self.labels and len(self.labels) != len(self.points):
             raise ValueError(f"{self.type} has {len(self.labels)} labels of {len(self.points)} points")
 
+    def send(self, session: Any, size: tuple[int, int]) -> Iterable[Any]:
+        """Sends the request to a session, of the compiled model or of upstream's; returns the frames that it gives out.
+
+        Args:
+            session: The runtime's `Session`, or one with its methods.
+            size: Height and width of the frames.
+        """
+        if self.type == "propagate_in_video":
+            return session.propagate(start=self.frame, reverse=self.reverse)  # type: ignore[no-any-return]
+        if self.type == "remove_object":
+            session.remove_object(self.object)
+            return ()
+        if self.text is not None:
+            return (session.add_prompt(self.frame, self.text),)
+        prompts = {
+            "points": pixels_of(self.points, size).tolist() if self.points else None,
+            "labels": list(self.labels) or None,
+            "box": None if self.box is None else pixels_of(self.box, size).ravel().tolist(),
+            "mask": None if self.mask is None else mask_of(self.mask, size),
+        }
+        prompts = {name: value for name, value in prompts.items() if value is not None}
+        return (session.add_prompt(self.frame, object_id=self.object, **prompts),)
+
 
 class SessionQuestion(VideoQuestion, frozen=True):
     """A video and the requests of one session with it.
 
     Attributes:
         requests: The requests, in order.
-        full: Whether the session also runs at full scale.
     """
 
     requests: tuple[Request, ...]
-    full: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the requests are about frames of the video.
@@ -156,15 +181,11 @@ class SessionQuestion(VideoQuestion, frozen=True):
             if not 0 <= request.frame < self.length:
                 raise ValueError(f"{request.type} in {self.name!r} is about frame {request.frame} of {self.length}")
 
-
-def load_questions(scale: str = Scale.SHALLOW.value, path: Path = QUESTIONS) -> tuple[Question, ...]:
-    """Reads the questions of a scale, as `harness.models.sam3.fixtures.read_questions` does."""
-    return tuple(question for question in read_questions(path, Question) if question.full or scale != Scale.FULL)
-
-
-def load_sessions(scale: str = Scale.SHALLOW.value, path: Path = SESSIONS) -> tuple[SessionQuestion, ...]:
-    """Reads the sessions of a scale, as `harness.models.sam3.fixtures.read_questions` does."""
-    return tuple(session for session in read_questions(path, SessionQuestion) if session.full or scale != Scale.FULL)
+    def send(self, session: Any, size: tuple[int, int]) -> Iterator[tuple[int, Any]]:
+        """Sends the requests to a session; yields each frame that it gives out, and the position of its request."""
+        for position, request in enumerate(self.requests):
+            for frame in request.send(session, size):
+                yield position, frame
 
 
 def frames_of(question: VideoQuestion) -> tuple[Pixels, ...]:

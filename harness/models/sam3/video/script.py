@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
@@ -11,7 +11,7 @@ from harness.models.sam3.scripted import Answer, Script
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.video.compiled import answer_question, answer_session, compute_step
 from harness.models.sam3.video.judging import judge_session, judge_step, judge_video, with_note
-from harness.models.sam3.video.questions import Question, SessionQuestion, load_questions, load_sessions
+from harness.models.sam3.video.questions import QUESTIONS, SESSIONS, Question, SessionQuestion
 from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.model import Sam3
 
@@ -19,15 +19,14 @@ UPSTREAM = "harness.models.sam3.video.answers"
 """The module that asks upstream about videos."""
 
 
-def _ask_compiled(model: Sam3, questions: Sequence[Question], upstream: UpstreamModel) -> Iterator[Arrays]:
-    """Yields the compiled model's answers: `frames/…`, and each step from PyTorch's own state, `steps/…`."""
-    for question in questions:
-        arrays = answer_question(model, question)
-        reference = upstream.answer(UPSTREAM, question)
-        for step in _steps(reference):
-            state = reference.part(f"{step}/state").first
-            arrays |= add_prefix(step, compute_step(model, state, question.length))
-        yield arrays
+def _ask_compiled(model: Sam3, question: Question, upstream: UpstreamModel) -> Arrays:
+    """Returns the compiled model's answer: `frames/…`, and each step from PyTorch's own state, `steps/…`."""
+    arrays = answer_question(model, question)
+    reference = upstream.answer(UPSTREAM, question)
+    for step in _steps(reference):
+        state = reference.part(f"{step}/state").first
+        arrays |= add_prefix(step, compute_step(model, state, question.length))
+    return arrays
 
 
 def _judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, _by_oracle: bool) -> Iterator[Verdict]:
@@ -55,11 +54,12 @@ def _judge_sessions(
 
 
 SCRIPTS = (
-    Script(lambda case, _settings: load_questions(case.scale), UPSTREAM, _ask_compiled, _judge),
+    Script(QUESTIONS, Question, UPSTREAM, _ask_compiled, _judge),
     Script(
-        lambda case, _settings: load_sessions(case.scale),
+        SESSIONS,
+        SessionQuestion,
         UPSTREAM,
-        lambda model, sessions, _upstream: (answer_session(model, session) for session in sessions),
+        lambda model, session, _upstream: answer_session(model, session),
         _judge_sessions,
     ),
 )

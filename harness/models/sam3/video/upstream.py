@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +178,7 @@ class Tracking(nn.Module):
             for index, out in self.model.propagate_in_video(state, self._question.frame, None, False):
                 answers.append((index, out, recorder.frames.pop(index)))
         self.steps = recorder.steps
-        return tuple(tensor for _, out, recorded in answers for tensor in (*_visible_tensors(out), *recorded.tensors()))
+        return tuple(tensor for _, out, recorded in answers for tensor in (*_visible_tensors(out), *recorded.values()))
 
     @contextmanager
     def _detect_once(self, pixels: Sequence[Tensor]) -> Iterator[None]:
@@ -241,29 +241,18 @@ class TrackedStep(nn.Module):
         return out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory
 
 
-class _Frame:
-    """The recorded tensors of a frame."""
-
-    def __init__(self) -> None:
-        self.candidates = self.objects = torch.zeros(0, dtype=torch.int64)
-        self.unfilled = self.tracker_scores = torch.zeros(0)
-        self.remembered = torch.zeros(0, dtype=torch.bool)
-        self.logits: list[Tensor] = []
-        self.object_logits: list[Tensor] = []
-        self.memories: list[Tensor] = []
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Returns the tensors of `PARTS` except those of the visible objects."""
-        return (
-            self.candidates,
-            self.unfilled,
-            self.tracker_scores,
-            self.objects,
-            torch.cat([torch.zeros(0, 288, 288), *self.logits]),
-            torch.cat([torch.zeros(0), *self.object_logits]),
-            torch.cat([torch.zeros(0, 64, 72, 72), *self.memories]),
-            self.remembered,
-        )
+def _empty_frame() -> dict[str, Tensor]:
+    """Returns the tensors of a frame on which nothing is recorded yet: those of `PARTS` but for the visible objects."""
+    return {
+        "candidates": torch.zeros(0, dtype=torch.int64),
+        "unfilled": torch.zeros(0),
+        "tracker_scores": torch.zeros(0),
+        "objects": torch.zeros(0, dtype=torch.int64),
+        "logits": torch.zeros(0, 288, 288),
+        "object_logits": torch.zeros(0),
+        "memories": torch.zeros(0, 64, 72, 72),
+        "remembered": torch.zeros(0, dtype=torch.bool),
+    }
 
 
 class _Recorder:
@@ -272,7 +261,7 @@ class _Recorder:
     def __init__(self, model: Any, steps: Sequence[int]) -> None:
         self.model = model
         self._current = 0
-        self.frames: dict[int, _Frame] = {}
+        self.frames: dict[int, dict[str, Tensor]] = {}
         self.steps: list[Step] = []
         self._step_frames = steps
         self._tracked: dict[int, dict[str, Any]] = {}
@@ -296,12 +285,16 @@ class _Recorder:
             yield
 
     def _run_frame(self, original: Original, inference_state: Any, frame_idx: int, reverse: bool) -> Any:
-        self.frames[frame_idx] = _Frame()
+        self.frames[frame_idx] = _empty_frame()
         self._current = frame_idx
         out = original(inference_state, frame_idx, reverse)
         objects = inference_state["tracker_metadata"]["obj_ids_all_gpu"]
-        self.frames[frame_idx].objects = torch.from_numpy(objects.copy())
+        self.frames[frame_idx]["objects"] = torch.from_numpy(objects.copy())
         return out
+
+    def _append(self, frame: int, **tensors: Tensor) -> None:
+        recorded = self.frames[frame]
+        recorded |= {name: torch.cat([recorded[name], tensor]) for name, tensor in tensors.items()}
 
     def _build_outputs(self, original: Original, **arguments: Any) -> Any:
         """Records the candidates of a frame: tracked objects, and new objects with detections' masks (VB:935)."""
@@ -309,20 +302,19 @@ class _Recorder:
         detections, new = arguments["det_out"], torch.from_numpy(plan["new_det_fa_inds"])
         tracked, present = arguments["tracker_low_res_masks_global"], arguments["tracker_obj_scores_global"]
         ids = [*arguments["tracker_metadata_prev"]["obj_ids_all_gpu"], *plan["new_det_obj_ids"]]
-        frame.candidates = torch.tensor([int(object_id) for object_id in ids], dtype=torch.int64)
+        frame["candidates"] = torch.tensor([int(object_id) for object_id in ids], dtype=torch.int64)
         # A bucket is not tracked on its conditioning frame, and no holes of its masks were filled.
-        all_tracked = sum(map(len, frame.logits)) == len(tracked)
-        frame.unfilled = torch.cat([*(frame.logits if all_tracked else [tracked]), detections["mask"][new]])
-        frame.tracker_scores = torch.cat([present.sigmoid(), detections["scores"][new]])
+        unfilled = frame["logits"] if len(frame["logits"]) == len(tracked) else tracked
+        frame["unfilled"] = torch.cat([unfilled, detections["mask"][new]])
+        frame["tracker_scores"] = torch.cat([present.sigmoid(), detections["scores"][new]])
         return original(**arguments)
 
     def _run_bucket(self, original: Original, **arguments: Any) -> Any:
         """Records a tracked bucket on a frame (TP:1051); the same method also takes mask prompts."""
         out, masks = original(**arguments)
         if arguments["mask_inputs"] is None:
-            frame = self.frames[arguments["frame_idx"]]
-            frame.logits.append(out["pred_masks"][:, 0].clone())
-            frame.object_logits.append(out["object_score_logits"][:, 0].clone())
+            logits, object_logits = out["pred_masks"][:, 0], out["object_score_logits"][:, 0]
+            self._append(arguments["frame_idx"], logits=logits, object_logits=object_logits)
         return out, masks
 
     def _track_step(self, original: Original, **arguments: Any) -> Any:
@@ -338,7 +330,7 @@ class _Recorder:
     def _suppress_shrunken(self, original: Original, masks: Tensor) -> Tensor:
         """Records which objects are in a frame's memory (TP:1334)."""
         remaining: Tensor = original(masks)
-        self.frames[self._current].remembered = (remaining > 0).flatten(1).any(dim=1)
+        self.frames[self._current]["remembered"] = (remaining > 0).flatten(1).any(dim=1)
         return remaining
 
     def _encode_memory(self, original: Original, **arguments: Any) -> Any:
@@ -352,7 +344,7 @@ class _Recorder:
         memory, positions = original(*positional, **keywords)
         if not keywords["is_mask_from_pts"]:
             state, frame = positional[0], positional[1]
-            self.frames[frame].memories.append(memory.to(torch.get_default_dtype()))
+            self._append(frame, memories=memory.to(torch.get_default_dtype()))
             if (tracked := self._tracked.pop(id(state["output_dict"]), None)) is not None:
                 self.steps.append(self._recorded_step(frame, tracked, *self._exact[0]))
         return memory, positions
@@ -440,8 +432,7 @@ def vectorized_mask_iou() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def vectorized_component_areas() -> Iterator[None]:
+def vectorized_component_areas() -> AbstractContextManager[None]:
     """Counts the areas of all connected components in one pass; upstream makes a mask for each component."""
     from sam3.perflib import connected_components
 
@@ -453,10 +444,9 @@ def vectorized_component_areas() -> Iterator[None]:
         areas[0] = 0
         return labels, areas[labels]
 
-    with ExitStack() as stack:
-        if not holes_are_filled.needed():  # otherwise `upstream()` has already replaced the function
-            stack.enter_context(replaced(connected_components, "connected_components_cpu_single", components))
-        yield
+    if holes_are_filled.needed():
+        return nullcontext()  # `upstream()` has already replaced the function
+    return replaced(connected_components, "connected_components_cpu_single", components)
 
 
 @contextmanager

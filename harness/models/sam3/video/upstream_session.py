@@ -5,7 +5,7 @@ VB is upstream's model/sam3_video_base.py and VI its model/sam3_video_inference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,7 @@ from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced, wrapped
 from harness.models.sam3.video.following import Following
-from harness.models.sam3.video.questions import (
-    Pixels,
-    Request,
-    SessionQuestion,
-    frames_of,
-    mask_of,
-    number_frames,
-    pixels_of,
-)
+from harness.models.sam3.video.questions import Pixels, SessionQuestion, frames_of, number_frames
 from harness.models.sam3.video.upstream import Original, quick_masks
 from harness.parity.references import Reference, add_prefix
 
@@ -73,35 +65,51 @@ class UpstreamSession:
         self.state["tracker_metadata"].clear()
         self.state["action_history"].clear()
 
-    def text(self, frame: int, text: str) -> Arrays:
-        """Finds the objects of a text."""
-        with self._running():
-            return self._answer(*self._model.add_prompt(self.state, frame, text_str=text))
+    def add_prompt(
+        self,
+        frame: int,
+        text: str | None = None,
+        *,
+        object_id: int | None = None,
+        points: Points = _PLACEHOLDER_POINT,
+        labels: Sequence[int] | None = None,
+        box: Sequence[float] | None = None,
+        mask: npt.NDArray[np.bool_] | None = None,
+    ) -> Arrays:
+        """Finds the objects of a text, or adds points, the box or the mask of an object, as the runtime's `Session`.
 
-    def points(self, frame: int, object_id: int, points: Points, labels: Sequence[int]) -> Arrays:
-        """Adds clicks on an object: 1 on it, 0 outside."""
-        return self._prompt(frame, object_id, points, labels, self._model.tracker.add_new_points)
+        Upstream's session has no access to its tracker's boxes and masks, and would clear a mask.
+        """
+        if object_id is None:
+            with self._running():
+                return self._answer(*self._model.add_prompt(self.state, frame, text_str=text))
+        model, tracker, size = self._model, self._model.tracker, torch.tensor(self._size[::-1])
+        add_points = tracker.add_new_points
 
-    def box(self, frame: int, object_id: int, box: Sequence[float]) -> Arrays:
-        """Adds the box (x0, y0, x1, y1) of an object; upstream's session has no access to its tracker's boxes."""
-        height, width = self._size
-        shares = torch.tensor(box) / torch.tensor([width, height, width, height])
-        add = self._model.tracker.add_new_points
+        def add(**arguments: Any) -> Any:
+            if mask is not None:
+                state, index = arguments["inference_state"], arguments["frame_idx"]
+                result = tracker.add_new_mask(state, index, object_id, torch.from_numpy(mask))
+            elif box is not None:
+                shares = torch.tensor(box) / size.repeat(2)
+                result = add_points(**{**arguments, "points": None, "labels": None, "box": shares})
+            else:
+                result = add_points(**arguments)
+            _, ids, _, masks = result
+            self._computed[object_id] = masks[ids.index(object_id), 0].clone()
+            return result
 
-        def add_box(**arguments: Any) -> Any:
-            return add(**{**arguments, "points": None, "labels": None, "box": shares})
-
-        return self._prompt(frame, object_id, _PLACEHOLDER_POINT, [1], add_box)
-
-    def mask(self, frame: int, object_id: int, mask: npt.NDArray[np.bool_]) -> Arrays:
-        """Adds the mask of an object; upstream's session has no access to its tracker's masks, and would clear it."""
-        tracker = self._model.tracker
-
-        def add_mask(inference_state: Any, frame_idx: int, obj_id: int, **_: Any) -> Any:
-            return tracker.add_new_mask(inference_state, frame_idx, obj_id, torch.from_numpy(mask))
-
-        with replaced(self._model, "clear_detector_added_cond_frame_in_tracker", lambda *_: None):
-            return self._prompt(frame, object_id, _PLACEHOLDER_POINT, [1], add_mask)
+        prompt = {
+            "obj_id": object_id,
+            "points": torch.tensor(np.array(points), dtype=torch.float32) / size,
+            "point_labels": torch.tensor(labels or [1] * len(points)),
+        }
+        with ExitStack() as stack:
+            for context in (self._running(), replaced(tracker, "add_new_points", add)):
+                stack.enter_context(context)
+            if mask is not None:
+                stack.enter_context(replaced(model, "clear_detector_added_cond_frame_in_tracker", lambda *_: None))
+            return self._answer(*model.add_prompt(self.state, frame, **prompt))
 
     def propagate(self, start: int | None = None, reverse: bool = False) -> list[Arrays]:
         """Propagates through the video."""
@@ -109,27 +117,9 @@ class UpstreamSession:
             answers = self._model.propagate_in_video(self.state, start, None, reverse)
             return [self._answer(*answer) for answer in answers]
 
-    def remove(self, object_id: int) -> None:
+    def remove_object(self, object_id: int) -> None:
         """Removes an object."""
         self._model.remove_object(self.state, object_id, is_user_action=True)
-
-    def _prompt(
-        self, frame: int, object_id: int, points: Points, labels: Sequence[int], add: Callable[..., Any]
-    ) -> Arrays:
-        def add_and_record(**arguments: Any) -> Any:
-            result = add(**arguments)
-            _, ids, _, masks = result
-            self._computed[object_id] = masks[ids.index(object_id), 0].clone()
-            return result
-
-        height, width = self._size
-        prompt = {
-            "obj_id": object_id,
-            "points": torch.tensor(np.array(points), dtype=torch.float32) / torch.tensor([width, height]),
-            "point_labels": torch.tensor(labels),
-        }
-        with self._running(), replaced(self._model.tracker, "add_new_points", add_and_record):
-            return self._answer(*self._model.add_prompt(self.state, frame, **prompt))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -216,25 +206,4 @@ def _answer(upstream: UpstreamModel, question: SessionQuestion) -> Arrays:
         session = UpstreamSession(upstream.video, frames)
         if question.requests[0].object is not None:
             session.start_empty()
-        return number_frames(
-            (position, frame)
-            for position, request in enumerate(question.requests)
-            for frame in _send(session, request, frames[0].shape[:2])
-        )
-
-
-def _send(session: UpstreamSession, request: Request, size: tuple[int, int]) -> list[Arrays]:
-    if request.type == "propagate_in_video":
-        return session.propagate(request.frame, reverse=request.reverse)
-    if request.text is not None:
-        return [session.text(request.frame, request.text)]
-    assert request.object is not None
-    if request.type == "remove_object":
-        session.remove(request.object)
-        return []
-    if request.mask is not None:
-        return [session.mask(request.frame, request.object, mask_of(request.mask, size))]
-    if request.box is not None:
-        return [session.box(request.frame, request.object, pixels_of(request.box, size).ravel().tolist())]
-    labels = request.labels or (1,) * len(request.points)
-    return [session.points(request.frame, request.object, pixels_of(request.points, size), labels)]
+        return number_frames(question.send(session, frames[0].shape[:2]))

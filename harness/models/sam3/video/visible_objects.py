@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Array, Arrays
-from harness.models.sam3.video.rounding import leeway
+from harness.models.sam3.video.following import leeway
 from harness.parity.verdict import judge, judge_by_gate, unmeasured_verdict
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.masks import PRESENT_LOGIT, without_holes_and_sprinkles

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Tensors
+from harness.runtime.artifact import Tensors, call_with
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
+from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.masks import nms
 from harness.runtime.sam3.video.rules import Rules
 
@@ -120,12 +121,13 @@ class Detector:
         image = frame.image
         boxed = self.box_frames[frame.index] == self.prompt_frame
         encoded = self._model.encode_prompt(prompt if boxed else Prompt(prompt.text), image.size)
+        artifact = self._model.artifact
         (text,) = self._model.encode_texts([encoded.tokens])
-        grounded = self._model.ground(image.features, text, encoded)
-        scores = video_scores(self._model.fetch(grounded["scores"])[0])
+        grounded = call_with(artifact, "ground", {**image.features, **text, **encoded.geometry})
+        scores = video_scores(artifact.fetch(grounded["scores"])[0])
         logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
         if len(queries := candidates(scores, self._rules)):
-            logits[queries] = self._model.segmentation_head(image.features, grounded).logits(queries)
+            logits[queries] = SegmentationHead(artifact, image.features, grounded).logits(queries)
         return select_detections(scores, logits, self._rules)
 
 

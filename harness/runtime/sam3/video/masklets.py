@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.interactive import LARGEST_LOGIT, MASK_SIZE, ObjectPrompt
 from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.detector import Detections, EncodedFrame
@@ -34,15 +33,15 @@ from harness.runtime.sam3.video.memory_bank import (
     merge_rows,
     tracked_entry,
 )
-from harness.runtime.sam3.video.outputs import VisibleObject, refined_object, sigmoid, visible_objects
-from harness.runtime.sam3.video.planner import FramePlan, Observations, plan_frame
+from harness.runtime.sam3.video.outputs import VisibleObject, sigmoid, visible_objects
+from harness.runtime.sam3.video.planner import FramePlan, plan_frame
 from harness.runtime.sam3.video.rules import (
     CLICKED_SCORE,
     Rules,
     VideoState,
     cleared_by_click,
+    drop_objects,
     state_after_click,
-    state_after_removal,
 )
 from harness.runtime.sam3.video.slots import Placement, Slots, best_fit
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE, Tracker
@@ -80,22 +79,22 @@ class Bucket:
         return self.bank.nbytes + sum(logits.nbytes for logits in self.mask_logits.values())
 
     def track_frame(
-        self, tracker: Tracker, features: Tensors, frame: int, length: int | None, reverse: bool
+        self, tracker: Tracker, frame: EncodedFrame, length: int | None, reverse: bool
     ) -> tuple[Bucket, Floats, Floats]:
         """Tracks the objects on a frame; returns mask logits [B, 288, 288] and object logits [B].
 
         A conditioning frame is not tracked again; its masks stay as they are (TP:836).
         """
-        if frame in self.bank.conditioning:
-            bucket = self._clear_around(frame)
-            return bucket, self.mask_logits[frame], self.bank.conditioning[frame].object_logits[:, 0]
-        attended = self.bank.read(self.bank.plan(frame, num_frames=length, reverse=reverse))
-        output = tracker.track(features, attended, self.bank.slots)
+        index = frame.index
+        if index in self.bank.conditioning:
+            return self._clear_around(index), self.mask_logits[index], self.bank.conditioning[index].object_logits[:, 0]
+        attended = self.bank.read(self.bank.plan(index, num_frames=length, reverse=reverse))
+        output = tracker.track(frame.features, attended, self.bank.slots)
         entry = replace(
             tracked_entry(self._in_slots(output.pointers), output.object_logits, output.iou),
-            features=tracker.remembered_features(features),
+            features=tracker.remembered_features(frame.features),
         )
-        bucket = self._with_logits(self.bank.track(frame, entry), frame, output.logits)
+        bucket = self._with_logits(self.bank.track(index, entry), index, output.logits)
         return bucket, output.logits, output.object_logits[:, 0]
 
     def previous_logits(self, frame: int, object_id: int) -> Floats | None:
@@ -111,8 +110,7 @@ class Bucket:
     def condition(
         self,
         tracker: Tracker,
-        features: Tensors,
-        frame: int,
+        frame: EncodedFrame,
         outputs: Mapping[int, tuple[PromptOutput, Floats]],
         *,
         detected: bool = False,
@@ -125,18 +123,18 @@ class Bucket:
 
         Args:
             tracker: The tracker.
-            features: The frame's.
-            frame: Its number.
+            frame: The frame.
             outputs: By object, the model's output for its prompt, and its mask logits [288, 288].
             detected: Whether these are masks of the detector.
         """
-        object_ids, slots, previous = self.bank.objects, self.bank.slots, self.bank.entry(frame)
+        object_ids, slots, previous = self.bank.objects, self.bank.slots, self.bank.entry(frame.index)
         given = frozenset(outputs) if previous is None else previous.given | frozenset(outputs)
         if slots is not None and previous is not None and previous.pointer is not None:
             previous = replace(previous, pointer=slots.demux(previous.pointer))
         empty = np.zeros((1, 0), np.float32)  # not needed where every object is known
         if previous is None and len(outputs) < len(object_ids):
-            empty = tracker.use_mask(features, np.zeros((INPUT_MASK_SIZE, INPUT_MASK_SIZE), np.float32)).pointer
+            empty_mask = np.zeros((INPUT_MASK_SIZE, INPUT_MASK_SIZE), np.float32)
+            empty = tracker.use_mask(frame.features, empty_mask).pointer
         entry = consolidate(
             object_ids, {object_id: output for object_id, (output, _) in outputs.items()}, previous, empty
         )
@@ -144,24 +142,23 @@ class Bucket:
         entry = replace(
             entry,
             pointer=self._in_slots(entry.pointer),
-            features=tracker.remembered_features(features),
+            features=tracker.remembered_features(frame.features),
             given=given,
         )
         missing = np.full((1, MASK_SIZE, MASK_SIZE), MISSING_MASK_LOGIT)
         masks = {object_id: logits[None] for object_id, (_, logits) in outputs.items()}
-        logits = merge_rows(object_ids, masks, self.mask_logits.get(frame), missing)
-        if slots is not None and detected and frame in self.bank.tracked:
-            return self._with_logits(self.bank.track(frame, entry), frame, logits)
-        bank = self.bank.condition(frame, entry, tuple(outputs))
-        return self._with_logits(bank, frame, logits)._clear_around(frame)
+        logits = merge_rows(object_ids, masks, self.mask_logits.get(frame.index), missing)
+        if slots is not None and detected and frame.index in self.bank.tracked:
+            return self._with_logits(self.bank.track(frame.index, entry), frame.index, logits)
+        bank = self.bank.condition(frame.index, entry, tuple(outputs))
+        return self._with_logits(bank, frame.index, logits)._clear_around(frame.index)
 
     def add_prompt(
-        self, tracker: Tracker, features: Tensors, frame: int, object_id: int, output: PromptOutput, logits: Floats
+        self, tracker: Tracker, frame: EncodedFrame, object_id: int, output: PromptOutput, logits: Floats
     ) -> Bucket:
         """Adds the user's prompt of one object, with its mask `logits` [288, 288], and encodes the memory (TP:674)."""
-        bucket = self.condition(tracker, features, frame, {object_id: (output, logits)})
-        bucket = bucket.encode_prompt_memory(tracker, features, frame)
-        return replace(bucket, user_prompts=self.user_prompts | {(frame, object_id)})
+        bucket = self.condition(tracker, frame, {object_id: (output, logits)}).encode_prompt_memory(tracker, frame)
+        return replace(bucket, user_prompts=self.user_prompts | {(frame.index, object_id)})
 
     def clear_detections_near(self, frame: int, object_id: int) -> Bucket:
         """Clears detections of an object near a click, so that these frames are tracked again (VI:1675).
@@ -179,27 +176,27 @@ class Bucket:
             bucket = replace(bucket, bank=bank, user_prompts=user_prompts)
         return bucket
 
-    def encode_memory(
-        self, tracker: Tracker, features: Tensors, frame: int, logits: Floats, object_logits: Floats
-    ) -> Bucket:
+    def encode_memory(self, tracker: Tracker, frame: EncodedFrame, logits: Floats, object_logits: Floats) -> Bucket:
         """Encodes the frame's memory from mask logits [B, 1152, 1152] and object logits [B]."""
-        memory = tracker.encode_memory(features, logits, object_logits, self._placement(frame))
-        return replace(self, bank=self.bank.with_memory(frame, memory))
+        memory = tracker.encode_memory(frame.features, logits, object_logits, self._placement(frame.index))
+        return replace(self, bank=self.bank.with_memory(frame.index, memory))
 
-    def encode_prompt_memory(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
+    def encode_prompt_memory(self, tracker: Tracker, frame: EncodedFrame) -> Bucket:
         """Encodes the memory of a frame with a prompt from its masks without overlaps (TP:617)."""
-        enlarged = remove_logit_overlaps(resize(self.mask_logits[frame], PROMPT_MASK_SIZE, PROMPT_MASK_SIZE))
-        entry = self.bank.entry(frame)
+        index, entry = frame.index, self.bank.entry(frame.index)
         assert entry is not None
-        memory = tracker.encode_prompt_memory(features, enlarged, entry.object_logits[:, 0], self._placement(frame))
-        return replace(self, bank=self.bank.with_memory(frame, memory))
+        enlarged = remove_logit_overlaps(resize(self.mask_logits[index], PROMPT_MASK_SIZE, PROMPT_MASK_SIZE))
+        object_logits = entry.object_logits[:, 0]
+        memory = tracker.encode_prompt_memory(frame.features, enlarged, object_logits, self._placement(index))
+        return replace(self, bank=self.bank.with_memory(index, memory))
 
-    def encode_predicted_memory(self, tracker: Tracker, features: Tensors, frame: int) -> Bucket:
+    def encode_predicted_memory(self, tracker: Tracker, frame: EncodedFrame) -> Bucket:
         """Encodes the memory of a tracked frame from the masks that the model predicted (TB:1030)."""
-        enlarged = resize(self.mask_logits[frame], PROMPT_MASK_SIZE, PROMPT_MASK_SIZE)
-        object_logits = self.bank.tracked[frame].object_logits[:, 0]
-        memory = tracker.encode_predicted_memory(features, enlarged, object_logits, self._placement(frame))
-        return replace(self, bank=self.bank.with_memory(frame, memory))
+        index = frame.index
+        enlarged = resize(self.mask_logits[index], PROMPT_MASK_SIZE, PROMPT_MASK_SIZE)
+        object_logits = self.bank.tracked[index].object_logits[:, 0]
+        memory = tracker.encode_predicted_memory(frame.features, enlarged, object_logits, self._placement(index))
+        return replace(self, bank=self.bank.with_memory(index, memory))
 
     def remove(self, object_id: int) -> Bucket:
         """Returns the bucket without an object; masks that were cleared for other objects come back (TP:1252)."""
@@ -278,33 +275,6 @@ class Bucket:
         )
 
 
-def add_detections(
-    tracker: Tracker,
-    features: Tensors,
-    frame: int,
-    logits: Floats,
-    bucket: Bucket,
-    objects: Sequence[int],
-    size: tuple[int, int],
-) -> Bucket:
-    """Returns a bucket with the masks of detections of its new objects (`_tracker_add_new_objects`, VB:1517).
-
-    Args:
-        tracker: The tracker.
-        features: The frame's.
-        frame: Its number.
-        logits: fp32 [n, 288, 288], the detections' masks.
-        bucket: The bucket, with the new objects.
-        objects: The ids of the n new objects.
-        size: Width and height of the video.
-    """
-    masks = resize(logits, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
-    outputs = [tracker.use_mask(features, mask.astype(np.float32)) for mask in masks]
-    prompts = zip(outputs, mask_to_logits(resize_to_video(masks, size)), strict=True)
-    bucket = bucket.condition(tracker, features, frame, dict(zip(objects, prompts, strict=True)), detected=True)
-    return bucket.encode_prompt_memory(tracker, features, frame)
-
-
 def resize_to_video(masks: Masks, size: tuple[int, int]) -> Masks:
     """Resizes masks [B, 1152, 1152] to the video's width and height.
 
@@ -361,8 +331,9 @@ class Masklets:
         previous_state = replace(self.state, next_id=next_id)
         logits, presence = self._track(frame, length, reverse)
         logits = without_holes_and_sprinkles(logits)
-        observations = Observations(frame.index, logits > 0, presence, detections, reverse)
-        state, plan = plan_frame(previous_state, observations, self._rules)
+        state, plan = plan_frame(
+            previous_state, frame.index, logits > 0, presence, detections, rules=self._rules, reverse=reverse
+        )
         # Only kept frames need the ids of removed objects.
         drops_removed = self._retention is Retention.FORWARD
         self.state = replace(state, removed=frozenset()) if drops_removed else state
@@ -375,28 +346,33 @@ class Masklets:
         for removed_id in plan.removed:
             self._drop(removed_id)
         tracked, new = self._resize(logits, frame), self._resize(without_holes_and_sprinkles(birth_logits), frame)
-        return visible_objects(previous_state, plan, tracked, sigmoid(presence), new)
+        born_scores = [state.scores[object_id] for object_id in plan.births]
+        return visible_objects(
+            (*previous_state.ids, *plan.births), (*tracked, *new), (*sigmoid(presence), *born_scores)
+        )
 
     def refine(
         self, frame: EncodedFrame, ids: Collection[int], length: int | None, reverse: bool
     ) -> dict[int, VisibleObject]:
         """Tracks some objects on a frame, with the others of their buckets, and returns them (VI:1086).
 
-        Nothing is planned, and memories are encoded from the masks that the model predicts.
+        Nothing is planned, and memories are encoded from the masks that the model predicts. An object's tracker score
+        is its logit, as upstream's (VI:1141): beside the probabilities of other objects, a logit above 1 wins every
+        pixel and a negative one none. This project follows it.
         """
         refined: dict[int, VisibleObject] = {}
         for number, bucket in self.buckets.items():
             members = [object_id for object_id in bucket.bank.objects if object_id in ids]
             if not members:
                 continue
-            bucket, logits, presence = bucket.track_frame(self._tracker, frame.features, frame.index, length, reverse)
+            bucket, logits, presence = bucket.track_frame(self._tracker, frame, length, reverse)
             if frame.index not in bucket.bank.conditioning:
-                bucket = bucket.encode_predicted_memory(self._tracker, frame.features, frame.index)
+                bucket = bucket.encode_predicted_memory(self._tracker, frame)
             self.buckets[number] = bucket
             rows = [bucket.bank.objects.index(object_id) for object_id in members]
             masks = self._resize(without_holes_and_sprinkles(logits[rows]), frame)
             for object_id, mask, logit in zip(members, masks, presence[rows], strict=True):
-                refined[object_id] = refined_object(mask, float(logit))
+                refined[object_id] = VisibleObject(mask, float(logit))
         return refined
 
     def click(self, frame: EncodedFrame, object_id: int, prompt: ObjectPrompt) -> VisibleObject:
@@ -427,12 +403,8 @@ class Masklets:
         return self._apply_prompt(frame, object_id, output, mask_to_logits(mask[None])[0], 2 * values - 1)
 
     def remove(self, object_id: int) -> None:
-        """Removes an object.
-
-        Raises:
-            ModelError: No such object is tracked.
-        """
-        self.state = state_after_removal(self.state, object_id)
+        """Removes an object that is tracked (VI:1277)."""
+        self.state = drop_objects(self.state, frozenset({object_id}))
         self._drop(object_id)
 
     def _apply_prompt(
@@ -458,9 +430,8 @@ class Masklets:
             self._drop(object_id)
         else:
             bucket, number = self.buckets[previous], previous
-        self.buckets[number] = bucket.add_prompt(
-            self._tracker, frame.features, frame.index, object_id, output, logits
-        ).clear_detections_near(frame.index, object_id)
+        prompted = bucket.add_prompt(self._tracker, frame, object_id, output, logits)
+        self.buckets[number] = prompted.clear_detections_near(frame.index, object_id)
         self.state = state
         return VisibleObject(without_holes_and_sprinkles(resized)[0] > 0, CLICKED_SCORE)
 
@@ -472,9 +443,7 @@ class Masklets:
         """Returns mask logits [N, 288, 288] and object logits [N] of all objects, in the order of the state."""
         masks, presence = [np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)], [np.zeros(0, np.float32)]
         for number, bucket in self.buckets.items():
-            self.buckets[number], logits, scores = bucket.track_frame(
-                self._tracker, frame.features, frame.index, length, reverse
-            )
+            self.buckets[number], logits, scores = bucket.track_frame(self._tracker, frame, length, reverse)
             masks.append(logits)
             presence.append(scores)
         members = [object_id for bucket in self.buckets.values() for object_id in bucket.bank.objects]
@@ -482,15 +451,25 @@ class Masklets:
         return np.concatenate(masks)[order], np.concatenate(presence)[order]
 
     def _recondition(self, frame: EncodedFrame, object_id: int, detected: Floats) -> None:
-        """Makes the frame conditioning with a detection's logits [1, 288, 288], as if the user gave it (VB:475)."""
+        """Corrects an object by a detection's logits [1, 288, 288] (VB:475)."""
         number = self._number_of(object_id)
         assert number is not None
-        mask = resize(detected, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
-        output = self._tracker.use_mask(frame.features, mask[0].astype(np.float32))
-        logits = mask_to_logits(resize_to_video(mask, frame.image.size))[0]
-        self.buckets[number] = self.buckets[number].condition(
-            self._tracker, frame.features, frame.index, {object_id: (output, logits)}, detected=True
-        )
+        self.buckets[number] = self._condition(self.buckets[number], frame, (object_id,), detected)
+
+    def _condition(self, bucket: Bucket, frame: EncodedFrame, objects: Sequence[int], logits: Floats) -> Bucket:
+        """Returns a bucket whose objects get the masks of detections, as if the user gave them (VB:475, VB:1517).
+
+        Args:
+            bucket: The bucket.
+            frame: The frame, which becomes conditioning.
+            objects: The ids of n of its objects.
+            logits: fp32 [n, 288, 288], the detections' masks.
+        """
+        masks = resize(logits, INPUT_MASK_SIZE, INPUT_MASK_SIZE) > 0
+        outputs = [self._tracker.use_mask(frame.features, mask.astype(np.float32)) for mask in masks]
+        prompts = zip(outputs, mask_to_logits(resize_to_video(masks, frame.image.size)), strict=True)
+        given = dict(zip(objects, prompts, strict=True))
+        return bucket.condition(self._tracker, frame, given, detected=True)
 
     def _encode_memories(self, frame: EncodedFrame, logits: Floats, ids: tuple[int, ...]) -> None:
         """Encodes the memories of objects, suppressing those that lose most of their pixels to others (VB:1437)."""
@@ -500,9 +479,7 @@ class Masklets:
         presence = object_logits(enlarged)
         for number, bucket in self.buckets.items():
             rows = [ids.index(object_id) for object_id in bucket.bank.objects]
-            self.buckets[number] = bucket.encode_memory(
-                self._tracker, frame.features, frame.index, enlarged[rows], presence[rows]
-            )
+            self.buckets[number] = bucket.encode_memory(self._tracker, frame, enlarged[rows], presence[rows])
 
     def _add_objects(
         self, frame: EncodedFrame, detections: Detections | None, previous_state: VideoState, plan: FramePlan
@@ -513,8 +490,8 @@ class Masklets:
         """
         if detections is None or not plan.births:
             return np.zeros((0, MASK_SIZE, MASK_SIZE), np.float32)
-        objects = tuple(birth.object_id for birth in plan.births)
-        logits = detections.logits[[birth.detection for birth in plan.births]]
+        objects = tuple(plan.births)
+        logits = detections.logits[list(plan.births.values())]
         slots = [(key, bucket.bank.slots) for key, bucket in self.buckets.items() if bucket.bank.slots is not None]
         number = best_fit(slots, len(objects))
         if number is None:
@@ -522,9 +499,8 @@ class Masklets:
         else:
             bucket = self.buckets[number]
             bucket = replace(bucket, bank=bucket.bank.add(frame.index, objects))
-        self.buckets[number] = add_detections(
-            self._tracker, frame.features, frame.index, logits, bucket, objects, frame.image.size
-        )
+        conditioned = self._condition(bucket, frame, objects, logits)
+        self.buckets[number] = conditioned.encode_prompt_memory(self._tracker, frame)
         return logits
 
     def _drop(self, object_id: int) -> None:

@@ -120,9 +120,7 @@ def boxes_of_masks(masks: Masks) -> Floats:
     return boxes
 
 
-def without_holes_and_sprinkles(
-    logits: Floats, largest: int = LARGEST_FILLED, *, holes: bool = True, sprinkles: bool = True
-) -> Floats:
+def without_holes_and_sprinkles(logits: Floats, largest: int = LARGEST_FILLED) -> Floats:
     """Fills small holes of masks, then removes small parts.
 
     Upstream: `fill_holes_in_mask_scores` of `sam3/model/sam3_tracker_utils.py`. A hole gets the logit 0.1. A part is
@@ -131,21 +129,15 @@ def without_holes_and_sprinkles(
     Args:
         logits: fp32 [n, h, w]; pixels above 0 belong to the mask.
         largest: Pixels of the largest hole or part; 0 changes nothing.
-        holes: Whether holes are filled.
-        sprinkles: Whether parts are removed.
 
     Returns:
         A copy, fp32 [n, h, w].
     """
     cleaned = logits.copy()
-    if largest <= 0:
-        return cleaned
     flat = cleaned.reshape(-1)
-    if holes:
-        flat[small_components(cleaned <= 0, largest)] = _INSIDE
-    if sprinkles:
-        inside = cleaned > 0
-        flat[small_components(inside, np.minimum(areas(inside) // 2, largest))] = _OUTSIDE
+    flat[small_components(cleaned <= 0, largest)] = _INSIDE
+    inside = cleaned > 0
+    flat[small_components(inside, np.minimum(areas(inside) // 2, largest))] = _OUTSIDE
     return cleaned
 
 

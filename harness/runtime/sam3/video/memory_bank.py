@@ -97,7 +97,7 @@ def plan_attention(
     upstream; here its only time is 0.
 
     Args:
-        frame: The tracked frame.
+        frame: The tracked frame, one of the video.
         conditioning: Conditioning frames in the order in which they became so.
         scores: The score of every non-conditioning frame; None for a frame without one.
         num_frames: Frames of the video; None for a stream, whose end is unknown and which upstream cannot track.
@@ -105,10 +105,8 @@ def plan_attention(
         rules: The settings.
 
     Raises:
-        ModelError: The frame is not in the video, or no frame is conditioning.
+        ModelError: No frame is conditioning.
     """
-    if frame < 0 or (num_frames is not None and frame >= num_frames):
-        raise ModelError(f"Frame {frame} is not in this video of {num_frames} frames; the first one is frame 0.")
     if not conditioning:
         raise ModelError(f"Frame {frame} cannot be tracked because no frame has a click or a mask; give one first.")
     selected = closest_conditioning_frames(frame, conditioning, rules.max_cond_frames_in_attn)
@@ -216,24 +214,9 @@ class Retention(Enum):
     FORWARD = "forward"
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Frames by what can still be read of them.
-
-    Attributes:
-        memories: Frames whose memory and pointer can be read.
-        pointers: Frames whose pointer can be read, including those of `memories`.
-        scored: Frames whose existence and score can be read, including all others.
-    """
-
-    memories: frozenset[int]
-    pointers: frozenset[int]
-    scored: frozenset[int]
-
-
 def forward_reach(
     conditioning: Mapping[int, Set[int]], scores: Mapping[int, np.float32 | None], latest: int, rules: MemoryRules
-) -> Reach:
+) -> tuple[set[int], set[int], set[int]]:
     """Returns what `plan_attention` can read for frames after the latest one, whatever the latest one becomes.
 
     The latest four conditioning frames are always the closest (TU:270); whether there is a fifth one decides their
@@ -246,6 +229,10 @@ def forward_reach(
         scores: The score of every non-conditioning frame; None for a frame without one.
         latest: The latest frame, which may still become conditioning.
         rules: The settings.
+
+    Returns:
+        The frames whose memory and pointer can be read; those whose pointer can be read, including the former; and
+        those whose existence and score can be read, including all others.
     """
     closest = sorted(conditioning, reverse=True)
     limit, spatial, span = rules.max_cond_frames_in_attn, rules.num_maskmem - 1, rules.max_obj_ptrs_in_encoder - 1
@@ -261,7 +248,7 @@ def forward_reach(
         recent = [frame for frame in (*scores, *conditioning) if frame > latest - span]
         memories.update(frame for frame in recent if frame > latest - spatial)
         pointers = {*recent}
-    return Reach(frozenset(memories), frozenset(pointers | memories), frozenset(scored | pointers | memories))
+    return memories, pointers | memories, scored | pointers | memories
 
 
 def _latest_per_object(closest: Sequence[int], conditioning: Mapping[int, Set[int]]) -> set[int]:
@@ -443,17 +430,15 @@ class MemoryBank:
         return replace(self, objects=(*self.objects, *objects), slots=self.slots.add(len(objects)), first_frame=frame)
 
     def track(self, frame: int, entry: MemoryEntry) -> MemoryBank:
-        """Stores the entry of a tracked frame, in place of an earlier one (TP:861).
+        """Stores the entry of a tracked frame that is not conditioning, in place of an earlier one (TP:861).
 
         Raises:
-            ModelError: The frame is conditioning, or earlier than another one of a bank that only goes forward.
+            ModelError: The frame is earlier than another one of a bank that only goes forward.
         """
-        if frame in self.conditioning:
-            raise ModelError(f"Frame {frame} has a click or a mask and is not tracked; take them back first.")
         return self._update(frame, tracked={**self.tracked, frame: entry})
 
     def condition(self, frame: int, entry: MemoryEntry, objects: Sequence[int]) -> MemoryBank:
-        """Makes a frame conditioning, because these objects have a click or a mask on it (TP:707, TP:724).
+        """Makes a frame conditioning, because objects of the bucket have a click or a mask on it (TP:707, TP:724).
 
         Upstream clears the tracked frames around it only in its copies for single objects
         (`_clear_non_cond_mem_around_input`, TP:1301), which the attention to memories does not read. Frames before a
@@ -463,12 +448,8 @@ class MemoryBank:
         numbers (TP:699).
 
         Raises:
-            ModelError: An object is not in this bucket, or the frame is earlier than another one of a bank that only
-                goes forward.
+            ModelError: The frame is earlier than another one of a bank that only goes forward.
         """
-        unknown = [object_id for object_id in objects if object_id not in self.objects]
-        if unknown:
-            raise ModelError(f"Object {unknown[0]} is not in this bucket; its objects are {self._id_list}.")
         return self._update(
             frame,
             conditioning={**self.conditioning, frame: entry},
@@ -477,17 +458,12 @@ class MemoryBank:
         )
 
     def with_memory(self, frame: int, memory: Array) -> MemoryBank:
-        """Returns the bank with another memory of a frame.
+        """Returns the bank with another memory of a frame that it has.
 
         Upstream encodes the memory of a frame last, from the planned masks. On a reconditioned frame this replaces the
         memory of the detector's masks, so that only their pointers and the kind of the frame remain (VB:1497). This is
         followed.
-
-        Raises:
-            ModelError: The frame has no entry.
         """
-        if self.entry(frame) is None:
-            raise ModelError(f"Frame {frame} is not remembered, and cannot get a memory.")
 
         def updated(entries: Mapping[int, MemoryEntry]) -> dict[int, MemoryEntry]:
             return {
@@ -513,16 +489,11 @@ class MemoryBank:
         return self._clear(frame, object_id)
 
     def remove(self, object_id: int) -> MemoryBank:
-        """Returns the bank without an object (`remove_object`, TP:1183); without objects it is empty.
+        """Returns the bank without one of its objects (`remove_object`, TP:1183); without objects it is empty.
 
         The object's clicks and masks are cleared, and every frame, conditioning frames too, gets the score of the
         remaining objects (TP:1267).
-
-        Raises:
-            ModelError: The object is not in this bucket.
         """
-        if object_id not in self.objects:
-            raise ModelError(f"Object {object_id} is not in this bucket; its objects are {self._id_list}.")
         remaining = tuple(member for member in self.objects if member != object_id)
         if not remaining:
             return MemoryBank((), self.retention, self.rules)
@@ -555,10 +526,6 @@ class MemoryBank:
             return replace(self, conditioning={}, tracked={}, inputs={}, first_frame=None)
         inputs = {index: ids for index, ids in self.inputs.items() if index != frame}
         return replace(self, conditioning=conditioning, tracked=tracked, inputs=inputs)
-
-    @property
-    def _id_list(self) -> str:
-        return ", ".join(map(str, self.objects)) or "none"
 
     def _drop_missing(self, plan: AttentionPlan) -> AttentionPlan:
         """Returns a plan without the memories and pointers that were dropped."""
@@ -598,12 +565,17 @@ class MemoryBank:
         if len(self.objects) > 1 and self.latest - self.first_frame <= HOTSTART:
             return self
         scores = {frame: entry.score for frame, entry in self.tracked.items()}
-        reach = forward_reach(self.inputs, scores, self.latest, self.rules)
+        memories, pointers, scored = forward_reach(self.inputs, scores, self.latest, self.rules)
+
+        def readable(frame: int, entry: MemoryEntry) -> MemoryEntry:
+            pointer = entry.pointer if frame in pointers else None
+            return entry if frame in memories else replace(entry, memory=None, features=None, pointer=pointer)
+
         return replace(
             self,
-            conditioning=_reachable(self.conditioning, reach),
-            tracked=_reachable(self.tracked, reach),
-            inputs={frame: ids for frame, ids in self.inputs.items() if frame in reach.scored},
+            conditioning={frame: readable(frame, item) for frame, item in self.conditioning.items() if frame in scored},
+            tracked={frame: readable(frame, item) for frame, item in self.tracked.items() if frame in scored},
+            inputs={frame: ids for frame, ids in self.inputs.items() if frame in scored},
         )
 
 
@@ -616,18 +588,6 @@ def _require(array: Array | None, frame: int) -> Array:
     if array is None:
         raise ModelError(f"Frame {frame} has no memory; encode it before the next frame is tracked.")
     return array
-
-
-def _reachable(entries: Mapping[int, MemoryEntry], reach: Reach) -> dict[int, MemoryEntry]:
-    """Returns the entries that can still be read, without arrays that cannot."""
-    return {frame: _reachable_arrays(entry, frame, reach) for frame, entry in entries.items() if frame in reach.scored}
-
-
-def _reachable_arrays(entry: MemoryEntry, frame: int, reach: Reach) -> MemoryEntry:
-    """Returns a frame's entry without its memory if it cannot be read any more, and likewise without its pointer."""
-    if frame in reach.memories:
-        return entry
-    return replace(entry, memory=None, features=None, pointer=entry.pointer if frame in reach.pointers else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -660,30 +620,19 @@ def consolidate(
         previous: The earlier entry of the frame; None if there is none.
         empty_pointer: fp32 [1, 256].
     """
-    previous_pointer = None if previous is None else previous.pointer
-    best = {object_id: output.iou.max(axis=-1) for object_id, output in outputs.items()}
-    missing_logit, missing_iou = np.full((1, 1), MISSING_OBJECT_LOGIT), np.full((1, 1), MISSING_IOU)
-    return MemoryEntry(
-        memory=None,
-        pointer=merge_rows(
-            objects,
-            {object_id: output.pointer for object_id, output in outputs.items()},
-            previous_pointer,
-            empty_pointer,
-        ),
-        object_logits=merge_rows(
-            objects,
-            {object_id: output.object_logits for object_id, output in outputs.items()},
-            None if previous is None else previous.object_logits,
-            missing_logit,
-        ),
-        iou=merge_rows(
-            objects,
-            {object_id: values.reshape(1, 1) for object_id, values in best.items()},
-            None if previous is None else previous.iou.reshape(-1, 1),
-            missing_iou,
-        ),
+    given = {
+        object_id: (output.pointer, output.object_logits, output.iou.max(axis=-1).reshape(1, 1))
+        for object_id, output in outputs.items()
+    }
+    earlier: tuple[Array | None, ...] = (None, None, None)
+    if previous is not None:
+        earlier = previous.pointer, previous.object_logits, previous.iou.reshape(-1, 1)
+    missing = empty_pointer, np.full((1, 1), MISSING_OBJECT_LOGIT), np.full((1, 1), MISSING_IOU)
+    pointer, object_logits, iou = (
+        merge_rows(objects, {object_id: arrays[place] for object_id, arrays in given.items()}, earlier[place], default)
+        for place, default in enumerate(missing)
     )
+    return MemoryEntry(None, pointer, object_logits, iou)
 
 
 def merge_rows(objects: Sequence[int], rows: Mapping[int, Array], previous: Array | None, default: Array) -> Array:

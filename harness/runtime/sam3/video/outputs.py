@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.video.masks import boxes_of_masks, remove_mask_overlaps
-from harness.runtime.sam3.video.planner import FramePlan
-from harness.runtime.sam3.video.rules import VideoState
 
 Floats = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.bool_]
@@ -31,8 +30,7 @@ class VisibleObject:
     tracker_score: float
 
 
-@dataclass(frozen=True, eq=False)
-class FrameOutput:
+class FrameOutput(NamedTuple):
     """The n visible objects of a frame, by rising id.
 
     Attributes:
@@ -50,26 +48,19 @@ class FrameOutput:
     masks: Masks
 
 
-def visible_objects(
-    state: VideoState, plan: FramePlan, tracked: Masks, tracker_scores: Floats, new: Masks
-) -> dict[int, VisibleObject]:
+def visible_objects(ids: Iterable[int], masks: Iterable[Masks], scores: Iterable[float]) -> dict[int, VisibleObject]:
     """Returns the objects of a frame: tracked ones with the tracker's masks, new ones with their detections' (VB:937).
 
     An object that is removed on this frame is among them; the `removed` of the state after it hides it.
 
     Args:
-        state: The state before the frame.
-        plan: The frame's plan.
-        tracked: bool [N, height, width] in the video's size, after the plan's suppression.
-        tracker_scores: fp32 [N], the `sigmoid` of the tracker's object logits.
-        new: bool [births, height, width] in the video's size, holes filled and sprinkles removed.
+        ids: The ids of the tracked objects, and then of the new ones.
+        masks: bool [height, width] each, in the video's size: after the plan's suppression, and for new objects with
+            holes filled and sprinkles removed.
+        scores: The `sigmoid` of the tracker's object logits, and the scores of new objects.
     """
-    objects = {
-        object_id: VisibleObject(mask, float(score))
-        for object_id, mask, score in zip(state.ids, tracked, tracker_scores, strict=True)
-    }
-    return objects | {
-        birth.object_id: VisibleObject(mask, birth.score) for birth, mask in zip(plan.births, new, strict=True)
+    return {
+        object_id: VisibleObject(mask, float(score)) for object_id, mask, score in zip(ids, masks, scores, strict=True)
     }
 
 
@@ -97,27 +88,6 @@ def frame_output(
         boxes=relative_boxes(masks),
         masks=remove_mask_overlaps(masks, tracker_scores),
     )
-
-
-def refined_object(mask: Masks, object_logit: float) -> VisibleObject:
-    """Returns an object of a partial propagation; its tracker score is the logit itself, as upstream's (VI:1141).
-
-    Beside the probabilities of other objects, a logit above 1 wins every pixel and a negative one none. This project
-    follows it.
-    """
-    return VisibleObject(mask, float(object_logit))
-
-
-def merge_refined(
-    previous: Mapping[int, VisibleObject] | None, refined: Mapping[int, VisibleObject]
-) -> dict[int, VisibleObject]:
-    """Merges refined objects of a frame with the earlier ones (`_build_tracker_output`, VI:550).
-
-    A frame that no propagation has reached has no earlier objects, and the refined ones are shown alone. Upstream's
-    assertion fails there (VI:553): for points before any propagation, and where a refinement goes further than the
-    propagation went.
-    """
-    return {**(previous or {}), **refined}
 
 
 def relative_boxes(masks: Masks) -> Floats:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.detector import Detections
 from harness.runtime.sam3.video.masks import (
     ALWAYS_OCCLUDED,
@@ -41,43 +40,6 @@ Masks = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Observations:
-    """The outputs of detector and tracker on one frame with N tracked objects.
-
-    Attributes:
-        frame: Its number.
-        masks: bool [N, H, W], the tracker's masks, in the order of the state, without small holes and sprinkles.
-        object_logits: fp32 [N], the tracker's logit of whether each object is present.
-        detections: The detections, with masks bool [D, H, W]. None if the detector did not run: in a video whose only
-            prompt is a box it runs on the frame of the prompt alone, and then nothing counts against an object.
-            Upstream assumes a frame without detections (VI:393), so that hotstart removes every such object after 8
-            frames; detections of length 0 do as upstream.
-        reverse: Whether frames are processed backwards.
-    """
-
-    frame: int
-    masks: Masks
-    object_logits: Floats
-    detections: Detections | None
-    reverse: bool = False
-
-
-@dataclass(frozen=True)
-class Birth:
-    """A detection that becomes an object.
-
-    Attributes:
-        object_id: The object.
-        detection: The index of the detection.
-        score: Its score.
-    """
-
-    object_id: int
-    detection: int
-    score: float
-
-
-@dataclass(frozen=True, eq=False)
 class FramePlan:
     """The plan of a frame, in this order.
 
@@ -86,8 +48,8 @@ class FramePlan:
         reconditionings: First, these objects get the mask of a detection, whose index is given.
         suppressed: bool [N], then the masks of these objects become empty, `SUPPRESSED_LOGIT` everywhere. The other
             masks are encoded into memories, see `suppress_shrunken`, and are the frame's output.
-        births: These detections become objects, in one bucket, tracked from the next frame on; their masks are output,
-            too.
+        births: The ids of new objects, and for each the index of the detection that becomes it. They are in one bucket,
+            and tracked from the next frame on; the detections' masks are output, too.
         removed: Last, these objects are no longer tracked.
         dropped: How many detections did not become objects because there are too many.
     """
@@ -95,36 +57,48 @@ class FramePlan:
     association: Association
     reconditionings: Mapping[int, int]
     suppressed: Masks
-    births: tuple[Birth, ...]
+    births: Mapping[int, int]
     removed: frozenset[int]
     dropped: int
 
 
 def plan_frame(
-    state: VideoState, observations: Observations, rules: Rules = DISAMBIGUATED
+    state: VideoState,
+    frame: int,
+    masks: Masks,
+    object_logits: Floats,
+    detections: Detections | None,
+    *,
+    rules: Rules = DISAMBIGUATED,
+    reverse: bool = False,
 ) -> tuple[VideoState, FramePlan]:
-    """Plans a frame.
+    """Plans a frame with N tracked objects.
 
     Args:
         state: The state after the frame before.
-        observations: The outputs of detector and tracker on this frame.
+        frame: Its number.
+        masks: bool [N, H, W], the tracker's masks, in the order of the state, without small holes and sprinkles.
+        object_logits: fp32 [N], the tracker's logit of whether each object is present.
+        detections: The detections, with masks bool [D, H, W]. None if the detector did not run: in a video whose only
+            prompt is a box it runs on the frame of the prompt alone, and then nothing counts against an object.
+            Upstream assumes a frame without detections (VI:393), so that hotstart removes every such object after 8
+            frames; detections of length 0 do as upstream.
         rules: Thresholds and counts.
+        reverse: Whether frames are processed backwards.
 
     Returns:
         The state after this frame, and the plan.
-
-    Raises:
-        ModelError: The observations do not belong to this state.
     """
-    _check(state, observations)
-    frame, reverse, scores = observations.frame, observations.reverse, _scores(observations)
-    nonempty = areas(observations.masks) > 0
-    association = _associate(state, observations, nonempty, rules)
+    nonempty = areas(masks) > 0
+    if detections is None:
+        scores = np.empty(0, np.float32)
+        association = Association(empty=tuple(np.array(state.ids, np.int64)[~nonempty].tolist()))
+    else:
+        scores = detections.scores
+        association = associate(scores, mask_iou(detections.masks, masks), state.ids, nonempty, rules)
 
     new = limit_new_objects(association.new, scores, rules.max_objects - len(state.objects))
-    births = tuple(
-        Birth(state.next_id + place, detection, float(scores[detection])) for place, detection in enumerate(new)
-    )
+    births = dict(enumerate(new, start=state.next_id))
 
     objects = tuple(
         replace(item, unmatched=item.unmatched + (item.id in association.unmatched)) for item in state.objects
@@ -133,17 +107,20 @@ def plan_frame(
     duplicates = count_shared_detections(state.duplicates, association.matches, first_frames, reverse)
     removed = removed_objects(objects, duplicates, frame, rules, reverse)
 
-    logits = dict(zip(state.ids, observations.object_logits, strict=True))
+    logits = dict(zip(state.ids, object_logits, strict=True))
     reconditionings = select_reconditionings(association.confident, logits, frame, rules)
 
     last_occluded = _last_occluded(objects, removed)
-    suppressed = suppressed_objects(mask_iou(observations.masks, observations.masks), last_occluded, rules, reverse)
+    suppressed = suppressed_objects(mask_iou(masks, masks), last_occluded, rules, reverse)
     occluded = update_last_occluded(last_occluded, nonempty, suppressed, frame).tolist()
 
     tracked = tuple(
         replace(item, last_occluded=occluded_on) for item, occluded_on in zip(objects, occluded, strict=True)
     )
-    born = tuple(TrackedObject(birth.object_id, state.next_bucket, frame, birth.score) for birth in births)
+    born = tuple(
+        TrackedObject(object_id, state.next_bucket, frame, float(scores[detection]))
+        for object_id, detection in births.items()
+    )
     next_state = VideoState(
         objects=tracked + born,
         next_id=state.next_id + len(births),
@@ -155,17 +132,6 @@ def plan_frame(
     return drop_objects(next_state, removed), FramePlan(
         association, reconditionings, suppressed, births, removed, dropped
     )
-
-
-def _associate(state: VideoState, observations: Observations, nonempty: Masks, rules: Rules) -> Association:
-    if observations.detections is None:
-        return Association(empty=tuple(np.array(state.ids, np.int64)[~nonempty].tolist()))
-    iou = mask_iou(observations.detections.masks, observations.masks)
-    return associate(observations.detections.scores, iou, state.ids, nonempty, rules)
-
-
-def _scores(observations: Observations) -> Floats:
-    return np.empty(0, np.float32) if observations.detections is None else observations.detections.scores
 
 
 def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) -> npt.NDArray[np.int64]:
@@ -181,33 +147,3 @@ def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) 
         return ALWAYS_OCCLUDED if item.id in removed else NEVER_OCCLUDED
 
     return np.array([frame_of(item) for item in objects], np.int64)
-
-
-def _check(state: VideoState, observations: Observations) -> None:
-    """Checks dtypes and shapes of the observations of a state's objects.
-
-    Raises:
-        ModelError: They do not fit.
-    """
-    tracked = len(state.objects)
-    if observations.frame < 0:
-        raise ModelError(f"The frame is {observations.frame}; give 0 or a larger number.")
-    if observations.masks.ndim != 3 or observations.masks.dtype != np.bool_ or len(observations.masks) != tracked:
-        raise ModelError(
-            f"The tracked masks are {observations.masks.dtype} {list(observations.masks.shape)}; "
-            f"give bool [{tracked}, height, width]."
-        )
-    if observations.object_logits.shape != (tracked,):
-        raise ModelError(
-            f"The object logits are {list(observations.object_logits.shape)}; give {tracked}, one for each object."
-        )
-    if observations.detections is None:
-        return
-    masks, scores = observations.detections.masks, observations.detections.scores
-    if masks.ndim != 3 or masks.dtype != np.bool_ or masks.shape[1:] != observations.masks.shape[1:]:
-        height, width = observations.masks.shape[1:]
-        raise ModelError(
-            f"The detections' masks are {masks.dtype} {list(masks.shape)}; give bool [detections, {height}, {width}]."
-        )
-    if scores.shape != masks.shape[:1]:
-        raise ModelError(f"There are {len(masks)} detections and scores {list(scores.shape)}; give one score for each.")

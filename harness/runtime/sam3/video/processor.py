@@ -20,7 +20,7 @@ from harness.runtime.sam3.video.detector import Detector, EncodedFrame
 from harness.runtime.sam3.video.frames import FrameReader, Frames
 from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.memory_bank import Retention
-from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject, merge_refined
+from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
 from harness.runtime.sam3.video.rules import Rules, release_outputs
 from harness.runtime.sam3.video.tracker import Tracker
 
@@ -82,29 +82,21 @@ def next_propagation(history: Sequence[Action], frames: int) -> Action:
     return Action("partial", frozenset(changed)) if changed else Action("fetch")
 
 
-def processing_order(
-    start: int | None, limit: int | None, frames: int, reverse: bool, processed: Sequence[int]
-) -> range:
+def processing_order(first: int, limit: int | None, frames: int, reverse: bool) -> range:
     """Returns the frames of a propagation in order (`_get_processing_order`, VI:221).
 
-    Forwards it begins with `start` and goes on for `limit` frames after it. Backwards it begins with the frame before
-    `start`.
+    Forwards it begins with the frame `first` and goes on for `limit` frames after it. Backwards it begins with the
+    frame before `first`.
 
     Args:
-        start: The frame to start from; None for the first one that was processed before.
+        first: The frame to start from, one of the video.
         limit: The number of frames to go on; None for all.
         frames: The number of frames of the video.
         reverse: Whether to go backwards.
-        processed: The frames that were processed before, for a prompt or by a propagation.
 
     Raises:
-        ModelError: There is no prompt yet, or no such frame.
+        ModelError: The number of frames to go on is negative.
     """
-    if start is None and not processed:
-        raise ModelError("Nothing is asked of this video; add a text, a box or points first.")
-    first = min(processed) if start is None else start
-    if not 0 <= first < frames:
-        raise ModelError(f"The frame to start from is {first}; the video has frames 0 to {frames - 1}.")
     reach = frames if limit is None else limit
     if reach < 0:
         raise ModelError(f"The number of frames to process is {reach}; give 0 or a larger number.")
@@ -135,6 +127,11 @@ class Propagation:
     hotstart_buffer: tuple[tuple[FrameResult, Pixels], ...] = ()
     outputs: tuple[tuple[FrameResult, Pixels], ...] = ()
     failure: Exception | None = None
+
+    @property
+    def pending(self) -> tuple[tuple[FrameResult, Pixels], ...]:
+        """The outputs that were not returned yet, in their order."""
+        return (*self.outputs, *self.hotstart_buffer)
 
     def drop_objects(self, object_ids: frozenset[int]) -> None:
         """Drops objects from the outputs that were not returned yet."""
@@ -300,7 +297,10 @@ class VideoProcessor:
         return self._keep(FrameResult.pack(index, frame.image.size, objects, is_complete=True))
 
     def add_refined(self, frame: EncodedFrame, refined: Mapping[int, VisibleObject], full: bool = False) -> FrameResult:
-        """Stores refined objects of a frame, beside its other objects as they were (VI:550).
+        """Stores refined objects of a frame, beside its other objects as they were (`_build_tracker_output`, VI:550).
+
+        A frame that no propagation has reached has no other objects. Upstream's assertion fails there (VI:553): for
+        points before any propagation, and where a refinement goes further than the propagation went.
 
         Args:
             frame: The frame.
@@ -309,7 +309,7 @@ class VideoProcessor:
         """
         previous = self.progress.frame_results.get(frame.index)
         full = full or (previous is not None and previous.is_complete)
-        objects = merge_refined(None if previous is None else previous.objects, refined)
+        objects = {**(previous.objects if previous is not None else {}), **refined}
         return self._keep(FrameResult.pack(frame.index, frame.image.size, objects, full))
 
     def _keep(self, result: FrameResult) -> FrameResult:

@@ -73,14 +73,6 @@ class VideoState:
         """The score of each tracked object."""
         return {item.id: item.score for item in self.objects}
 
-    @property
-    def buckets(self) -> dict[int, tuple[int, ...]]:
-        """The ids of the objects of each bucket; a bucket without objects is left out."""
-        members: dict[int, tuple[int, ...]] = {}
-        for item in self.objects:
-            members[item.bucket] = (*members.get(item.bucket, ()), item.id)
-        return members
-
 
 def state_after_click(state: VideoState, object_id: int, frame: int) -> VideoState:
     """Returns the state after a click on a frame: a new object gets its own bucket, a tracked one is refined.
@@ -115,18 +107,6 @@ def drop_objects(state: VideoState, object_ids: frozenset[int]) -> VideoState:
         objects=tuple(item for item in state.objects if item.id not in object_ids),
         duplicates={pair: count for pair, count in state.duplicates.items() if pair[1] not in object_ids},
     )
-
-
-def state_after_removal(state: VideoState, object_id: int) -> VideoState:
-    """Returns the state after the user removed an object (VI:1277).
-
-    Raises:
-        ModelError: No such object is tracked.
-    """
-    if object_id not in state.ids:
-        listed = ", ".join(map(str, state.ids)) or "none"
-        raise ModelError(f"Object {object_id} is not tracked; tracked are: {listed}.")
-    return drop_objects(state, frozenset({object_id}))
 
 
 Floats = npt.NDArray[np.float32]
@@ -175,18 +155,6 @@ class Rules:
     recondition_every: int = 16
     overlap_iou: float = 0.7
     max_objects: int = 10_000
-
-    def __post_init__(self) -> None:
-        """Checks that hotstart can count to its thresholds within its frames (VB:92-94).
-
-        Raises:
-            ModelError: It cannot.
-        """
-        count = max(self.hotstart_unmatched, self.hotstart_duplicates)
-        if self.hotstart_frames and count > self.hotstart_frames:
-            raise ModelError(
-                f"Hotstart counts to {count} within {self.hotstart_frames} frames; give it at least {count} frames."
-            )
 
 
 DISAMBIGUATED = Rules()

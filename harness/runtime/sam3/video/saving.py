@@ -254,7 +254,7 @@ def _fingerprint(processor: VideoProcessor) -> tuple[int, str] | None:
     latest, propagation = processor.latest, processor.progress.propagation
     if latest is not None:
         return latest.index, _pixel_digest(latest.image.pixels)
-    delayed = () if propagation is None else (*propagation.outputs, *propagation.hotstart_buffer)
+    delayed = () if propagation is None else propagation.pending
     if not delayed:
         return processor.progress.fingerprint
     result, pixels = delayed[-1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
 from harness.runtime.sam3.prompts import Coordinates, Prompt, abbreviate
 from harness.runtime.sam3.video.frames import Frames, open_frames
-from harness.runtime.sam3.video.masklets import Masklets
 from harness.runtime.sam3.video.outputs import FrameResult, frame_output
 from harness.runtime.sam3.video.processor import Action, Propagation, VideoProcessor, next_propagation, processing_order
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
@@ -58,36 +57,6 @@ class TrackedFrame:
     boxes: Floats
     masks: Masks
     texts: tuple[str | None, ...]
-
-
-def tracked_frame(
-    frame_result: FrameResult, pixels: Pixels, groups: Sequence[Masklets], added: Collection[int]
-) -> TrackedFrame:
-    """Returns a frame with the objects that are tracked now; each pixel of a text's objects has one owner.
-
-    Args:
-        frame_result: The result of the frame.
-        pixels: uint8 [h, w, 3].
-        groups: The objects of each text.
-        added: The ids of objects that the user added.
-    """
-    width, height = frame_result.size
-    objects = frame_result.objects
-    outputs = [frame_output(objects, group.state.scores, frame_result.size) for group in groups]
-    ids = np.concatenate([output.ids for output in outputs])
-    order = np.argsort(ids)
-    boxes = np.concatenate([output.boxes for output in outputs])[order]
-    corners = boxes + np.concatenate([np.zeros_like(boxes[:, :2]), boxes[:, :2]], axis=1)
-    texts = [group.text for group, output in zip(groups, outputs, strict=True) for _ in output.ids]
-    return TrackedFrame(
-        index=frame_result.index,
-        pixels=pixels,
-        ids=ids[order],
-        scores=np.concatenate([output.scores for output in outputs])[order],
-        boxes=corners * np.array([width, height, width, height], np.float32),
-        masks=np.concatenate([output.masks for output in outputs])[order],
-        texts=tuple(None if ids[row] in added else texts[row] for row in order),
-    )
 
 
 class Session:
@@ -133,15 +102,9 @@ class Session:
     def nbytes(self) -> int:
         """Bytes of the objects' memories, and of their masks on delayed or kept frames."""
         progress = self.processor.progress
-        pending = (
-            ()
-            if progress.propagation is None
-            else (*progress.propagation.hotstart_buffer, *progress.propagation.outputs)
-        )
-        frames = {
-            result.index: result.nbytes
-            for result in (*(result for result, _ in pending), *progress.frame_results.values())
-        }
+        pending = () if progress.propagation is None else progress.propagation.pending
+        results = (*(result for result, _ in pending), *progress.frame_results.values())
+        frames = {result.index: result.nbytes for result in results}
         return sum(frames.values()) + sum(group.nbytes for group in progress.groups)
 
     @property
@@ -150,7 +113,7 @@ class Session:
         propagation = self.processor.progress.propagation
         if propagation is None:
             return None
-        pending = [result.index for result, _ in (*propagation.outputs, *propagation.hotstart_buffer)]
+        pending = [result.index for result, _ in propagation.pending]
         return next(iter((*pending, *propagation.order[:1])), None)
 
     @property
@@ -349,7 +312,7 @@ class Session:
                 raise self._not_kept_error("The video cannot be tracked again")
         first = first if start is None else start
         self.processor.pixels(first)
-        order = processing_order(first, limit, _ENDLESS, reverse, ())
+        order = processing_order(first, limit, _ENDLESS, reverse)
         scope = replace(next_propagation(progress.history, self.frames.length or _ENDLESS), start=start)
         progress.history += (scope,)
         return Propagation((start, limit, reverse), scope, order)
@@ -364,8 +327,22 @@ class Session:
         )
 
     def _tracked_frame(self, result: FrameResult, pixels: Pixels) -> TrackedFrame:
-        progress = self.processor.progress
-        return tracked_frame(result, pixels, progress.groups, progress.user_objects)
+        """Returns a frame with the objects that are tracked now; each pixel of a text's objects has one owner."""
+        progress, objects = self.processor.progress, result.objects
+        outputs = [frame_output(objects, group.state.scores, result.size) for group in progress.groups]
+        texts = [group.text for group, output in zip(progress.groups, outputs, strict=True) for _ in output.ids]
+        ids, scores, boxes, masks = map(np.concatenate, zip(*outputs, strict=True))
+        corners = boxes + np.concatenate([np.zeros_like(boxes[:, :2]), boxes[:, :2]], axis=1)
+        order = np.argsort(ids)
+        return TrackedFrame(
+            index=result.index,
+            pixels=pixels,
+            ids=ids[order],
+            scores=scores[order],
+            boxes=corners[order] * np.array([*result.size, *result.size], np.float32),
+            masks=masks[order],
+            texts=tuple(None if ids[row] in progress.user_objects else texts[row] for row in order),
+        )
 
 
 def _integer(name: str, value: Any) -> int:
