@@ -72,10 +72,10 @@ def diagnose(
     settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     diagnoses = []
     for case in cases:
-        settings = replace(settings, expectation=expectation_for(case, expectations()))
         groups = float32.get(case.component, NO_GROUPS)
+        settings = replace(settings, expectation=expectation_for(case, expectations()), float32=groups)
         with running_stage(case.id) as on_stage:
-            diagnosis = diagnose_case(case, settings, output, on_stage, reproduce=reproduce is not None, float32=groups)
+            diagnosis = diagnose_case(case, settings, output, on_stage, reproduce=reproduce is not None)
         console.print(render(diagnosis, show_all))
         print_sentence(summary(diagnosis))
         diagnoses.append(diagnosis)

@@ -16,6 +16,7 @@ from harness.core.errors import HarnessError
 from harness.core.files import check_writable, make_folder, write_json
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
+from harness.core.settings import Settings
 from harness.models.selection import select
 
 
@@ -74,10 +75,10 @@ def explain(
     database = options.chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
+        groups = float32.get(case.component, NO_GROUPS)
+        settings = Settings(database=database, processors=processors, float32=groups)
         with running_stage(case.id) as on_stage:
-            explanation = explain_case(
-                case, on_stage, database, processors, float32.get(case.component, NO_GROUPS), save
-            )
+            explanation = explain_case(case, settings, save, on_stage)
         console.print(render(explanation))
         print_sentence(summary(explanation))
         explanations.append(explanation)

@@ -113,6 +113,6 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     from harness.core.processes.call import run_isolated
 
     with running_stage(case.id) as on_stage:
-        result = run_isolated("harness.tuning.kernels:count_workloads", (case, processors, float32), on_stage=on_stage)
+        result = run_isolated("harness.tuning.kernels:count_workloads", case, processors, float32, on_stage=on_stage)
     counts: Counter[Workload] = result.require(f"cannot tune {case.component}")
     return counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -213,8 +214,8 @@ def verify(
     def run(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
         for result in verify_all(on_stage):
             if with_diagnosis:
-                groups = float32.get(result.case.component, NO_GROUPS)
-                result = add_diagnosis(result, settings, partial(on_stage, result.case), limits=limits, float32=groups)
+                case_settings = replace(settings, float32=float32.get(result.case.component, NO_GROUPS))
+                result = add_diagnosis(result, case_settings, partial(on_stage, result.case), limits=limits)
             yield result
 
     results = show_progress(

@@ -77,13 +77,12 @@ def compile_model(
     """
     check_precisions(spec.case.target, (spec.case.precision,))
     with replace_artifact(out) as folder:
-        run_in_worker(f"{__name__}:compile_request", (spec, folder, schedules), on_stage)
+        run_in_worker(f"{__name__}:compile_request", spec, folder, schedules, on_stage=on_stage)
         return read_any_manifest(folder)
 
 
-def compile_request(request: tuple[ArtifactSpec, Path, FolderSchedules], on_stage: OnStage) -> None:
+def compile_request(spec: ArtifactSpec, folder: Path, schedules: FolderSchedules, on_stage: OnStage) -> None:
     """Compiles for one CPU or for several; `harness.core.processes` calls this function."""
-    spec, folder, schedules = request
     if isinstance(schedules, ChosenSchedules):
         compile_into(spec, folder, schedules, on_stage)
     else:

@@ -60,7 +60,7 @@ def describe(
         weights=describe_weights(case, settings),
         trained=settings.checkpoint is not None,
         precision=case.precision,
-        float32=tuple(sorted(spec.float32)),
+        float32=tuple(sorted(settings.float32)),
         frontend=case.frontend,
         entries=entries,
         files=dict(sorted(files.items())),

@@ -122,19 +122,19 @@ def _label(name: str, versions: Mapping[str, str]) -> str:
 
 
 def run_probe(
-    topic: str, function: str, to_findings: Callable[[Any], list[Finding]], argument: object = None
+    topic: str, function: str, to_findings: Callable[[Any], list[Finding]], *arguments: object
 ) -> list[Finding]:
     """Runs a probe in a worker; returns the findings of `to_findings`, or a problem if the worker died.
 
     Args:
         topic: Topic of the problem.
-        function: The probe, as `module:name`; it takes the argument and `on_stage`.
+        function: The probe, as `module:name`; it takes the arguments and `on_stage`.
         to_findings: Converts the probe's result to findings.
-        argument: Argument of the probe.
+        arguments: Arguments of the probe.
     """
     from harness.core.processes.call import WorkerEnd, run_isolated
 
-    result = run_isolated(function, argument, timeout=_PROBE_SECONDS)
+    result = run_isolated(function, *arguments, timeout=_PROBE_SECONDS)
     if result.kind is WorkerEnd.OK:
         return to_findings(result.value)
     message = result.error.message if result.error else result.kind.value

@@ -104,7 +104,6 @@ class RemoteExecutor:
         self._processors = processors
         self._session: DeviceSession | None = None
         self._target = ""
-        self._device: Device | None = None
 
     def run_problem(self, target: str) -> str | None:
         """Returns the reason why the device cannot run code for a target, or None.
@@ -131,19 +130,9 @@ class RemoteExecutor:
 
     def describe_device(self) -> Device | None:
         """Returns the device and the bytes sent to it, once a session began."""
-        if self._session is not None:
-            self._device = self._describe(self._session)
-        return self._device
-
-    def close(self) -> None:
-        """Ends the session, if there is one."""
-        if self._session is not None:
-            self._device = self._describe(self._session)
-            self._session.close()
-            self._session = None
-
-    def _describe(self, session: DeviceSession) -> Device:
-        description = session.description
+        if self._session is None:
+            return None
+        description = self._session.description
         return Device(
             name=description.name,
             cpu=description.cpu,
@@ -153,13 +142,18 @@ class RemoteExecutor:
             architecture=description.architecture,
             threads=description.threads,
             address=self._remote.address,
-            sent_bytes=session.sent_bytes,
+            sent_bytes=self._session.sent_bytes,
         )
+
+    def close(self) -> None:
+        """Ends the session, if there is one."""
+        if self._session is not None:
+            self._session.close()
 
     def _open(self) -> DeviceSession:
         from harness.compiler.execution.remote.client import DeviceSession
 
-        if self._session is None:
+        if self._session is None or self._session.rpc is None:
             self._session = DeviceSession(self._remote)
         return self._session
 

@@ -16,7 +16,7 @@ from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, compile_module
-from harness.core.budget import NO_GROUPS, Groups, check_groups
+from harness.core.budget import check_groups
 from harness.core.case import Case
 from harness.core.files import temporary_folder
 from harness.core.outcome import Progress, Stage
@@ -38,7 +38,6 @@ class Run:
         progress: Records stages, times, sizes and kernels.
         executor: Runs the compiled code.
         schedules: Tuned schedules for the target.
-        float32: Groups of products that stay float32 in a half precision.
     """
 
     case: Case
@@ -46,7 +45,6 @@ class Run:
     progress: Progress
     executor: Executor
     schedules: ChosenSchedules
-    float32: Groups = NO_GROUPS
 
     def compile(
         self, programs: Mapping[str, Program], lowered: Mapping[str, Lowered] | None = None
@@ -90,7 +88,8 @@ class Run:
         outcome.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
     def _lower_programs(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
-        route = Route.from_case(self.case, self.float32)
+        float32 = self.settings.float32
+        route = Route.from_case(self.case, float32)
         with self.progress.time_stage(Stage.EXPORT):
             exported = {
                 name: route.export(program.module, tuple(program.example.values()), program.axes)
@@ -98,7 +97,7 @@ class Run:
             }
         with self.progress.time_stage(Stage.IMPORT):
             lowered = {name: route.lower(exported.pop(name), program.module) for name, program in programs.items()}
-        check_groups(self.float32, [program.float32 for program in lowered.values()], self.case.component)
+        check_groups(float32, [program.float32 for program in lowered.values()], self.case.component)
         return lowered
 
 

@@ -328,23 +328,22 @@ class WorkerResult:
 
 def run_isolated(
     function: str,
-    argument: Any,
-    *,
+    *arguments: Any,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerResult:
-    """Calls `function(argument, on_stage)` in a new process with as many threads, and returns how it ended.
+    """Calls `function(*arguments, on_stage)` in a new process with as many threads, and returns how it ended.
 
     Nothing outlives the call: when it returns or raises (Ctrl-C), the child, all its descendants and their folder are
     gone.
 
     Args:
-        function: The function as `module:name`. It takes the argument and `on_stage`, which it calls with the name of
+        function: The function as `module:name`. It takes the arguments and `on_stage`, which it calls with the name of
             each stage that it enters. Its result must be picklable.
-        argument: Anything picklable.
+        arguments: Anything picklable.
         timeout: Seconds until all processes are killed; None for no limit.
         memory_limit_bytes: Resident bytes, descendants included, above which all processes are killed; None for no
             limit.
@@ -358,7 +357,7 @@ def run_isolated(
     """
     with temporary_folder("worker") as name:
         folder = Path(name)
-        request = {"function": function, "argument": argument, "path": sys.path}
+        request: dict[str, Any] = {"function": function, "arguments": arguments, "path": sys.path}
         request |= {"environment": child_environment(), "directory": Path.cwd(), "threads": thread_count()}
         stop = stop or threading.Event()
         with explain_write_errors(folder, "free some space or let TMPDIR name another folder"):

@@ -77,7 +77,7 @@ def _answer(folder: Path) -> WorkerResult | HarnessError:
         _apply_environment(request["environment"])
         configure_threads(request["threads"])
         _redirect_temporary_files(folder)
-        value = import_function(request["function"])(request["argument"], on_stage)
+        value = import_function(request["function"])(*request["arguments"], on_stage)
     except Exception as error:
         return _failure(error)
     return WorkerResult(WorkerEnd.OK, value, peak_rss_bytes=_peak_rss_bytes())

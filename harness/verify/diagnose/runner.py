@@ -23,7 +23,7 @@ from harness.compiler.schedules.common.origins import bindings_of, tagged
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.compiler.tuned.database import choose_schedules
-from harness.core.budget import NO_GROUPS, Groups, check_groups
+from harness.core.budget import check_groups
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.files import temporary_folder
@@ -47,16 +47,15 @@ OnCompiled = Callable[[tvm.IRModule, Path, Sequence[Array]], None]
 """Takes the lowered module of a program, its library, and the imported values of its weights."""
 
 
-def diagnose_request(
-    request: tuple[Case, Settings, str | None, bool, Groups], on_stage: Callable[[str], None]
+def diagnose_component(
+    case: Case, settings: Settings, output: str | None, reproduce: bool, on_stage: Callable[[str], None]
 ) -> Diagnosis:
-    """Diagnoses a case in this process, with the signature that `harness.core.processes` needs."""
-    case, settings, output, reproduce, float32 = request
+    """Diagnoses the main program of a component, in this process; the arguments are those of `diagnose_program`."""
     subject = subjects()[case.component]
     with models()[subject.model].context():
         on_stage(Stage.BUILD)
         program = next(iter(subject.open(case, settings).programs.values()))
-        return diagnose_program(program, case, settings, output, on_stage, reproduce=reproduce, float32=float32)
+        return diagnose_program(program, case, settings, output, on_stage, reproduce=reproduce)
 
 
 def diagnose_program(
@@ -69,22 +68,20 @@ def diagnose_program(
     reproduce: bool = False,
     exported: Any = None,
     on_compiled: OnCompiled = lambda code, library, weights: None,
-    float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
     Args:
         program: The program.
         case: Strategy, precision and other parameters of the lowering.
-        settings: Schedules and processors.
+        settings: Schedules, processors and the groups of products that stay float32.
         output: Name of an output, to report only the calls on which it depends; None for all.
         on_stage: Called with the name of each stage as it begins.
         reproduce: Whether to build a reproduction of the first divergent kernel without this project.
         exported: Result of `Route.export`; None to export the program.
         on_compiled: Called with the compiled program before it runs; its exceptions end the diagnosis.
-        float32: Groups of products that stay float32 in half precision.
     """
-    route = Route.from_case(case, float32)
+    route = Route.from_case(case, settings.float32)
     inputs = tuple(program.example.values())
     upstream = Upstream.from_program(program, case)
     if exported is None:
@@ -93,7 +90,7 @@ def diagnose_program(
     graph = route.graph(exported)
     on_stage(Stage.IMPORT)
     lowered = route.lower(exported, program.module)
-    check_groups(float32, [lowered.float32], case.component)
+    check_groups(settings.float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
     imported = _ImportedProgram(
         lowered,
