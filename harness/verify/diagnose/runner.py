@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ from torch.fx import Node
 from tvm import relax, tirx
 
 from harness.compiler.lowering.frontends.rewriting import source_line
-from harness.compiler.lowering.frontends.torch_export.importing import nodes_of
-from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.lowering.route import Route
 from harness.compiler.schedules.common.origins import bindings_of, tagged
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
@@ -34,14 +32,14 @@ from harness.core.settings import Settings
 from harness.models.registry import models, subjects
 from harness.parity.monte_carlo import SMALL_SIZE
 from harness.verify.diagnose.ablation import Compiler, ablate
-from harness.verify.diagnose.comparison import RunComparison, compare
+from harness.verify.diagnose.comparison import Observer, RunComparison
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Cause, Coverage, Diagnosis, Misshapen, first_divergence
 from harness.verify.diagnose.flow import Flow, FlowReader, ModuleBeforeMemoryPlanning
 from harness.verify.diagnose.reference import Upstream, needed_calls
 from harness.verify.diagnose.reproduction import reproduce as build_reproduction
 from harness.verify.diagnose.rewriting import find_rewriting
-from harness.verify.diagnose.subgraph import SubgraphExtractor
+from harness.verify.diagnose.subgraph import ImportedProgram, SubgraphExtractor
 
 OnCompiled = Callable[[tvm.IRModule, Path, Sequence[Array]], None]
 """Takes the lowered module of a program, its library, and the imported values of its weights."""
@@ -92,18 +90,14 @@ def diagnose_program(
     lowered = route.lower(exported, program.module)
     check_groups(settings.float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
-    imported = _ImportedProgram(
-        lowered,
-        inputs,
-        graph,
-        nodes_of(lowered.module),
-        Compiler(
-            target,
-            target.tvm_target(settings.processors),
-            choose_schedules(settings.database, case.target, settings.processors).schedules,
-        ),
+    imported = ImportedProgram(lowered.module, graph, inputs)
+    compiler = Compiler(
+        target,
+        target.tvm_target(settings.processors),
+        choose_schedules(settings.database, case.target, settings.processors).schedules,
     )
-    code, flow, comparison = _run(imported, PRECISIONS[case.precision], on_stage, on_compiled)
+    weights = list(lowered.parameters().values())
+    code, flow, comparison = _run(imported, weights, compiler, PRECISIONS[case.precision], on_stage, on_compiled)
     diagnosis = _compared(program, case, imported, flow, comparison, output, upstream, settings.expectation)
     if PRECISIONS[case.precision].is_half:
         return diagnosis
@@ -114,9 +108,9 @@ def diagnose_program(
         return diagnosis
     boundary = diagnosis.first.boundary
     sources, fault = flow.sources(boundary.position)[0], comparison.faults[boundary.position]
-    kernel = imported.extractor(boundary.node, sources)
-    larger = imported.extractor(boundary.node, flow.earlier_sources(boundary.position))
-    ablation = ablate(kernel, larger, imported.compiler, fault, boundary.function in diagnosis.unsteady)
+    kernel = SubgraphExtractor(imported, boundary.node, sources)
+    larger = SubgraphExtractor(imported, boundary.node, flow.earlier_sources(boundary.position))
+    ablation = ablate(kernel, larger, compiler, fault, boundary.function in diagnosis.unsteady)
     # A strategy imports the operators that it makes, so it is the cause if their import is wrong.
     imported_by_strategy = {name.removesuffix(".default") for name in STRATEGIES[case.strategy].converters()}
     if ablation.cause is Cause.IMPORTER and not imported_by_strategy.isdisjoint(boundary.operators):
@@ -127,55 +121,36 @@ def diagnose_program(
     on_stage("reproduction")
     assert comparison.wrong is not None
     calls = comparison.wrong.subgraph(code, flow.nodes, sources)
-    extractor = imported.extractor(boundary.node, graph.inputs) if ablation.needs_context else kernel
-    return replace(diagnosis, reproduction=build_reproduction(diagnosis, extractor, calls, fault, imported.compiler))
-
-
-@dataclass(frozen=True)
-class _ImportedProgram:
-    """An imported program, and its compiler.
-
-    Attributes:
-        lowered: Imported module and weights.
-        inputs: Inputs of the program.
-        graph: Nodes of the program.
-        variable_of: The variable of each node's value (`nodes_of`).
-        compiler: Target and schedules.
-    """
-
-    lowered: Lowered
-    inputs: Sequence[torch.Tensor]
-    graph: Graph
-    variable_of: Mapping[str, str]
-    compiler: Compiler
-
-    def extractor(self, node: str, sources: Iterable[str]) -> SubgraphExtractor:
-        """Returns the extractor of the operators between some nodes and another one."""
-        return SubgraphExtractor(self.lowered.module, self.variable_of, self.graph, self.inputs, node, sources)
+    extractor = SubgraphExtractor(imported, boundary.node, graph.inputs) if ablation.needs_context else kernel
+    return replace(diagnosis, reproduction=build_reproduction(diagnosis, extractor, calls, fault, compiler))
 
 
 def _run(
-    imported: _ImportedProgram, precision: Precision, on_stage: Callable[[str], None], on_compiled: OnCompiled
+    imported: ImportedProgram,
+    weights: Sequence[Array],
+    compiler: Compiler,
+    precision: Precision,
+    on_stage: Callable[[str], None],
+    on_compiled: OnCompiled,
 ) -> tuple[tvm.IRModule, Flow, RunComparison]:
     """Compiles and runs the program; returns the lowered module, its calls, and their comparisons."""
     on_stage(Stage.COMPILE)
-    module, compiler, before_memory = imported.lowered.module, imported.compiler, ModuleBeforeMemoryPlanning()
+    module, before_memory = imported.module, ModuleBeforeMemoryPlanning()
     code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [before_memory])
     flow = FlowReader(before_memory.module, code, module, imported.variable_of, imported.graph.nodes).flow()
-    weights = list(imported.lowered.parameters().values())
+    observer = Observer(flow, imported.graph, imported.inputs, compiler.target.device(), precision)
     with temporary_folder("diagnose") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, compiler.tvm_target, library)
         on_stage(Stage.RUN)
         on_compiled(code, library, weights)
-        device = compiler.target.device()
-        return code, flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
+        return code, flow, observer.run(library, weights)
 
 
 def _compared(
     program: Program,
     case: Case,
-    imported: _ImportedProgram,
+    imported: ImportedProgram,
     flow: Flow,
     run: RunComparison,
     output: str | None,
@@ -236,9 +211,9 @@ def _is_luck(error: Deviation, shape: Sequence[int]) -> bool:
     return error.excess > 1 and math.prod(shape) < SMALL_SIZE
 
 
-def _first_misshapen(output: Node, imported: _ImportedProgram) -> tuple[str, str]:
+def _first_misshapen(output: Node, imported: ImportedProgram) -> tuple[str, str]:
     """Returns the first node that an output needs and whose value is imported in another shape, and its source line."""
-    types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.lowered.module["main"])}
+    types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.module["main"])}
     for node in needed_calls([output]):
         variable = imported.variable_of.get(node.name)
         if variable is not None and not _has_shape(types.get(variable), node.meta["val"]):
