@@ -137,20 +137,18 @@ class Bench:
 
     def _effect(self, group: str) -> int | None:
         """Returns the operations of a group's half products; None if the group is equal in both precisions."""
+        from harness.compiler.schedules.cpu.widening import lower_bf16
+
         total: int | None = None
         for call in self._workload.trace:
             if group in self._group_of[call.program].values():
-                module = self._as_target_computes(self._lower(call.program, frozenset([group])).module)
+                module = self._lower(call.program, frozenset([group])).module
+                module = lower_bf16(module) if self._on_cpu else module  # as the target computes it
                 operations = self._half_operations(module)
-                if operations or _has_half_weights(module, self._precision.dtype):
+                types = [str(getattr(parameter.ty, "dtype", "")) for parameter in module["main"].params]
+                if operations or self._precision.dtype in types:
                     total = (total or 0) + operations
         return total
-
-    def _as_target_computes(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Returns the module as the target computes it, with half precision only where it is supported."""
-        from harness.compiler.schedules.cpu.widening import lower_bf16
-
-        return lower_bf16(module) if self._on_cpu else module
 
     def _half_operations(self, module: tvm.IRModule) -> int:
         """Returns two operations per term that is multiplied in half precision, for products of static shape."""
@@ -165,8 +163,3 @@ class Bench:
             wide_dtype = PRECISIONS[DEFAULT_PRECISION].dtype
             count += sum(operations_of(value, wide_dtype) for value in values if allows_bf16(value))
         return count
-
-
-def _has_half_weights(module: tvm.IRModule, dtype: str) -> bool:
-    """Returns whether an input or a weight of `main` has this half type."""
-    return any(str(getattr(parameter.ty, "dtype", "")) == dtype for parameter in module["main"].params)
