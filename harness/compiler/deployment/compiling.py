@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from harness.compiler.deployment.code import write_code
 from harness.compiler.deployment.deployable import ArtifactSpec, OnStage, drain, import_entries
 from harness.compiler.deployment.describing import describe, describe_files
 from harness.compiler.deployment.packing import replace_artifact, run_in_worker, write_variants
@@ -111,6 +110,7 @@ def compile_into(
             or the checkpoint does not fit.
         Exception: Any error that the strategy `none` causes in the importer.
     """
+    from harness.compiler.deployment.code import write_code
     from harness.compiler.targets.compiling import target_for
 
     items = import_entries(spec, on_stage)
@@ -144,6 +144,7 @@ def compile_variants_into(
     Raises:
         HarnessError: As of `compile_into`, for one of the CPUs.
     """
+    from harness.compiler.deployment.code import write_code
     from harness.compiler.targets.compiling import target_for
 
     items = import_entries(spec, on_stage)

@@ -16,16 +16,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psutil
 
 from harness.core.errors import HarnessError
 from harness.core.files import explain_write_errors, full_disk, temporary_folder
 from harness.core.outcome import CaseError
 from harness.core.processes.threads import thread_count
-
-if TYPE_CHECKING:
-    import psutil
-
 
 LISTED = Path("/proc/thread-self/children").exists()
 """True if the system lists the children of each thread."""
@@ -37,8 +35,6 @@ def descendants(pid: int) -> list[psutil.Process]:
     The system's lists of the children of each thread are read if they exist. psutil reads every process of the system,
     which takes ten times as long.
     """
-    import psutil
-
     processes: list[psutil.Process] = []
     if not LISTED:
         with contextlib.suppress(psutil.Error):
@@ -237,8 +233,6 @@ def start_python(
 
 def kill_and_collect(process: subprocess.Popen[bytes]) -> int:
     """Kills a process with its group, closes the pipes to it, and returns its exit code."""
-    import psutil
-
     # A collected process's id may belong to another process by now, unless members of its group still reserve it.
     if process.returncode is None or not psutil.pid_exists(process.pid):
         _kill_group(process.pid)
@@ -417,8 +411,6 @@ class _Call:
 
     def end(self) -> None:
         """Kills the rest of the child and its descendants, and collects the child."""
-        import psutil
-
         self._record_descendants()
         self.exit_code = self.process.kill()
         for process in self.processes.values():  # those that left the process group
@@ -456,8 +448,6 @@ class _Call:
             self.processes.setdefault(process.pid, process)
 
     def _resident_bytes(self) -> int:
-        import psutil
-
         self._record_descendants()
         total = 0
         with contextlib.suppress(psutil.Error):
