@@ -94,12 +94,10 @@ def compile_(
     threads: options.ThreadsOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.compiler.deployment.compiling import check_variants, compile_model
     from harness.compiler.deployment.deployable import ArtifactSpec
-    from harness.core.processes.threads import configure_threads
 
-    configure_threads(threads)
     for kind, name, known_names in (
         ("target", target, TARGETS),
         ("scale", scale, [*Scale, TINY]),

@@ -53,13 +53,11 @@ def diagnose(
     Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output exceeds the limits, or memory is reused too
     early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.core.expectations import expectation_for
-    from harness.core.processes.threads import configure_threads
     from harness.verify.diagnose.report import check_folder, document, render, summary, write_folder
     from harness.verify.runner import diagnose_case, expectations
 
-    configure_threads(threads)
     distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), distributions)
     float32 = options.chosen_groups(budget or (), cases)

@@ -47,13 +47,11 @@ def explain(
 
     The command exports, imports and lowers each component for its main inputs; nothing is run.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS
-    from harness.core.processes.threads import configure_threads
     from harness.verify.explain import document, render, summary
     from harness.verify.explain import explain as explain_case
 
-    configure_threads(threads)
     distributions = options.chosen_weights((weights,) if weights else (), None)
     cases = select(
         component or (),

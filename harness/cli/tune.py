@@ -51,11 +51,9 @@ def tune(
 
     Ctrl-C stops the search; the same command continues it.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.core.processes.memory import hide_torch
-    from harness.core.processes.threads import configure_threads
 
-    configure_threads(threads)
     processors = Processors(cpu)
     if minutes is not None and minutes <= 0:
         raise HarnessError(f"--minutes {minutes:g} leaves no time to tune: give more than 0")

@@ -9,9 +9,15 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
+import torch
+
 from harness.compiler.execution.executors import create_emulating_executor, create_executor, is_emulated
 from harness.compiler.execution.remote.client import DeviceLostError
+from harness.compiler.execution.run import Run
+from harness.compiler.lowering.route import lower
 from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.targets.compiling import lower_module
+from harness.compiler.tuned.database import choose_schedules
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Progress, Stage, Status, VerdictKind
@@ -28,12 +34,6 @@ def load_libraries() -> None:
     library is written, because it would stay if this process is killed. No thread stays running, because forks would
     lack it.
     """
-    import torch
-
-    from harness.compiler.execution.run import Run  # noqa: F401
-    from harness.compiler.lowering.route import lower
-    from harness.compiler.targets.compiling import lower_module
-
     for model in models().values():
         model.prepare()
     lowered = lower(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
@@ -72,9 +72,6 @@ def run_case(case: Case, settings: Settings, on_stage: Callable[[str], None] = l
 
 
 def _run_stages(case: Case, settings: Settings, progress: Progress) -> Outcome:
-    from harness.compiler.execution.run import Run
-    from harness.compiler.tuned.database import choose_schedules
-
     subject = subjects()[case.component]
     emulated = settings.remote is None and is_emulated(case, subject.emulated, settings.emulate, settings.processors)
     with closing(

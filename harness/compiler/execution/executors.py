@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy.typing as npt
+import torch
+import tvm_ffi
+from torch.utils.dlpack import from_dlpack
+
+from harness.compiler.execution.emulation.device import install
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulation_problem
+from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
 from harness.compiler.targets import HOST, TARGETS
 from harness.compiler.targets.linking import clang
 from harness.compiler.targets.llvm import lacks_matrix_unit_alone
@@ -19,16 +26,10 @@ from harness.core.case import Case
 from harness.core.outcome import Device
 from harness.core.processors import THIS_MACHINE, Processors, Remote
 from harness.core.settings import Settings
+from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm_ffi
-
-    from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
-    from harness.runtime.artifact import Artifact
-    from harness.runtime.executable import Executable
-
+from harness.runtime.executable import Executable
+from harness.runtime.manifest import read_manifest
 
 _ALLOCATION = "vm.builtin.alloc_tensor"
 """The builtin that TVM's virtual machine calls for each output tensor, right before the function that writes it."""
@@ -38,9 +39,6 @@ _POISON = 0xFF
 
 def poison(tensor: tvm_ffi.Tensor) -> None:
     """Fills a tensor on the CPU with bytes that no correct kernel leaves."""
-    import torch
-    from torch.utils.dlpack import from_dlpack
-
     from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_POISON)
 
 
@@ -71,8 +69,6 @@ class LocalExecutor:
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """Loads a compiled program with its parameters."""
-        from harness.runtime.executable import Executable
-
         if self.begin_emulation is not None:
             self.begin_emulation(target)
         instrument = poison_allocation if target == HOST.name else None
@@ -80,9 +76,6 @@ class LocalExecutor:
 
     def load_model(self, folder: Path) -> Artifact:
         """Loads a compiled model."""
-        from harness.runtime.artifact import Artifact
-        from harness.runtime.manifest import read_manifest
-
         if self.begin_emulation is not None:
             self.begin_emulation(read_manifest(folder).target)
         return Artifact.load(folder)
@@ -115,15 +108,11 @@ class RemoteExecutor:
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
         """Loads a compiled program with its parameters on the device."""
-        from harness.compiler.execution.remote.client import RemoteExecutable
-
         self._target = target
         return RemoteExecutable(self._open(), library, target, parameters)
 
     def load_model(self, folder: Path) -> RemoteArtifact:
         """Loads a compiled model."""
-        from harness.compiler.execution.remote.client import RemoteArtifact
-
         artifact = RemoteArtifact(self._open(), folder)
         self._target = artifact.manifest.target
         return artifact
@@ -151,8 +140,6 @@ class RemoteExecutor:
             self._session.close()
 
     def _open(self) -> DeviceSession:
-        from harness.compiler.execution.remote.client import DeviceSession
-
         if self._session is None or self._session.rpc is None:
             self._session = DeviceSession(self._remote)
         return self._session
@@ -204,6 +191,4 @@ def _emulate_unit(_target: str) -> None:
 
 
 def _emulate_gpu(target: str) -> None:
-    from harness.compiler.execution.emulation.device import install
-
     install(target)

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
 from harness.compiler.execution.executors import Executor
+from harness.compiler.execution.remote.client import RemoteExecutable
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import TARGETS
@@ -22,10 +23,7 @@ from harness.core.files import temporary_folder
 from harness.core.outcome import Progress, Stage
 from harness.core.program import Arrays, Output, Program, Trace
 from harness.core.settings import Settings
-
-if TYPE_CHECKING:
-    from harness.compiler.execution.remote.client import RemoteExecutable
-    from harness.runtime.executable import Executable
+from harness.runtime.executable import Executable
 
 
 @dataclass(frozen=True)
