@@ -25,7 +25,7 @@ from harness.compiler.deployment.packing import pack_into
 from harness.core.budget import Budget
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.settings import SEEDED
+from harness.core.settings import Settings
 from harness.models.selection import select
 from harness.runtime.manifest import read_manifest
 
@@ -161,7 +161,7 @@ def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
     assert pack_into(deployable, out, tmp_path / "packed", seed=1).float32 == ("trunk.2",)
     case = Case(small_network.NAME, "real", "llvm", precision="bf16")
     with pytest.raises(HarnessError, match=sentence("unknown-group", unknown="scale")):
-        spec = ArtifactSpec(deployable, case, SEEDED, deployable.options(), float32=frozenset(["scale"]))
+        spec = ArtifactSpec(deployable, case, Settings(float32=frozenset(["scale"])), deployable.options())
         compile_into(spec, tmp_path / "other")
 
 

@@ -26,10 +26,10 @@ from conformance.support.sentences import sentence
 from harness.compiler.lowering.frontends.torch_export import defects
 from harness.compiler.schedules.cpu import epilogue
 from harness.compiler.schedules.cpu.pipeline import LEGALIZE
-from harness.compiler.targets import compiling
 from harness.core.errors import HarnessError
 from harness.core.program import Program
 from harness.core.settings import SEEDED
+from harness.verify.diagnose import runner
 from harness.verify.diagnose.deviation import Fault, Kind
 from harness.verify.diagnose.diagnosis import Cause, Diagnosis
 from harness.verify.diagnose.report import check_folder, write_folder
@@ -168,8 +168,8 @@ def test_packed_weights_are_made_again_by_the_functions_of_a_reproduction(
         module[name] = mutated(module[name], "wrong element read", 0.0)
         return module
 
-    right = compiling.lower_module
-    monkeypatch.setattr(compiling, "lower_module", lambda *arguments: wrong(right(*arguments)))
+    right = runner.lower_module
+    monkeypatch.setattr(runner, "lower_module", lambda *arguments: wrong(right(*arguments)))
     found = block(reproduce=True)
     assert found.ablation is not None
     assert found.ablation.cause is Cause.RUNTIME

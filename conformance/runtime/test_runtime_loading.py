@@ -19,7 +19,8 @@ from conformance.support.assembly import assembly
 from conformance.support.commands import run_command
 from conformance.support.sentences import sentence
 from harness.compiler.targets import TARGETS
-from harness.compiler.targets.compiling import compile_module, lower_module, required_cpu
+from harness.compiler.targets.compiling import compile_module, lower_module
+from harness.compiler.targets.llvm import required_cpu
 from harness.core.processors import CPU_VARIABLE, Processors
 from harness.runtime.cpu import (
     MATRIX_UNIT,

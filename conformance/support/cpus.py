@@ -6,7 +6,7 @@ import tvm
 
 from harness.compiler.schedules.cpu.tile import vector_unit
 from harness.compiler.targets import TARGETS
-from harness.compiler.targets.compiling import required_cpu
+from harness.compiler.targets.llvm import required_cpu
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.runtime.cpu import architecture
 from harness.runtime.loading import cpu_problem

@@ -10,7 +10,8 @@ import json
 
 import tvm
 
-from harness.compiler.targets.compiling import platform_of, required_cpu
+from harness.compiler.targets.compiling import platform_of
+from harness.compiler.targets.llvm import required_cpu
 from harness.runtime.cpu import MATRIX_UNIT, this_platform
 from harness.runtime.loading import cpu_problem
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.core.errors import HarnessError
 
@@ -35,7 +36,8 @@ time.sleep(600)
 """
 
 
-def echo(argument: object, on_stage: OnStage) -> object:
+def echo(argument: object, *rest: Any) -> object:
+    *_, on_stage = rest
     on_stage("first")
     on_stage("second")
     return argument
@@ -101,7 +103,8 @@ def tell_pid_and_wait(path: Path, on_stage: OnStage) -> None:
     time.sleep(600)
 
 
-def read_through_a_null_pointer(_: object, on_stage: OnStage) -> None:
+def read_through_a_null_pointer(*arguments: Any) -> None:
+    *_, on_stage = arguments
     on_stage("before the crash")
     print("printed before the crash", file=sys.stderr)
     ctypes.string_at(0)
@@ -115,7 +118,8 @@ def leave(code: int, on_stage: OnStage) -> None:
     os._exit(code)
 
 
-def hang_in_python(_: object, on_stage: OnStage) -> None:
+def hang_in_python(*arguments: Any) -> None:
+    *_, on_stage = arguments
     on_stage("hanging")
     while True:
         time.sleep(1)
@@ -197,7 +201,7 @@ def import_stages(stages: list[str], on_stage: OnStage) -> None:
         time.sleep(0.05)
 
 
-def fail_without_argument(_: object, on_stage: OnStage) -> None:
+def fail_without_argument(on_stage: OnStage) -> None:
     on_stage("looking")
     raise OSError("no such library")
 

@@ -10,7 +10,8 @@ from tvm import relax
 from conformance.support.instructions import AVX2, emulated, emulates
 from harness.compiler.schedules.common.code_generation import generate
 from harness.compiler.targets import TARGETS
-from harness.compiler.targets.compiling import platform_of, required_cpu
+from harness.compiler.targets.compiling import platform_of
+from harness.compiler.targets.llvm import required_cpu
 from harness.runtime.cpu import this_platform
 from harness.runtime.loading import cpu_problem
 

@@ -28,7 +28,8 @@ from harness.compiler.lowering.frontends.torch_export.importing import import_pr
 from harness.compiler.schedules.common.kernel_info import LostSchedule, info_of, lost_schedules
 from harness.compiler.schedules.gpu.rules import schedule_kernel, schedule_kernels
 from harness.compiler.targets import TARGETS, cuda, linking, llvm
-from harness.compiler.targets.compiling import compile_module, examine_kernels, required_cpu
+from harness.compiler.targets.compiling import compile_module, examine_kernels
+from harness.compiler.targets.llvm import required_cpu
 from harness.compiler.targets.metal import exact_constants, survives
 from harness.compiler.targets.metal_source import check_metal, complete_source
 from harness.core.errors import HarnessError

@@ -97,9 +97,8 @@ def ray() -> Iterator[Any]:
 
 
 def run(function: str, **limits: Any) -> Any:
-    argument = (case_of("llvm"), SEEDED, None)
-    stages: list[str] = []
-    result = run_on_node(f"conformance.support.misbehaviour:{function}", argument, on_stage=stages.append, **limits)
+    arguments, stages = (case_of("llvm"), SEEDED), list[str]()
+    result = run_on_node(f"conformance.support.misbehaviour:{function}", *arguments, on_stage=stages.append, **limits)
     assert stages == [crumb.stage for crumb in result.breadcrumbs]
     return result
 
@@ -107,7 +106,7 @@ def run(function: str, **limits: Any) -> Any:
 def test_outcomes_are_those_of_a_process_on_this_machine(ray: Any) -> None:
     assert check_nodes() == 1
     result = run("echo", timeout=60)
-    assert (result.kind, result.value[0], result.stage) == (WorkerEnd.OK, case_of("llvm"), "second")
+    assert (result.kind, result.value, result.stage) == (WorkerEnd.OK, case_of("llvm"), "second")
     result = run("read_through_a_null_pointer", timeout=60)
     assert (result.kind, result.error.type, result.stage) == (WorkerEnd.CRASHED, "SIGSEGV", "before the crash")
     result = run("hang_in_python", timeout=2)

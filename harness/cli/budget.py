@@ -55,12 +55,10 @@ def budget_command(
     Compile, verify and tune read the file with --budget. Ctrl-C stops the command; the same command continues, and with
     another limit it reuses the measurements.
     """
-    options.require_compiler()
-    from harness.core.processes.threads import configure_threads
+    options.prepare_compiler(threads)
     from harness.verify.budget.search import ADVICE, Rates, find_budget
     from harness.verify.budget.table import front_table, groups_table, summary
 
-    configure_threads(threads)
     distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
     (case,) = select((component,), (strategy,), (target,), (scale,), seed, (precision,), weights=distributions)
     file = out or Path("reports/budget") / f"{component}-{scale}-{target}-{precision}.json"

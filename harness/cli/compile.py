@@ -94,12 +94,10 @@ def compile_(
     threads: options.ThreadsOption = None,
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.compiler.deployment.compiling import check_variants, compile_model
     from harness.compiler.deployment.deployable import ArtifactSpec
-    from harness.core.processes.threads import configure_threads
 
-    configure_threads(threads)
     for kind, name, known_names in (
         ("target", target, TARGETS),
         ("scale", scale, [*Scale, TINY]),
@@ -122,12 +120,17 @@ def compile_(
     first_cpu, schedules = next(iter(tuned.items()))
     variants = {name: chosen for name, chosen in tuned.items() if name is not None} if len(cpus) > 1 else None
     processors = Processors(first_cpu, cuda_arch)
-    settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, processors=processors, abilities=abilities)
+    settings = Settings(
+        checkpoint,
+        allow_partial,
+        processors=processors,
+        abilities=abilities,
+        float32=NO_GROUPS.union(*(item.float32 for item in budgets.values())),
+    )
     given: ModelOptions = context.obj
     model_options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
     with stages(f"Compiling for {target}") as on_stage:
-        float32 = NO_GROUPS.union(*(item.float32 for item in budgets.values()))
-        spec = ArtifactSpec(deployable, case, settings, model_options, float32=float32)
+        spec = ArtifactSpec(deployable, case, settings, model_options)
         manifest = compile_model(spec, out, variants or schedules, on_stage)
     print_artifact(out, manifest, model_options.summary())
 

@@ -53,13 +53,11 @@ def diagnose(
     Exit code 0: every kernel rounds like PyTorch. 1: a kernel or an output exceeds the limits, or memory is reused too
     early. 2: wrong usage or environment. 3: a kernel diverges, and no folder of --reproduce shows that.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.core.expectations import expectation_for
-    from harness.core.processes.threads import configure_threads
     from harness.verify.diagnose.report import check_folder, document, render, summary, write_folder
     from harness.verify.runner import diagnose_case, expectations
 
-    configure_threads(threads)
     distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), distributions)
     float32 = options.chosen_groups(budget or (), cases)
@@ -72,10 +70,10 @@ def diagnose(
     settings = Settings(checkpoint, allow_partial, database=database, processors=processors)
     diagnoses = []
     for case in cases:
-        settings = replace(settings, expectation=expectation_for(case, expectations()))
         groups = float32.get(case.component, NO_GROUPS)
+        settings = replace(settings, expectation=expectation_for(case, expectations()), float32=groups)
         with running_stage(case.id) as on_stage:
-            diagnosis = diagnose_case(case, settings, output, on_stage, reproduce=reproduce is not None, float32=groups)
+            diagnosis = diagnose_case(case, settings, output, on_stage, reproduce=reproduce is not None)
         console.print(render(diagnosis, show_all))
         print_sentence(summary(diagnosis))
         diagnoses.append(diagnosis)

@@ -16,6 +16,7 @@ from harness.core.errors import HarnessError
 from harness.core.files import check_writable, make_folder, write_json
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
+from harness.core.settings import Settings
 from harness.models.selection import select
 
 
@@ -46,13 +47,11 @@ def explain(
 
     The command exports, imports and lowers each component for its main inputs; nothing is run.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.compiler.lowering.frontends import EXPORTING_PROGRAMS
-    from harness.core.processes.threads import configure_threads
     from harness.verify.explain import document, render, summary
     from harness.verify.explain import explain as explain_case
 
-    configure_threads(threads)
     distributions = options.chosen_weights((weights,) if weights else (), None)
     cases = select(
         component or (),
@@ -74,10 +73,10 @@ def explain(
     database = options.chosen_database(db, untuned, {target}, processors)
     explanations = []
     for case in cases:
+        groups = float32.get(case.component, NO_GROUPS)
+        settings = Settings(database=database, processors=processors, float32=groups)
         with running_stage(case.id) as on_stage:
-            explanation = explain_case(
-                case, on_stage, database, processors, float32.get(case.component, NO_GROUPS), save
-            )
+            explanation = explain_case(case, settings, save, on_stage)
         console.print(render(explanation))
         print_sentence(summary(explanation))
         explanations.append(explanation)

@@ -20,7 +20,7 @@ from harness.core.case import WEIGHTS, Case, Weights
 from harness.core.checkpoint_file import checkpoint_file_problem
 from harness.core.errors import HarnessError
 from harness.core.names import select_names
-from harness.core.processes.threads import OPTION_VARIABLE
+from harness.core.processes.threads import OPTION_VARIABLE, configure_threads
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Processors
 from harness.models.registry import DEFAULT_MODEL, models, subjects
 
@@ -30,6 +30,16 @@ COMPILES = ("tvm", "torch", "sam3")
 
 JSON_ADVICE = "choose another file with --json"
 """Advice for the user if the file of that option cannot be written."""
+
+
+def prepare_compiler(threads: int | None) -> None:
+    """Checks that this installation can compile and verify, and makes this process and its children use `threads`.
+
+    Raises:
+        HarnessError: This is the base installation, or there are not as many CPUs.
+    """
+    require_compiler()
+    configure_threads(threads)
 
 
 def require_compiler() -> None:

@@ -22,11 +22,9 @@ def pack(
     threads: options.ThreadsOption = None,
 ) -> None:
     """Put other weights of the same shapes into a compiled model, without compiling it again."""
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.compiler.deployment.packing import pack_model
-    from harness.core.processes.threads import configure_threads
 
-    configure_threads(threads)
     deployable = options.chosen_deployable(read_any_manifest(into).model)
     (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
     abilities = options.print_checkpoint(deployable.model, checkpoint)

@@ -44,10 +44,10 @@ def serve_device(
         )
     if any(find_spec(name) is None for name in ("tvm", "cloudpickle")):
         raise HarnessError("TVM's RPC server is not installed: pip install 'sam3-tvm[device]'")
-    from harness.compiler.execution.remote.device import serve
-
     configure_threads(threads)
     hide_torch()
+    from harness.compiler.execution.remote.device import serve  # TVM would import PyTorch
+
     print_sentence(f"From another machine: {tunnel}; then --remote 127.0.0.1:{port} there.")
     try:
         serve(host, port, store or cache_root() / "device", print_sentence)

@@ -51,11 +51,9 @@ def tune(
 
     Ctrl-C stops the search; the same command continues it.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.core.processes.memory import hide_torch
-    from harness.core.processes.threads import configure_threads
 
-    configure_threads(threads)
     processors = Processors(cpu)
     if minutes is not None and minutes <= 0:
         raise HarnessError(f"--minutes {minutes:g} leaves no time to tune: give more than 0")
@@ -113,6 +111,6 @@ def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[W
     from harness.core.processes.call import run_isolated
 
     with running_stage(case.id) as on_stage:
-        result = run_isolated("harness.tuning.kernels:count_workloads", (case, processors, float32), on_stage=on_stage)
+        result = run_isolated("harness.tuning.kernels:count_workloads", case, processors, float32, on_stage=on_stage)
     counts: Counter[Workload] = result.require(f"cannot tune {case.component}")
     return counts

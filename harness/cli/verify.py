@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -97,12 +98,12 @@ def verify(
     Exit code 0: every outcome is as expected; cases that no device here can run were compiled. 1: an outcome is not as
     expected, a required target did not run, or nothing could be compiled. 2: wrong usage or environment.
     """
-    options.require_compiler()
+    options.prepare_compiler(threads)
     from harness.compiler.deployment.describing import read_seed
     from harness.compiler.execution.remote.client import describe_remote
     from harness.core.machine import describe_machine, versions
     from harness.core.processes.memory import keep_freed_memory
-    from harness.core.processes.threads import configure_threads, share_cpus
+    from harness.core.processes.threads import share_cpus
     from harness.core.settings import Settings
     from harness.verify.progress import diagnosis_sentence, show_progress
     from harness.verify.report import ADVICE, Result, write_report
@@ -119,7 +120,6 @@ def verify(
         raise HarnessError(f"--model compiles nothing, and {flag} needs a compilation: leave one of them out")
     alone = {"--remote": remote, "--diagnose": with_diagnosis, "--jobs": jobs > 1, "--judge-saved": judge_saved}
     options.check_ray(ray, ray_address, alone)
-    configure_threads(threads)
     if Scale.FULL not in (scale or ()):
         keep_freed_memory()  # freed memory may not fit beside a full model
     if jobs > 1:
@@ -213,8 +213,8 @@ def verify(
     def run(on_stage: Callable[[Case, str], None]) -> Iterator[Result]:
         for result in verify_all(on_stage):
             if with_diagnosis:
-                groups = float32.get(result.case.component, NO_GROUPS)
-                result = add_diagnosis(result, settings, partial(on_stage, result.case), limits=limits, float32=groups)
+                case_settings = replace(settings, float32=float32.get(result.case.component, NO_GROUPS))
+                result = add_diagnosis(result, case_settings, partial(on_stage, result.case), limits=limits)
             yield result
 
     results = show_progress(

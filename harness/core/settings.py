@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.budget import NO_GROUPS, Groups
 from harness.core.processors import THIS_MACHINE, Processors, Remote
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Settings:
         model: Folder of a compiled model, which cases of whole models judge instead of compiling a model.
         abilities: What the checkpoint's description says that it can do; empty if nobody has described it.
         questions: Names of the questions that a whole model is asked; empty for all.
+        float32: Groups of products that stay float32 in half precision.
     """
 
     checkpoint: Path | None = None
@@ -49,6 +51,7 @@ class Settings:
     model: Path | None = None
     abilities: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
+    float32: Groups = NO_GROUPS
 
 
 SEEDED = Settings()

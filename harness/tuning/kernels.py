@@ -36,7 +36,9 @@ Run = Callable[[], Any]
 """Computes a kernel once and returns the result as a tensor of TVM."""
 
 
-def count_workloads(request: tuple[Case, Processors, Groups], on_stage: Callable[[str], None]) -> Counter[Workload]:
+def count_workloads(
+    case: Case, processors: Processors, float32: Groups, on_stage: Callable[[str], None]
+) -> Counter[Workload]:
     """Counts the occurrences of each workload in a component; `harness.core.processes` calls this function.
 
     In a half precision, products that stay float32 are float32 workloads, and the others are workloads of the half type
@@ -44,7 +46,6 @@ def count_workloads(request: tuple[Case, Processors, Groups], on_stage: Callable
     """
     from harness.models.importing import imported_module
 
-    case, processors, float32 = request
     module = lower_bf16(imported_module(case, on_stage, float32))
     return Counter(workloads(module, TARGETS[case.target].tvm_target(processors)))
 

@@ -111,7 +111,8 @@ def _has_node(needed: Mapping[str, float]) -> bool:
 
 def run_on_node(
     function: str,
-    argument: tuple[Case, Settings, Any],
+    case: Case,
+    settings: Settings,
     *,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
@@ -129,7 +130,6 @@ def run_on_node(
     """
     import ray
 
-    case, settings, _ = argument
     available = ray.cluster_resources()
     # What no node has is compiled anywhere, as on a machine without.
     needed = {
@@ -144,7 +144,7 @@ def run_on_node(
         max_retries=2,
     )
     limits = {"timeout": timeout, "memory_limit_bytes": memory_limit_bytes}
-    answer = task.remote(function, argument, limits, thread_count(), template is not None)
+    answer = task.remote(function, case, settings, limits, thread_count(), template is not None)
     looks = 0
     while not ray.wait([answer], timeout=_SECONDS)[0]:
         looks += 1
@@ -179,11 +179,13 @@ def _template() -> Template:
     return library_template()
 
 
-def _run(function: str, argument: Any, limits: Mapping[str, Any], threads: int, has_template: bool) -> WorkerResult:
+def _run(
+    function: str, case: Case, settings: Settings, limits: Mapping[str, Any], threads: int, has_template: bool
+) -> WorkerResult:
     """Runs a case on the node that this process belongs to."""
     choose_threads(threads)
     share_cpus()
-    return run_isolated(function, argument, **limits, template=_template() if has_template else None)
+    return run_isolated(function, case, settings, **limits, template=_template() if has_template else None)
 
 
 def resolved(settings: Settings) -> Settings:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compiler.targets import TARGETS
-from harness.core.budget import NO_GROUPS, Groups
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
-from harness.core.processors import THIS_MACHINE, Processors
+from harness.core.settings import SEEDED, Settings
 from harness.models.registry import subjects
 
 if TYPE_CHECKING:
@@ -37,21 +36,17 @@ class Explanation:
 
 def explain(
     case: Case,
-    on_stage: Callable[[str], None] = lambda stage: None,
-    database: Path | None = None,
-    processors: Processors = THIS_MACHINE,
-    float32: Groups = NO_GROUPS,
+    settings: Settings = SEEDED,
     save: Path | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Explanation:
     """Exports, imports and lowers a component in a worker process, and returns how each operator was lowered.
 
     Args:
         case: The case.
-        on_stage: Called with the name of each stage, soon after the worker has entered it.
-        database: Folder of the tuning database with the schedules; None for the default schedules.
-        processors: The processors to lower for.
-        float32: Groups of products that stay float32 in half precision.
+        settings: Schedules, processors and the groups of products that stay float32.
         save: Folder for the exported program and the text of the Relax module.
+        on_stage: Called with the name of each stage, soon after the worker has entered it.
 
     Raises:
         HarnessError: The case is not a component, or lowering it fails.
@@ -61,26 +56,25 @@ def explain(
     subject = subjects().get(case.component)
     if subject is None or subject.whole:
         raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
-    request = (case, database, processors, float32, save)
-    result = run_isolated("harness.verify.explain:explain_request", request, on_stage=on_stage)
+    result = run_isolated(f"{__name__}:explain_component", case, settings, save, on_stage=on_stage)
     explanation: Explanation = result.require(f"cannot explain {case.id}")
     return explanation
 
 
-def explain_request(
-    request: tuple[Case, Path | None, Processors, Groups, Path | None], on_stage: Callable[[str], None]
+def explain_component(
+    case: Case, settings: Settings, save: Path | None, on_stage: Callable[[str], None]
 ) -> Explanation:
-    """Explains a component in this process, with the signature that `harness.core.processes` needs."""
+    """Explains a component in this process; the arguments are those of `explain`."""
     from harness.compiler.schedules.common.provenance import trace
     from harness.compiler.tuned.database import choose_schedules
     from harness.models.importing import imported_module
 
-    case, database, processors, float32, save = request
     target = TARGETS[case.target]
-    module = imported_module(case, on_stage, float32, save)
+    module = imported_module(case, on_stage, settings.float32, save)
     on_stage(Stage.COMPILE)
-    tvm_target = target.tvm_target(processors)
-    pipeline = target.pipeline(tvm_target, choose_schedules(database, case.target, processors).schedules)
+    tvm_target = target.tvm_target(settings.processors)
+    schedules = choose_schedules(settings.database, case.target, settings.processors).schedules
+    pipeline = target.pipeline(tvm_target, schedules)
     return Explanation(case, tuple(trace(module, pipeline, tvm_target)))
 
 

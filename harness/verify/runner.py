@@ -82,19 +82,17 @@ def verify_case(
     on_stage: Callable[[str], None] = lambda stage: None,
     template: Template | None = None,
     stop: threading.Event | None = None,
-    float32: Groups = NO_GROUPS,
     run: RunIsolated = run_isolated,
 ) -> Result:
     """Runs one case through its stages in a worker process, and compares its outcome with the expectation.
 
     Args:
         case: The case.
-        settings: Weights, inputs and devices.
+        settings: Weights, inputs, devices and the groups of products that stay float32.
         limits: Limits of time and memory.
         on_stage: Called with the name of each stage, soon after the worker has entered it.
         template: Template from `library_template`, which is forked if the case's target is `forkable`.
         stop: Event that another thread sets to end the case.
-        float32: Groups of products that stay float32 in half precision.
         run: Function that runs the worker process.
 
     Raises:
@@ -103,8 +101,9 @@ def verify_case(
     """
     expectation = expectation_for(case, expectations())
     result = run(
-        "harness.verify.stages:run_request",
-        (case, replace(settings, expectation=expectation), float32),
+        "harness.verify.stages:run_case",
+        case,
+        replace(settings, expectation=expectation),
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         on_stage=on_stage,
@@ -140,8 +139,8 @@ def verify_cases(
     stop = threading.Event()
 
     def verify(case: Case) -> Result:
-        groups = float32.get(case.component, NO_GROUPS)
-        return verify_case(case, settings, limits, partial(on_stage, case), template, stop, groups, run)
+        case_settings = replace(settings, float32=float32.get(case.component, NO_GROUPS))
+        return verify_case(case, case_settings, limits, partial(on_stage, case), template, stop, run)
 
     with closing(library_template()) as template:
         if jobs == 1:
@@ -166,18 +165,16 @@ def diagnose_case(
     *,
     reproduce: bool = False,
     limits: Limits = UNLIMITED,
-    float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
     """Diagnoses the main program of a component, in a separate process.
 
     Args:
         case: The case; its target must run on this CPU.
-        settings: Weights, inputs, schedules and processors.
+        settings: Weights, inputs, schedules, processors and the groups of products that stay float32.
         output: Name of an output, to report only the calls on which it depends; None for all.
         on_stage: Called with the name of each stage, soon after the process has entered it.
         reproduce: Whether to build a reproduction of the first divergent kernel without this project.
         limits: Limits of the process.
-        float32: Groups of products that stay float32 in half precision.
 
     Raises:
         HarnessError: The case cannot be diagnosed, or does not run.
@@ -196,10 +193,12 @@ def diagnose_case(
         )
     if output is not None and output not in subject.outputs:
         raise HarnessError(f"{case.component} has no output {output!r}: choose from {', '.join(subject.outputs)}")
-    request = (case, settings, output, reproduce, float32)
     result = run_isolated(
-        "harness.verify.diagnose.runner:diagnose_request",
-        request,
+        "harness.verify.diagnose.runner:diagnose_component",
+        case,
+        settings,
+        output,
+        reproduce,
         timeout=limits.timeout,
         memory_limit_bytes=limits.memory_bytes,
         on_stage=on_stage,
@@ -214,7 +213,6 @@ def add_diagnosis(
     on_stage: Callable[[str], None] = lambda stage: None,
     *,
     limits: Limits = UNLIMITED,
-    float32: Groups = NO_GROUPS,
 ) -> Result:
     """Returns the result with a diagnosis, or why it has none; a result as expected is unchanged.
 
@@ -223,7 +221,6 @@ def add_diagnosis(
         settings: Settings of the verification.
         on_stage: Called with the name of each stage, soon after the process has entered it.
         limits: Limits of the process.
-        float32: Groups of products that stay float32 in half precision.
     """
     if result.expected is not False or result.outcome.status is Status.PASSED:
         return result
@@ -232,11 +229,7 @@ def add_diagnosis(
         return replace(result, not_diagnosed=problem)
     try:
         diagnosis = diagnose_case(
-            result.case,
-            settings,
-            on_stage=lambda stage: on_stage(f"diagnosis: {stage}"),
-            limits=limits,
-            float32=float32,
+            result.case, settings, on_stage=lambda stage: on_stage(f"diagnosis: {stage}"), limits=limits
         )
     except HarnessError as error:
         return replace(result, not_diagnosed=str(error))

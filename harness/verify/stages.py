@@ -9,10 +9,15 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
+import torch
+
 from harness.compiler.execution.executors import create_emulating_executor, create_executor, is_emulated
 from harness.compiler.execution.remote.client import DeviceLostError
+from harness.compiler.execution.run import Run
+from harness.compiler.lowering.route import lower
 from harness.compiler.targets import HOST, TARGETS
-from harness.core.budget import NO_GROUPS, Groups
+from harness.compiler.targets.compiling import lower_module
+from harness.compiler.tuned.database import choose_schedules
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError, Outcome, Progress, Stage, Status, VerdictKind
@@ -22,44 +27,26 @@ from harness.runtime.errors import ModelError
 from harness.runtime.loading import LoadError
 
 
-def run_request(request: tuple[Case, Settings, Groups], on_stage: Callable[[str], None]) -> Outcome:
-    """Calls `run_case` with the signature that `harness.core.processes` needs."""
-    case, settings, float32 = request
-    return run_case(case, settings, on_stage, float32)
-
-
 def load_libraries() -> None:
-    """Imports libraries that `run_request` takes seconds to import, for the template of its processes.
+    """Imports libraries that `run_case` takes seconds to import, for the template of its processes.
 
     PyTorch and TVM import many of their modules on first use, so a small module is exported, imported and lowered. No
     library is written, because it would stay if this process is killed. No thread stays running, because forks would
     lack it.
     """
-    import torch
-
-    from harness.compiler.execution.run import Run  # noqa: F401
-    from harness.compiler.lowering.route import lower
-    from harness.compiler.targets.compiling import lower_module
-
     for model in models().values():
         model.prepare()
     lowered = lower(torch.nn.Linear(1, 1), (torch.zeros(1, 1),))
     lower_module(lowered.module, HOST, HOST.tvm_target())
 
 
-def run_case(
-    case: Case,
-    settings: Settings,
-    on_stage: Callable[[str], None] = lambda stage: None,
-    float32: Groups = NO_GROUPS,
-) -> Outcome:
+def run_case(case: Case, settings: Settings, on_stage: Callable[[str], None] = lambda stage: None) -> Outcome:
     """Runs one case through its stages; every error of the case becomes part of the outcome.
 
     Args:
         case: The case.
         settings: Weights, inputs and expectation.
         on_stage: Called with the name of each stage as it begins.
-        float32: Groups of products that stay float32 in half precision.
 
     Raises:
         HarnessError, ModelError: The input or the environment is wrong, not the case.
@@ -71,7 +58,7 @@ def run_case(
         return progress.end(Status.UNAVAILABLE, CaseError("CannotCompile", problem))
     try:
         with models()[subjects()[case.component].model].context():
-            return _run_stages(case, settings, progress, float32)
+            return _run_stages(case, settings, progress)
     except LoadError as error:
         return progress.end(Status.FAILED, _case_error(error))
     except DeviceLostError as error:
@@ -84,10 +71,7 @@ def run_case(
         return progress.end(Status.FAILED, _case_error(error))
 
 
-def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Groups) -> Outcome:
-    from harness.compiler.execution.run import Run
-    from harness.compiler.tuned.database import choose_schedules
-
+def _run_stages(case: Case, settings: Settings, progress: Progress) -> Outcome:
     subject = subjects()[case.component]
     emulated = settings.remote is None and is_emulated(case, subject.emulated, settings.emulate, settings.processors)
     with closing(
@@ -97,7 +81,7 @@ def _run_stages(case: Case, settings: Settings, progress: Progress, float32: Gro
             with progress.time_stage(Stage.BUILD):
                 workload = subject.open(case, settings)
             schedules = choose_schedules(settings.database, case.target, settings.processors)
-            run = Run(case, settings, progress, executor, schedules, float32)
+            run = Run(case, settings, progress, executor, schedules)
             has_run = settings.judge_saved or workload.run(run)
             if has_run:
                 with progress.time_stage(Stage.JUDGE):

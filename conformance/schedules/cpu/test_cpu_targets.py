@@ -22,7 +22,7 @@ from conformance.support.operators import normal
 from conformance.support.place import executes
 from harness.compiler.schedules.common.code_generation import generate
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile, vector_unit
-from harness.compiler.targets.compiling import required_cpu
+from harness.compiler.targets.llvm import required_cpu
 from harness.runtime.loading import cpu_problem
 
 op = relax.op

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from pycocotools import mask as coco
+
 from harness.app.results.objects import Objects, box_of_mask
 from harness.core.files import write_file
 
@@ -62,8 +64,6 @@ def coco_annotations(objects: Objects) -> list[dict[str, Any]]:
         compressed run-length encoding, which `pycocotools.mask.decode` reads. An object whose mask has no pixels has
         area 0 and the box (0, 0, 0, 0). An object of a video begins with its id, `track_id`.
     """
-    from pycocotools import mask as coco
-
     entries: list[dict[str, Any]] = [
         {
             "category": category,

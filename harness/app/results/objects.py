@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pycocotools import mask as coco
 
 from harness.runtime import Found, Prediction
 
@@ -21,24 +22,18 @@ LARGEST_ID = 65_534
 
 def run_lengths(mask: Mask) -> RunLengths:
     """Encodes a mask [h, w]."""
-    from pycocotools import mask as coco
-
     runs = coco.encode(np.asfortranarray(mask, np.uint8))
     return {"size": [int(length) for length in runs["size"]], "counts": runs["counts"].decode("ascii")}
 
 
 def decode_mask(runs: RunLengths) -> Mask:
     """Decodes a mask of `run_lengths`."""
-    from pycocotools import mask as coco
-
     mask: Mask = coco.decode(runs).astype(bool)
     return mask
 
 
 def box_of_mask(runs: RunLengths) -> list[float]:
     """Returns (x, y, width, height) of the pixels of a mask of `run_lengths`; all 0 if it has none."""
-    from pycocotools import mask as coco
-
     box: list[float] = coco.toBbox(runs).tolist()
     return box
 

@@ -7,18 +7,14 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
 
 from harness.app.results.objects import Mask, Objects
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import Coordinates, Labels
-
-if TYPE_CHECKING:
-    from PIL import Image, ImageDraw, ImageFont
-
 
 Color = tuple[int, int, int]
 
@@ -67,8 +63,6 @@ def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prom
     Returns:
         RGB, of the photograph's size.
     """
-    from PIL import Image, ImageDraw
-
     style = Style.suiting(objects.size)
     palette = [color_of(number) for number in objects.ids or range(len(objects.scores))]
     lowest_first = np.argsort(objects.scores, kind="stable").tolist()
@@ -207,8 +201,6 @@ def _shortened(text: str) -> str:
 
 def _font(text: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Returns Pillow's default font, which has ASCII, or a system font for other letters, if there is one."""
-    from PIL import ImageFont
-
     if not text.replace("…", "").isascii():
         for name in _FONTS:
             try:
@@ -227,8 +219,6 @@ def png(image: Image.Image) -> bytes:
 
 def mask_png(mask: Mask) -> bytes:
     """Returns the PNG file of a mask [h, w], with 1 bit per pixel."""
-    from PIL import Image
-
     return png(Image.fromarray(mask))
 
 
@@ -251,8 +241,6 @@ def numbered_pixels(objects: Objects) -> npt.NDArray[np.uint8] | npt.NDArray[np.
 
 def numbered_png(objects: Objects) -> bytes:
     """Returns the PNG file of `numbered_pixels`, with the objects' colours as its palette, or in 16-bit grey."""
-    from PIL import Image
-
     pixels = numbered_pixels(objects)
     image = Image.fromarray(pixels)
     if pixels.dtype == np.uint8:

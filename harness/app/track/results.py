@@ -98,7 +98,8 @@ class Results(AbstractContextManager["Results"]):
         )
         if has_overlay:
             self.done = min(self.done, self._frames_in_overlay())
-        self.is_whole = self._journal.is_whole and self.done == self._journal_length and self._has_lists()
+        has_lists = all((out / name).is_file() for name in (ANNOTATIONS, TRACKS))
+        self.is_whole = self._journal.is_whole and self.done == self._journal_length and has_lists
         if not self.is_whole:
             self._remove_stale()
             self._journal.list_files(out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
@@ -190,9 +191,6 @@ class Results(AbstractContextManager["Results"]):
             if "frame" in entry:
                 width, height = entry["size"]
                 yield AnnotatedImage(self._video.file_name(entry["frame"]), (width, height), entry["annotations"])
-
-    def _has_lists(self) -> bool:
-        return all((self._out / name).is_file() for name in (ANNOTATIONS, TRACKS))
 
     def _write_table(self) -> None:
         """Writes the rows of the finished frames."""

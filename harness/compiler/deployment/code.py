@@ -5,29 +5,25 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import tvm
+import tvm_ffi
 from msgspec.structs import replace
+from tvm import ir, relax, tirx
 
 from harness.compiler.deployment.deployable import ArtifactSpec, Deployable, ImportedEntry
 from harness.compiler.schedules import ChosenSchedules
+from harness.compiler.schedules.common.kernel_info import lost_schedules
 from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.targets.compiling import Compiled, build_library, lower_module, platform_of
+from harness.runtime.devices import runtime_libraries
 from harness.runtime.manifest import LIBRARY, PACKING_LIBRARY, Entry, TensorSpec
 from harness.runtime.preparing import PACKING
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import relax
-
-    from harness.compiler.targets.compiling import Compiled
 
 
 def merge_modules(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
     """Returns one module with the function `main` of each module under its key, and everything that it calls."""
-    import tvm
-    from tvm import ir, relax
-
     functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
     for name, module in modules.items():
         for variable, function in module.functions_items():
@@ -40,10 +36,6 @@ def merge_modules(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
 
 def select_reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
     """Returns a module of the named functions and everything that they call."""
-    import tvm
-    import tvm_ffi
-    from tvm import ir
-
     selected: dict[ir.GlobalVar, ir.BaseFunc] = {}
     waiting = [module.get_global_var(name) for name in names]
 
@@ -69,16 +61,12 @@ def input_specs(function: relax.Function, below: Mapping[str, int | str]) -> tup
 
 def output_specs(function: relax.Function, names: Iterable[str]) -> tuple[TensorSpec, ...]:
     """Returns the shapes and dtypes of a function's results, under the given names."""
-    from tvm import relax
-
     result = function.ret_ty
     fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
     return tuple(_spec(name, field) for name, field in zip(names, fields, strict=True))
 
 
 def _spec(name: str, ty: relax.TensorType) -> TensorSpec:
-    from tvm import tirx
-
     extents = (int(extent) if isinstance(extent, tirx.IntImm) else str(extent.name) for extent in ty.shape)
     # TVM calls it bool, NumPy too; going through NumPy makes both sides agree on every name.
     return TensorSpec(name, tuple(extents), np.dtype(str(ty.dtype)).name)
@@ -108,9 +96,6 @@ def write_code(
     Returns:
         The signatures of the entry points by name, without weights; and the result of compiling them.
     """
-    from harness.compiler.schedules.common.kernel_info import lost_schedules
-    from harness.compiler.targets.compiling import Compiled, build_library, lower_module
-
     deployable, target = spec.deployable, spec.case.target
     modules = {item.name: item.module for item in items}
     outputs = {item.name: item.outputs for item in items}
@@ -136,9 +121,6 @@ def write_code(
 
 def _copy_files(deployable: Deployable, target: str, tvm_target: tvm.target.Target, folder: Path) -> None:
     """Copies the model's own files into the folder, and runtime libraries if they run on this platform."""
-    from harness.compiler.targets.compiling import platform_of
-    from harness.runtime.devices import runtime_libraries
-
     for name, source in deployable.files().items():
         shutil.copyfile(source, folder / name)
     if platform_of(tvm_target.host or tvm_target) == platform_of(HOST.tvm_target()):

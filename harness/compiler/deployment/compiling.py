@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from harness.compiler.deployment.code import write_code
 from harness.compiler.deployment.deployable import ArtifactSpec, OnStage, drain, import_entries
 from harness.compiler.deployment.describing import describe, describe_files
 from harness.compiler.deployment.packing import replace_artifact, run_in_worker, write_variants
@@ -77,13 +76,12 @@ def compile_model(
     """
     check_precisions(spec.case.target, (spec.case.precision,))
     with replace_artifact(out) as folder:
-        run_in_worker(f"{__name__}:compile_request", (spec, folder, schedules), on_stage)
+        run_in_worker(f"{__name__}:compile_request", spec, folder, schedules, on_stage=on_stage)
         return read_any_manifest(folder)
 
 
-def compile_request(request: tuple[ArtifactSpec, Path, FolderSchedules], on_stage: OnStage) -> None:
+def compile_request(spec: ArtifactSpec, folder: Path, schedules: FolderSchedules, on_stage: OnStage) -> None:
     """Compiles for one CPU or for several; `harness.core.processes` calls this function."""
-    spec, folder, schedules = request
     if isinstance(schedules, ChosenSchedules):
         compile_into(spec, folder, schedules, on_stage)
     else:
@@ -112,6 +110,7 @@ def compile_into(
             or the checkpoint does not fit.
         Exception: Any error that the strategy `none` causes in the importer.
     """
+    from harness.compiler.deployment.code import write_code
     from harness.compiler.targets.compiling import target_for
 
     items = import_entries(spec, on_stage)
@@ -145,6 +144,7 @@ def compile_variants_into(
     Raises:
         HarnessError: As of `compile_into`, for one of the CPUs.
     """
+    from harness.compiler.deployment.code import write_code
     from harness.compiler.targets.compiling import target_for
 
     items = import_entries(spec, on_stage)

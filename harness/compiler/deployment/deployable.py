@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.compiler.targets import TARGETS
-from harness.core.budget import NO_GROUPS, Groups, check_groups
+from harness.core.budget import Groups, check_groups
 from harness.core.case import DEFAULT_STRATEGY, Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.program import Array, Program
@@ -137,10 +137,9 @@ class ArtifactSpec:
     Attributes:
         deployable: The model.
         case: Its strategy, target, scale, seed, precision, frontend and weights.
-        settings: Where the weights come from.
+        settings: Where the weights come from, and the groups of products that stay float32.
         options: The model's own options.
         entry_names: Names of the entry points to import, all if there is none.
-        float32: Groups of products that stay float32 in a half precision.
     """
 
     deployable: Deployable
@@ -148,7 +147,6 @@ class ArtifactSpec:
     settings: Settings
     options: ModelOptions
     entry_names: Sequence[str] = ()
-    float32: Groups = NO_GROUPS
 
     def import_entries(self, on_stage: OnStage) -> Iterator[ImportedEntry]:
         """Builds the model, then yields its entry points.
@@ -165,7 +163,7 @@ class ArtifactSpec:
                 if self.entry_names and program.name not in self.entry_names:
                     continue
                 strategy = self.case.strategy if program.uses_rope else DEFAULT_STRATEGY
-                route = Route.from_case(replace(self.case, strategy=strategy), self.float32)
+                route = Route.from_case(replace(self.case, strategy=strategy), self.settings.float32)
                 on_stage(f"export {program.name}")
                 exported = route.export(program.module, tuple(program.example.values()), program.axes)
                 on_stage(f"import {program.name}")
@@ -189,7 +187,7 @@ def import_entries(spec: ArtifactSpec, on_stage: OnStage) -> list[ImportedEntry]
     if problem is not None:
         raise HarnessError(f"cannot compile for {target}: {problem}")
     items = list(spec.import_entries(on_stage))
-    check_groups(spec.float32, [item.float32 for item in items], "what is compiled", partial=True)
+    check_groups(spec.settings.float32, [item.float32 for item in items], "what is compiled", partial=True)
     return items
 
 

@@ -37,7 +37,8 @@ def describe(
         entries: The entry points, by name.
         files: The files of the folder, by name.
     """
-    from harness.compiler.targets.compiling import platform_of, required_cpu
+    from harness.compiler.targets.compiling import platform_of
+    from harness.compiler.targets.llvm import required_cpu
     from harness.core.machine import versions
 
     case, settings = spec.case, spec.settings
@@ -60,7 +61,7 @@ def describe(
         weights=describe_weights(case, settings),
         trained=settings.checkpoint is not None,
         precision=case.precision,
-        float32=tuple(sorted(spec.float32)),
+        float32=tuple(sorted(settings.float32)),
         frontend=case.frontend,
         entries=entries,
         files=dict(sorted(files.items())),

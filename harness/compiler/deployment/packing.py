@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -43,12 +44,12 @@ def replace_artifact(artifact: Path) -> AbstractContextManager[Path]:
     return replace_folder(artifact, is_compiled, "a compiled model")
 
 
-def run_in_worker(function: str, request: tuple[Any, ...], on_stage: OnStage) -> None:
+def run_in_worker(function: str, *arguments: Any, on_stage: OnStage) -> None:
     """Calls a function in a worker, so that even a crash of the compiler ends in a sentence.
 
     Args:
-        function: `module:name`; takes the request and `on_stage`.
-        request: Its first argument, which must be picklable.
+        function: `module:name`; takes the arguments and `on_stage`.
+        arguments: Anything picklable.
         on_stage: Called with the name of each stage as it begins.
 
     Raises:
@@ -56,7 +57,7 @@ def run_in_worker(function: str, request: tuple[Any, ...], on_stage: OnStage) ->
     """
     from harness.core.processes.call import WorkerEnd, run_isolated
 
-    end = run_isolated(function, request, on_stage=on_stage)
+    end = run_isolated(function, *arguments, on_stage=on_stage)
     if end.kind is not WorkerEnd.OK:
         error = end.error
         reason = f"{error.type}: {error.message}" if error else end.kind.value
@@ -88,14 +89,9 @@ def pack_model(
     """
     read_any_manifest(artifact)
     with replace_artifact(artifact) as folder:
-        request = (deployable, artifact.resolve(), folder, settings, seed, weights)
-        run_in_worker(f"{__name__}:pack_request", request, on_stage)
+        arguments = (deployable, artifact.resolve(), folder, settings, seed, weights)
+        run_in_worker(f"{__name__}:pack_into", *arguments, on_stage=on_stage)
         return read_any_manifest(folder)
-
-
-def pack_request(request: tuple[Deployable, Path, Path, Settings, int, str], on_stage: OnStage) -> None:
-    """Calls `pack_into`; `harness.core.processes` calls this function."""
-    pack_into(*request, on_stage=on_stage)
 
 
 def pack_into(
@@ -105,7 +101,6 @@ def pack_into(
     settings: Settings = SEEDED,
     seed: int = 0,
     weights: str = Weights.SEEDED,
-    *,
     on_stage: OnStage = lambda stage: None,
 ) -> Manifest:
     """Fills an empty folder with an artifact's code and other weights; everything else is as in `pack_model`."""
@@ -122,9 +117,10 @@ def pack_into(
         manifest.frontend,
         weights,
     )
-    entries, float32 = tuple(manifest.entries), frozenset(manifest.float32)
-    options = deployable.options.read(artifact, manifest)
-    spec = ArtifactSpec(deployable, case, settings, options, entries, float32)
+    settings = dataclasses.replace(settings, float32=frozenset(manifest.float32))
+    spec = ArtifactSpec(
+        deployable, case, settings, deployable.options.read(artifact, manifest), tuple(manifest.entries)
+    )
     if is_for_several(artifact):
         _pack_for_several(spec, artifact, folder, on_stage)
     else:

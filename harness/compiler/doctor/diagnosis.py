@@ -8,11 +8,25 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from harness.compiler.doctor.known_bad import PACKAGES, known_bad
+from harness.compiler.targets import HOST, TARGETS
+from harness.compiler.targets.linking import linker
 from harness.core.machine import control_group
 from harness.core.machine import versions as installed_versions
+from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processes.threads import OPENMP_VARIABLE, OPTION_VARIABLE, thread_count, thread_count_reason
 from harness.core.processors import CPU_VARIABLE, THIS_MACHINE, Processors
+from harness.runtime.cores import cores
+from harness.runtime.cpu import (
+    MATRIX_UNIT,
+    VECTOR_FEATURES,
+    cpu_features,
+    cpu_model,
+    has_integer_pairs,
+    matrix_unit_problem,
+)
 from harness.runtime.threads import VARIABLE, cgroup_cpuset, cgroup_quota, usable_cpus
 
 _PROBE_SECONDS = 120.0
@@ -75,12 +89,6 @@ def diagnose(processors: Processors = THIS_MACHINE) -> list[Finding]:
 
 
 def _machine() -> list[Finding]:
-    import psutil
-
-    from harness.compiler.targets.linking import linker
-    from harness.runtime.cores import cores
-    from harness.runtime.cpu import VECTOR_FEATURES, cpu_features, cpu_model, matrix_unit_problem
-
     cpu_feature_set = cpu_features() or frozenset()
     features = (
         " ".join(feature for feature in VECTOR_FEATURES if feature in cpu_feature_set) or "not told by the system"
@@ -104,8 +112,6 @@ def bf16_products(features: Collection[str], request_matrix_unit: Callable[[], s
         features: Features of the processor, in LLVM's spelling.
         request_matrix_unit: Requests the matrix unit of x86 from the system; returns why it is refused, or None.
     """
-    from harness.runtime.cpu import MATRIX_UNIT, has_integer_pairs
-
     if "neon" in features:
         return f"bf16: {'bfmmla and bfdot' if 'bf16' in features else _SHIFTS}"
     alternative = _INTEGERS if has_integer_pairs(features.__contains__) else _SHIFTS
@@ -122,19 +128,17 @@ def _label(name: str, versions: Mapping[str, str]) -> str:
 
 
 def run_probe(
-    topic: str, function: str, to_findings: Callable[[Any], list[Finding]], argument: object = None
+    topic: str, function: str, to_findings: Callable[[Any], list[Finding]], *arguments: object
 ) -> list[Finding]:
     """Runs a probe in a worker; returns the findings of `to_findings`, or a problem if the worker died.
 
     Args:
         topic: Topic of the problem.
-        function: The probe, as `module:name`; it takes the argument and `on_stage`.
+        function: The probe, as `module:name`; it takes the arguments and `on_stage`.
         to_findings: Converts the probe's result to findings.
-        argument: Argument of the probe.
+        arguments: Arguments of the probe.
     """
-    from harness.core.processes.call import WorkerEnd, run_isolated
-
-    result = run_isolated(function, argument, timeout=_PROBE_SECONDS)
+    result = run_isolated(function, *arguments, timeout=_PROBE_SECONDS)
     if result.kind is WorkerEnd.OK:
         return to_findings(result.value)
     message = result.error.message if result.error else result.kind.value
@@ -150,8 +154,6 @@ def run_probe(
 
 
 def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
-    from harness.compiler.targets import HOST, TARGETS
-
     findings = [
         Finding("TVM", f"LLVM {probe['llvm']}, compiles for {probe['cpu']} with {' '.join(probe['features'])}"),
         *_thread_findings(),
@@ -174,8 +176,6 @@ def _tvm_findings(probe: Mapping[str, Any]) -> list[Finding]:
 
 
 def _thread_findings() -> list[Finding]:
-    from harness.core.processes.call import run_isolated
-
     count = thread_count()
     default_count = run_isolated("harness.compiler.doctor.probes:probe_threads", None, timeout=_PROBE_SECONDS).value
     actual = run_isolated("harness.compiler.doctor.probes:probe_threads", count, timeout=_PROBE_SECONDS).value

@@ -49,7 +49,7 @@ def probe_threads(count: int | None, on_stage: Callable[[str], None]) -> int:
     return tvm_threads()
 
 
-def probe_torch(_: object, on_stage: Callable[[str], None]) -> dict[str, Any]:
+def probe_torch(on_stage: Callable[[str], None]) -> dict[str, Any]:
     """Checks in a worker that torch and torchvision load together and run an operator of torchvision."""
     on_stage("import torch")
     import torch

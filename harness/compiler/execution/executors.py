@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy.typing as npt
+import torch
+import tvm_ffi
+from torch.utils.dlpack import from_dlpack
+
+from harness.compiler.execution.emulation.device import install
 from harness.compiler.execution.emulation.matrix_unit import emulate, emulation_problem
+from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
 from harness.compiler.targets import HOST, TARGETS
 from harness.compiler.targets.linking import clang
 from harness.compiler.targets.llvm import lacks_matrix_unit_alone
@@ -19,16 +26,10 @@ from harness.core.case import Case
 from harness.core.outcome import Device
 from harness.core.processors import THIS_MACHINE, Processors, Remote
 from harness.core.settings import Settings
+from harness.runtime.artifact import Artifact
 from harness.runtime.cpu import MATRIX_UNIT, add_emulated_features
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import tvm_ffi
-
-    from harness.compiler.execution.remote.client import DeviceSession, RemoteArtifact, RemoteExecutable
-    from harness.runtime.artifact import Artifact
-    from harness.runtime.executable import Executable
-
+from harness.runtime.executable import Executable
+from harness.runtime.manifest import read_manifest
 
 _ALLOCATION = "vm.builtin.alloc_tensor"
 """The builtin that TVM's virtual machine calls for each output tensor, right before the function that writes it."""
@@ -38,9 +39,6 @@ _POISON = 0xFF
 
 def poison(tensor: tvm_ffi.Tensor) -> None:
     """Fills a tensor on the CPU with bytes that no correct kernel leaves."""
-    import torch
-    from torch.utils.dlpack import from_dlpack
-
     from_dlpack(tensor).reshape(-1).view(torch.uint8).fill_(_POISON)
 
 
@@ -71,8 +69,6 @@ class LocalExecutor:
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> Executable:
         """Loads a compiled program with its parameters."""
-        from harness.runtime.executable import Executable
-
         if self.begin_emulation is not None:
             self.begin_emulation(target)
         instrument = poison_allocation if target == HOST.name else None
@@ -80,9 +76,6 @@ class LocalExecutor:
 
     def load_model(self, folder: Path) -> Artifact:
         """Loads a compiled model."""
-        from harness.runtime.artifact import Artifact
-        from harness.runtime.manifest import read_manifest
-
         if self.begin_emulation is not None:
             self.begin_emulation(read_manifest(folder).target)
         return Artifact.load(folder)
@@ -104,7 +97,6 @@ class RemoteExecutor:
         self._processors = processors
         self._session: DeviceSession | None = None
         self._target = ""
-        self._device: Device | None = None
 
     def run_problem(self, target: str) -> str | None:
         """Returns the reason why the device cannot run code for a target, or None.
@@ -116,34 +108,20 @@ class RemoteExecutor:
 
     def load_program(self, library: Path, target: str, parameters: Sequence[npt.NDArray[Any]]) -> RemoteExecutable:
         """Loads a compiled program with its parameters on the device."""
-        from harness.compiler.execution.remote.client import RemoteExecutable
-
         self._target = target
         return RemoteExecutable(self._open(), library, target, parameters)
 
     def load_model(self, folder: Path) -> RemoteArtifact:
         """Loads a compiled model."""
-        from harness.compiler.execution.remote.client import RemoteArtifact
-
         artifact = RemoteArtifact(self._open(), folder)
         self._target = artifact.manifest.target
         return artifact
 
     def describe_device(self) -> Device | None:
         """Returns the device and the bytes sent to it, once a session began."""
-        if self._session is not None:
-            self._device = self._describe(self._session)
-        return self._device
-
-    def close(self) -> None:
-        """Ends the session, if there is one."""
-        if self._session is not None:
-            self._device = self._describe(self._session)
-            self._session.close()
-            self._session = None
-
-    def _describe(self, session: DeviceSession) -> Device:
-        description = session.description
+        if self._session is None:
+            return None
+        description = self._session.description
         return Device(
             name=description.name,
             cpu=description.cpu,
@@ -153,13 +131,16 @@ class RemoteExecutor:
             architecture=description.architecture,
             threads=description.threads,
             address=self._remote.address,
-            sent_bytes=session.sent_bytes,
+            sent_bytes=self._session.sent_bytes,
         )
 
-    def _open(self) -> DeviceSession:
-        from harness.compiler.execution.remote.client import DeviceSession
+    def close(self) -> None:
+        """Ends the session, if there is one."""
+        if self._session is not None:
+            self._session.close()
 
-        if self._session is None:
+    def _open(self) -> DeviceSession:
+        if self._session is None or self._session.rpc is None:
             self._session = DeviceSession(self._remote)
         return self._session
 
@@ -210,6 +191,4 @@ def _emulate_unit(_target: str) -> None:
 
 
 def _emulate_gpu(target: str) -> None:
-    from harness.compiler.execution.emulation.device import install
-
     install(target)

@@ -7,25 +7,23 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
 from harness.compiler.execution.executors import Executor
+from harness.compiler.execution.remote.client import RemoteExecutable
 from harness.compiler.lowering.route import Lowered, Route
 from harness.compiler.schedules import ChosenSchedules
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, compile_module
-from harness.core.budget import NO_GROUPS, Groups, check_groups
+from harness.core.budget import check_groups
 from harness.core.case import Case
 from harness.core.files import temporary_folder
 from harness.core.outcome import Progress, Stage
 from harness.core.program import Arrays, Output, Program, Trace
 from harness.core.settings import Settings
-
-if TYPE_CHECKING:
-    from harness.compiler.execution.remote.client import RemoteExecutable
-    from harness.runtime.executable import Executable
+from harness.runtime.executable import Executable
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class Run:
         progress: Records stages, times, sizes and kernels.
         executor: Runs the compiled code.
         schedules: Tuned schedules for the target.
-        float32: Groups of products that stay float32 in a half precision.
     """
 
     case: Case
@@ -46,7 +43,6 @@ class Run:
     progress: Progress
     executor: Executor
     schedules: ChosenSchedules
-    float32: Groups = NO_GROUPS
 
     def compile(
         self, programs: Mapping[str, Program], lowered: Mapping[str, Lowered] | None = None
@@ -90,7 +86,8 @@ class Run:
         outcome.sizes["library"] = sum(path.stat().st_size for path in libraries.values())
 
     def _lower_programs(self, programs: Mapping[str, Program]) -> dict[str, Lowered]:
-        route = Route.from_case(self.case, self.float32)
+        float32 = self.settings.float32
+        route = Route.from_case(self.case, float32)
         with self.progress.time_stage(Stage.EXPORT):
             exported = {
                 name: route.export(program.module, tuple(program.example.values()), program.axes)
@@ -98,7 +95,7 @@ class Run:
             }
         with self.progress.time_stage(Stage.IMPORT):
             lowered = {name: route.lower(exported.pop(name), program.module) for name, program in programs.items()}
-        check_groups(self.float32, [program.float32 for program in lowered.values()], self.case.component)
+        check_groups(float32, [program.float32 for program in lowered.values()], self.case.component)
         return lowered
 
 

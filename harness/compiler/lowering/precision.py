@@ -82,6 +82,9 @@ _MOVES = frozenset(
 )
 """Operators whose results are elements of their floating-point arguments."""
 
+_COPIES = _MOVES - {"relax.reshape", "relax.expand_dims", "relax.squeeze"}
+"""Those that copy elements in memory; the others only change the shape."""
+
 _SELECTS = frozenset(("relax.nn.relu", "relax.nn.max_pool2d", "relax.where"))
 """Operators whose results are elements of their arguments or zero, with arithmetic that fuses."""
 
@@ -224,7 +227,7 @@ class _Lowering:
             need = needs.get(variable, _Need.NOTHING)
             if variable in self._rows and _Need.OUTPUT not in need:
                 need = _Need.HALF if self._rows[variable] else _Need.FLOAT
-            elif _copies(name) and variable in self._results and need and _Need.OUTPUT not in need:
+            elif name in _COPIES and variable in self._results and need and _Need.OUTPUT not in need:
                 need = _Need.HALF
             if need == _Need.HALF and _is_floating(variable):
                 half.add(variable)
@@ -373,11 +376,6 @@ def _multiplied(value: relax.Expr, dtype: str) -> list[relax.Expr]:
 def _extents(value: relax.Expr) -> list[int | None]:
     """Returns the extents of a tensor, None for symbolic extents."""
     return [int(extent) if isinstance(extent, tirx.IntImm) else None for extent in value.ty.shape]
-
-
-def _copies(name: str) -> bool:
-    """Returns whether the operator copies elements in memory; the other operators of `_MOVES` only change the shape."""
-    return name in _MOVES and name not in ("relax.reshape", "relax.expand_dims", "relax.squeeze")
 
 
 def _operator(value: relax.Expr) -> str:

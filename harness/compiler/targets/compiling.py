@@ -7,23 +7,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax
 
 from harness.compiler.schedules import UNTUNED, Schedules
 from harness.compiler.schedules.common.code_generation import generate
-from harness.compiler.targets import parallel
+from harness.compiler.schedules.common.kernel_info import lost_schedules
+from harness.compiler.targets import HOST, TARGETS, parallel
 from harness.compiler.targets.linking import link
+from harness.compiler.targets.llvm import required_cpu
 from harness.compiler.targets.objects import compiled_source, with_objects
 from harness.compiler.targets.serialized import EMBEDDED, with_modules
 from harness.compiler.targets.target import DeviceCode, Target
 from harness.core.files import temporary_folder
 from harness.core.outcome import Kernel
 from harness.core.processors import THIS_MACHINE, Processors
-from harness.runtime.cpu import MATRIX_UNIT, VECTOR_FEATURES, Platform, normalized, this_platform
+from harness.runtime.cpu import Platform, normalized, this_platform
 from harness.runtime.loading import REQUIRED_CPU
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @contextmanager
@@ -36,10 +39,6 @@ def examine_kernels(target: tvm.target.Target) -> Iterator[list[Kernel]]:
     Raises:
         RuntimeError: A kernel exceeds the limits of the target's devices.
     """
-    import tvm_ffi
-
-    from harness.compiler.targets import TARGETS
-
     kind = str(target.kind.name)
     registered = TARGETS.get(kind)
     kernels: list[Kernel] = []
@@ -68,9 +67,6 @@ def launched_threads(module: tvm.IRModule) -> dict[str, int]:
     Args:
         module: Kernels as the code generator takes them, with `thread_extent` around their bodies.
     """
-    import tvm
-    import tvm_ffi
-
     threads: dict[str, int] = {}
     for _, function in module.functions_items():
         extents: dict[str, Any] = {}
@@ -132,8 +128,6 @@ def compile_module(
         RuntimeError: A kernel exceeds the limits of the target's devices, or there is no linker, which the target's
             `compile_problem` reports beforehand.
     """
-    from harness.compiler.schedules.common.kernel_info import lost_schedules
-
     tvm_target = target_for(target, processors, for_emulation=for_emulation)
     lowered = lower_module(module, target, tvm_target, schedules)
     kernels = build_library(lowered, tvm_target, library, keep_source=for_emulation)
@@ -152,10 +146,6 @@ def target_for(target: Target, processors: Processors, *, for_emulation: bool = 
     Raises:
         HarnessError: The processors have an unknown name.
     """
-    import tvm
-
-    from harness.compiler.targets import HOST
-
     tvm_target = target.tvm_target(processors)
     if not for_emulation:
         return tvm_target
@@ -171,8 +161,6 @@ def lower_module(
     instruments: Sequence[Any] = (),
 ) -> tvm.IRModule:
     """Runs the target's pipeline with tuned schedules over an imported module; TVM's instruments see each pass."""
-    import tvm
-
     with tvm_target, tvm.transform.PassContext(opt_level=3, instruments=list(instruments)):
         return target.pipeline(tvm_target, schedules)(module)
 
@@ -194,9 +182,6 @@ def build_library(
     Raises:
         RuntimeError: A kernel exceeds the limits of the target's devices, or there is no linker.
     """
-    import tvm
-    from tvm import relax
-
     host = tvm_target.host or tvm_target
     marked = _with_required_cpu(lowered, host)
     with temporary_folder("compile") as folder:
@@ -233,8 +218,6 @@ def export_library(
     Raises:
         RuntimeError: There is no linker.
     """
-    from harness.compiler.targets import TARGETS
-
     host = tvm_target.host or tvm_target
     target = TARGETS.get(str(tvm_target.kind.name))
     options = {}
@@ -252,8 +235,6 @@ def _embedded_modules(tvm_target: tvm.target.Target, module: Any, system: bool, 
     TVM does the same where it finds a module of LLVM, which names the target; here all kernels may be object files. The
     arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
-    import tvm_ffi
-
     packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToLLVM")(module, system, str(tvm_target), prefix)
     path = Path(folder) / "modules.o"
     packed.write_to_file(str(path))
@@ -267,8 +248,6 @@ def _packed_modules(
 
     The arguments from the module on are those of `export_library`'s `fpack_imports`.
     """
-    import tvm_ffi
-
     kind = str(tvm_target.kind.name)
     embedded = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
     changed = with_modules(
@@ -299,21 +278,8 @@ def platform_of(host: tvm.target.Target) -> Platform:
     return "macOS" if "macos" in triple_rest or "darwin" in triple_rest else "Linux", normalized(machine)
 
 
-def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:
-    """Returns LLVM's name of the CPU that host code is compiled for, and the features that the code may use."""
-    from tvm.target import codegen
-
-    promised = codegen.llvm_get_cpu_features(host)
-    name = str(host.attrs["mcpu"]) if "mcpu" in host.attrs else "generic"
-    attributes = {str(attribute) for attribute in host.attrs.get("mattr", ())}
-    vectors = [feature for feature in VECTOR_FEATURES if feature in promised]
-    return name, vectors + [feature for feature in MATRIX_UNIT if f"+{feature}" in attributes]
-
-
 def _with_required_cpu(lowered: tvm.IRModule, host: tvm.target.Target) -> tvm.IRModule:
     """Adds the function from which `harness.runtime.loading` reads the library's required processor."""
-    from tvm import ir, relax
-
     name, features = required_cpu(host)
     text = ir.StringImm(" ".join([name, *features]))
     function = relax.Function([], text, relax.AnyType()).with_attr("global_symbol", REQUIRED_CPU)

@@ -234,11 +234,6 @@ def device_code(saved: bytes, target: tvm.target.Target) -> bytes:
     return with_code(saved, compile_code)
 
 
-def compiled_architectures(target: tvm.target.Target) -> tuple[str, ...]:
-    """Returns the architectures that a library of the target runs on: sm_… for machine code, compute_… for PTX."""
-    return code_of(architectures(target))
-
-
 def compile_problem() -> str | None:
     """Returns why this machine cannot compile CUDA kernels, or None."""
     import tvm
@@ -267,7 +262,7 @@ CUDA = Target(
     device_type="cuda",
     examine=examine,
     device_code=device_code,
-    architectures=compiled_architectures,
+    architectures=lambda target: code_of(architectures(target)),
     precisions=("fp32", "fp16", "bf16"),
     emulated=True,
 )

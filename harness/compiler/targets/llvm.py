@@ -10,7 +10,6 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from harness.compiler.schedules import UNTUNED, Schedules
-from harness.compiler.targets.compiling import required_cpu
 from harness.compiler.targets.linking import link_problem
 from harness.compiler.targets.system_cpu import system_cpu
 from harness.compiler.targets.target import Target
@@ -167,6 +166,17 @@ def required_features(processors: Processors) -> frozenset[str]:
         HarnessError: LLVM does not know the named CPU.
     """
     return frozenset(_required_cpu(processors)[1])
+
+
+def required_cpu(host: tvm.target.Target) -> tuple[str, list[str]]:
+    """Returns LLVM's name of the CPU that host code is compiled for, and the features that the code may use."""
+    from tvm.target import codegen
+
+    promised = codegen.llvm_get_cpu_features(host)
+    name = str(host.attrs["mcpu"]) if "mcpu" in host.attrs else "generic"
+    attributes = {str(attribute) for attribute in host.attrs.get("mattr", ())}
+    vectors = [feature for feature in VECTOR_FEATURES if feature in promised]
+    return name, vectors + [feature for feature in MATRIX_UNIT if f"+{feature}" in attributes]
 
 
 def _required_cpu(processors: Processors) -> tuple[str, list[str]]:

@@ -16,17 +16,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tvm
+import tvm_ffi
+from tvm.runtime import load_static_library
+from tvm_ffi import StructuralKey
+
+from harness.compiler.schedules.common import code_generation
 from harness.compiler.schedules.common.code_generation import generate
 from harness.compiler.targets.linking import compile_source, linker
 from harness.compiler.targets.system_cpu import tvm_build
 from harness.core.errors import HarnessError
 from harness.core.files import cache_root, explain_write_errors, prune_files, remove_temporary_files, write_bytes
 from harness.runtime.cpu import Platform
-
-if TYPE_CHECKING:
-    import tvm
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +88,6 @@ def with_objects(module: tvm.IRModule, target: tvm.target.Target, folder: Path) 
         target: The CPU.
         folder: Folder for objects that TVM reads again.
     """
-    import tvm
-    from tvm.runtime import load_static_library
-    from tvm_ffi import StructuralKey
-
     object_cache = ObjectCache(cache_root() / "kernels")
     libraries: list[Any] = []
     symbol_of_structure: dict[Any, str] = {}
@@ -126,8 +125,6 @@ def kernel_key(function: tvm.tirx.PrimFunc, target: tvm.target.Target) -> str:
 
     It covers the names of variables, so that a kernel whose variables have other names is compiled again.
     """
-    import tvm
-
     content = tvm.ir.save_json(function.without_attr("global_symbol"))
     return hashlib.sha256(json.dumps([content, str(target), *_compiler()]).encode()).hexdigest()
 
@@ -192,9 +189,6 @@ class ObjectCache:
 
 def _is_self_contained(function: Any) -> bool:
     """Returns whether a function is a kernel that calls no other function of its module."""
-    import tvm
-    import tvm_ffi
-
     if not isinstance(function, tvm.tirx.PrimFunc):
         return False
     called: list[Any] = []
@@ -203,8 +197,6 @@ def _is_self_contained(function: Any) -> bool:
 
 
 def _compile(function: Any, symbol: str, target: tvm.target.Target, path: Path) -> None:
-    import tvm
-
     kernel = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
     with target, tvm.transform.PassContext(opt_level=3):
         generate(lambda code_target: tvm.tirx.build(kernel, code_target), target).write_to_file(str(path))
@@ -213,10 +205,6 @@ def _compile(function: Any, symbol: str, target: tvm.target.Target, path: Path) 
 @cache
 def _compiler() -> tuple[str, ...]:
     """Returns what identifies TVM's compiler, its build and this project's use of it."""
-    import tvm
-
-    from harness.compiler.schedules.common import code_generation
-
     source_digests = [
         hashlib.sha256(Path(module).read_bytes()).hexdigest() for module in (__file__, code_generation.__file__)
     ]

@@ -4,7 +4,7 @@ Each call is a process in its own process group: a fresh interpreter, or, if man
 of a process that has loaded them once (`Template`). Parent and child exchange files in a private folder, because a file
 survives a native crash of the process that wrote it:
 
-    request        pickled: the function and its argument; written before the child starts
+    request        pickled: the function and its arguments; written before the child starts
     breadcrumbs    one line per stage, written by the child when it enters the stage
     output         stdout and stderr of the child and its children
     answer         pickled: a `WorkerResult`, or the error for the user; absent if the child died

@@ -16,16 +16,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psutil
 
 from harness.core.errors import HarnessError
 from harness.core.files import explain_write_errors, full_disk, temporary_folder
 from harness.core.outcome import CaseError
 from harness.core.processes.threads import thread_count
-
-if TYPE_CHECKING:
-    import psutil
-
 
 LISTED = Path("/proc/thread-self/children").exists()
 """True if the system lists the children of each thread."""
@@ -37,8 +35,6 @@ def descendants(pid: int) -> list[psutil.Process]:
     The system's lists of the children of each thread are read if they exist. psutil reads every process of the system,
     which takes ten times as long.
     """
-    import psutil
-
     processes: list[psutil.Process] = []
     if not LISTED:
         with contextlib.suppress(psutil.Error):
@@ -237,8 +233,6 @@ def start_python(
 
 def kill_and_collect(process: subprocess.Popen[bytes]) -> int:
     """Kills a process with its group, closes the pipes to it, and returns its exit code."""
-    import psutil
-
     # A collected process's id may belong to another process by now, unless members of its group still reserve it.
     if process.returncode is None or not psutil.pid_exists(process.pid):
         _kill_group(process.pid)
@@ -328,23 +322,22 @@ class WorkerResult:
 
 def run_isolated(
     function: str,
-    argument: Any,
-    *,
+    *arguments: Any,
     timeout: float | None = None,
     memory_limit_bytes: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     template: Template | None = None,
     stop: threading.Event | None = None,
 ) -> WorkerResult:
-    """Calls `function(argument, on_stage)` in a new process with as many threads, and returns how it ended.
+    """Calls `function(*arguments, on_stage)` in a new process with as many threads, and returns how it ended.
 
     Nothing outlives the call: when it returns or raises (Ctrl-C), the child, all its descendants and their folder are
     gone.
 
     Args:
-        function: The function as `module:name`. It takes the argument and `on_stage`, which it calls with the name of
+        function: The function as `module:name`. It takes the arguments and `on_stage`, which it calls with the name of
             each stage that it enters. Its result must be picklable.
-        argument: Anything picklable.
+        arguments: Anything picklable.
         timeout: Seconds until all processes are killed; None for no limit.
         memory_limit_bytes: Resident bytes, descendants included, above which all processes are killed; None for no
             limit.
@@ -358,7 +351,7 @@ def run_isolated(
     """
     with temporary_folder("worker") as name:
         folder = Path(name)
-        request = {"function": function, "argument": argument, "path": sys.path}
+        request: dict[str, Any] = {"function": function, "arguments": arguments, "path": sys.path}
         request |= {"environment": child_environment(), "directory": Path.cwd(), "threads": thread_count()}
         stop = stop or threading.Event()
         with explain_write_errors(folder, "free some space or let TMPDIR name another folder"):
@@ -418,8 +411,6 @@ class _Call:
 
     def end(self) -> None:
         """Kills the rest of the child and its descendants, and collects the child."""
-        import psutil
-
         self._record_descendants()
         self.exit_code = self.process.kill()
         for process in self.processes.values():  # those that left the process group
@@ -457,8 +448,6 @@ class _Call:
             self.processes.setdefault(process.pid, process)
 
     def _resident_bytes(self) -> int:
-        import psutil
-
         self._record_descendants()
         total = 0
         with contextlib.suppress(psutil.Error):

@@ -77,7 +77,7 @@ def _answer(folder: Path) -> WorkerResult | HarnessError:
         _apply_environment(request["environment"])
         configure_threads(request["threads"])
         _redirect_temporary_files(folder)
-        value = import_function(request["function"])(request["argument"], on_stage)
+        value = import_function(request["function"])(*request["arguments"], on_stage)
     except Exception as error:
         return _failure(error)
     return WorkerResult(WorkerEnd.OK, value, peak_rss_bytes=_peak_rss_bytes())
@@ -102,15 +102,12 @@ def _failure(error: Exception) -> WorkerResult | HarnessError:
     sentence = str(error) if isinstance(error, HarnessError | ModelError) else full_disk(error)
     if sentence is not None:
         return HarnessError(sentence)
-    kind = WorkerEnd.OUT_OF_MEMORY if _is_memory_error(error) else WorkerEnd.FAILED
+    # torch's CPU allocator raises a plain RuntimeError
+    is_memory_error = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    kind = WorkerEnd.OUT_OF_MEMORY if is_memory_error else WorkerEnd.FAILED
     details = "".join(traceback.format_exception(error))[-DETAILS_BYTES:]
     case_error = CaseError(type(error).__name__, str(error), details)
     return WorkerResult(kind, error=case_error, peak_rss_bytes=_peak_rss_bytes())
-
-
-def _is_memory_error(error: Exception) -> bool:
-    # torch's CPU allocator raises a plain RuntimeError
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _peak_rss_bytes() -> int:

@@ -6,12 +6,18 @@ import math
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import tvm
 
 from harness.compiler.execution.executors import create_executor
 from harness.compiler.execution.run import Run
 from harness.compiler.lowering.groups import always_float32
+from harness.compiler.lowering.precision import lower_precision, operations_of
 from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.schedules.common.origins import bindings_of
+from harness.compiler.schedules.cpu.bf16 import allows_bf16
+from harness.compiler.schedules.cpu.microkernels.choice import rounding_kernels
+from harness.compiler.schedules.cpu.widening import lower_bf16
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import choose_schedules
 from harness.core.budget import NO_GROUPS, Groups
@@ -23,9 +29,8 @@ from harness.core.program import Arrays
 from harness.core.settings import Settings
 from harness.models.registry import subjects
 from harness.models.traced import TracedWorkload
-
-if TYPE_CHECKING:
-    import tvm
+from harness.parity.monte_carlo import judge_by_draws
+from harness.parity.verdict import judge
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,6 @@ class Bench:
 
     def _lower(self, name: str, half: Groups) -> Lowered:
         """Returns a program with these groups in half precision and all others in float32."""
-        from harness.compiler.lowering.precision import lower_precision
-
         imported = self._imported[name]
         group_of = self._group_of[name]
         float32 = self._always_groups.union(set(self.groups) - half)
@@ -125,9 +128,6 @@ class Bench:
 
     def _judge(self, actual: Arrays) -> tuple[Verdict, ...]:
         """Judges outputs by the oracle; PyTorch runs once, when the first outputs are judged."""
-        from harness.parity.monte_carlo import judge_by_draws
-        from harness.parity.verdict import judge
-
         if self._arrays is None:
             reference = self._workload.reference()
             self._arrays = reference.first, reference.exact, self._workload.draw_small_outputs(reference.first)
@@ -140,33 +140,19 @@ class Bench:
         total: int | None = None
         for call in self._workload.trace:
             if group in self._group_of[call.program].values():
-                module = self._as_target_computes(self._lower(call.program, frozenset([group])).module)
+                module = self._lower(call.program, frozenset([group])).module
+                module = lower_bf16(module) if self._on_cpu else module  # as the target computes it
                 operations = self._half_operations(module)
-                if operations or _has_half_weights(module, self._precision.dtype):
+                types = [str(getattr(parameter.ty, "dtype", "")) for parameter in module["main"].params]
+                if operations or self._precision.dtype in types:
                     total = (total or 0) + operations
         return total
 
-    def _as_target_computes(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Returns the module as the target computes it, with half precision only where it is supported."""
-        from harness.compiler.schedules.cpu.widening import lower_bf16
-
-        return lower_bf16(module) if self._on_cpu else module
-
     def _half_operations(self, module: tvm.IRModule) -> int:
         """Returns two operations per term that is multiplied in half precision, for products of static shape."""
-        from harness.compiler.lowering.precision import operations_of
-        from harness.compiler.schedules.common.origins import bindings_of
-        from harness.compiler.schedules.cpu.bf16 import allows_bf16
-        from harness.compiler.schedules.cpu.microkernels.choice import rounding_kernels
-
         values = [binding.value for binding in bindings_of(module["main"])]
         count = sum(operations_of(value, self._precision.dtype) for value in values)
         if self._on_cpu and not all(kernel.layers_only for kernel in rounding_kernels(self._target)):
             wide_dtype = PRECISIONS[DEFAULT_PRECISION].dtype
             count += sum(operations_of(value, wide_dtype) for value in values if allows_bf16(value))
         return count
-
-
-def _has_half_weights(module: tvm.IRModule, dtype: str) -> bool:
-    """Returns whether an input or a weight of `main` has this half type."""
-    return any(str(getattr(parameter.ty, "dtype", "")) == dtype for parameter in module["main"].params)

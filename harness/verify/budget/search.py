@@ -162,21 +162,21 @@ def find_budget(
         raise HarnessError(f"a budget needs a half precision, and {case.precision} is none: give another --precision")
     if subjects()[case.component].whole:
         raise HarnessError(f"{case.component} is a whole model: make a budget for each of its components")
-    request = (case, settings, limit, rates, log)
-    worker = run_isolated("harness.verify.budget.search:budget_request", request, on_stage=on_stage)
+    worker = run_isolated(f"{__name__}:search_budget", case, settings, limit, rates, log, on_stage=on_stage)
     budget_result: Result = worker.require(f"no budget for {case.id}")
     return budget_result
 
 
-def budget_request(request: tuple[Case, Settings, float, Rates, Path], on_stage: Callable[[str], None]) -> Result:
-    """Searches for a budget in this process, with the signature that `harness.core.processes` needs."""
+def search_budget(
+    case: Case, settings: Settings, limit: float, rates: Rates, log: Path, on_stage: Callable[[str], None]
+) -> Result:
+    """Searches for a budget in this process; the arguments are those of `find_budget`."""
     from harness.verify.budget.measurement import Bench
 
-    case, settings, limit, rates, file = request
     with models()[subjects()[case.component].model].context():
-        log = Log(file, conditions_of(case, settings))
+        measured = Log(log, conditions_of(case, settings))
         on_stage(Stage.BUILD)
-        return Search(Bench(case, settings), log, rates, on_stage).find(case, settings, limit)
+        return Search(Bench(case, settings), measured, rates, on_stage).find(case, settings, limit)
 
 
 def conditions_of(case: Case, settings: Settings) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from rich.table import Table
+from rich.text import Text
 
 from harness.verify.budget.search import Result
 
@@ -10,11 +11,8 @@ _TABLE_ROWS = 40
 """Number of groups in the table; the file has all of them."""
 
 
-def groups_table(result: Result) -> Any:
+def groups_table(result: Result) -> Table:
     """Builds a table of the groups for the terminal (rich), largest error first."""
-    from rich.table import Table
-    from rich.text import Text
-
     budget, rates = result.budget, result.rates
     table = Table(
         "group", title=f"{budget.component}, {budget.precision}, {budget.target}: one group in half precision"
@@ -37,10 +35,8 @@ def groups_table(result: Result) -> Any:
     return table
 
 
-def front_table(result: Result) -> Any:
+def front_table(result: Result) -> Table:
     """Builds a table of the curve of error over time for the terminal (rich)."""
-    from rich.table import Table
-
     table = Table("groups in half precision", title="error over time, from float32 to half precision throughout")
     for column in ("time, µs", "r_rms, predicted", "r_rms, measured"):
         table.add_column(column, justify="right")

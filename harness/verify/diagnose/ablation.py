@@ -13,6 +13,7 @@ import torch
 import tvm
 from tvm import ir, relax
 
+from harness.compiler.execution.executors import poison_allocation
 from harness.compiler.lowering.frontends.running import Arrays, run_module
 from harness.compiler.lowering.frontends.torch_export.importing import import_raw
 from harness.compiler.schedules import Schedules
@@ -27,7 +28,6 @@ from harness.core.program import Array
 from harness.runtime.executable import Executable
 from harness.verify.diagnose.deviation import Deviation, Fault
 from harness.verify.diagnose.diagnosis import WAYS, Ablation, Cause, Experiment, ImportWay, Rerun, Retrial
-from harness.verify.diagnose.flow import ModuleBeforeMemoryPlanning, fill_instrument
 from harness.verify.diagnose.subgraph import (
     Subgraph,
     SubgraphExtractor,
@@ -80,14 +80,13 @@ class Compiler:
         self, module: tvm.IRModule, pipeline: tvm.transform.Pass, arguments: Sequence[Array], num_inputs: int
     ) -> list[Array]:
         """Lowers a module, generates code and runs it; the arguments after the first `num_inputs` are weights."""
-        before_memory = ModuleBeforeMemoryPlanning()
-        with self.tvm_target, tvm.transform.PassContext(opt_level=3, instruments=[before_memory]):
+        with self.tvm_target, tvm.transform.PassContext(opt_level=3):
             lowered = pipeline(module)
         with temporary_folder("diagnose") as folder:
             library = Path(folder) / f"piece{LIBRARY_SUFFIX}"
             build_library(lowered, self.tvm_target, library)
-            weights, instrument = arguments[num_inputs:], fill_instrument(before_memory.module)
-            return Executable(library, self.target.device(), weights, instrument).run(arguments[:num_inputs])
+            executable = Executable(library, self.target.device(), arguments[num_inputs:], poison_allocation)
+            return executable.run(arguments[:num_inputs])
 
     def after_each_pass(self, subgraph: Subgraph) -> Iterator[tuple[str, Callable[[], list[Array]]]]:
         """Yields each pass of the pipeline by name, with a function that runs a subgraph without the later passes.

@@ -25,7 +25,7 @@ from harness.compiler import tir as T
 from harness.compiler.execution.executors import poison
 from harness.compiler.lowering.frontends.rewriting import source_line
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
-from harness.core.precision import DEFAULT_PRECISION, HALF_DTYPES, PRECISIONS, Precision
+from harness.core.precision import HALF_DTYPES, Precision
 from harness.core.program import Array
 from harness.runtime.executable import TRANSFORM_PARAMETERS
 from harness.runtime.loading import load_library
@@ -70,47 +70,12 @@ class RunComparison:
     views: frozenset[str] = frozenset()
 
 
-def compare(
-    library: Path,
-    device: tvm.runtime.Device,
-    parameters: Sequence[Array],
-    inputs: Sequence[torch.Tensor],
-    flow: Flow,
-    graph: Graph,
-    precision: Precision = PRECISIONS[DEFAULT_PRECISION],
-) -> RunComparison:
+class Observer:
     """Runs a program, and compares the result of each call with PyTorch's value and with float64.
 
     The run makes each call. The call is also made separately with PyTorch's values as inputs, more than once: the bits
     are the same each time unless parallel tasks disturb each other. No value is kept beyond its last use.
-
-    Args:
-        library: The compiled program.
-        device: Device of the CPU.
-        parameters: Imported values of the parameters of `main` after its inputs.
-        inputs: Inputs of the program.
-        flow: Calls of the program.
-        graph: Nodes of the program (`Route.graph`).
-        precision: Precision that the program was lowered to; in half precision PyTorch's values are those under
-            autocast.
-
-    Raises:
-        RuntimeError: The virtual machine makes other calls than those of the flow.
     """
-    observer = _Observer(flow, graph, inputs, device, precision)
-    machine = load_library(library, device)
-    machine["set_instrument"](observer.on_call)
-    tensors = [tvm.runtime.tensor(array, device) for array in parameters]
-    if TRANSFORM_PARAMETERS in machine:
-        tensors = list(machine[TRANSFORM_PARAMETERS](tensors))
-    arguments = [tvm.runtime.tensor(value.numpy(), device) for value in inputs]
-    outputs = list(machine.call("main", *arguments, *tensors))
-    machine["set_instrument"](lambda *_: None)
-    return observer.comparison([output.numpy() for output in outputs])
-
-
-class _Observer:
-    """Observes each call of the virtual machine, before and after it."""
 
     def __init__(
         self,
@@ -120,10 +85,24 @@ class _Observer:
         device: tvm.runtime.Device,
         precision: Precision,
     ) -> None:
+        """Computes no value yet.
+
+        Args:
+            flow: Calls of the program.
+            graph: Nodes of the program (`Route.graph`).
+            inputs: Inputs of the program.
+            device: Device of the CPU.
+            precision: Precision that the program was lowered to; in half precision PyTorch's values are those under
+                autocast.
+        """
         self.flow = flow
+        self.inputs = inputs
         self.device = device
         self.functions = {call.function for call in flow.calls}
-        self.results = {n: self._result_node(call) for n, call in enumerate(flow.calls)}
+        # Calls with several results are compared with the calls that read these.
+        self.results = {
+            n: flow.nodes.get(call.outputs[0]) if len(call.outputs) == 1 else None for n, call in enumerate(flow.calls)
+        }
         self.outputs = graph.outputs
         self.sources = [flow.sources(n) for n in range(len(flow.calls))]
         self.reference = Reference(
@@ -142,20 +121,36 @@ class _Observer:
         self.written_types: dict[int, relax.TensorType] = {}
         self.read_types: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.calls_with_scalars: set[int] = set()
-        self.run = RunComparison(unnamed=tuple(n for n, node in self.results.items() if node is None))
+        self.seen = RunComparison(unnamed=tuple(n for n, node in self.results.items() if node is None))
 
-    def comparison(self, outputs: Sequence[Array]) -> RunComparison:
-        """Returns what was observed in a whole run, which returned these outputs."""
+    def run(self, library: Path, parameters: Sequence[Array]) -> RunComparison:
+        """Runs the program once, and returns the comparisons.
+
+        Args:
+            library: The compiled program.
+            parameters: Imported values of the parameters of `main` after its inputs.
+
+        Raises:
+            RuntimeError: The virtual machine makes other calls than those of the flow.
+        """
+        machine = load_library(library, self.device)
+        machine["set_instrument"](self.on_call)
+        tensors = [tvm.runtime.tensor(array, self.device) for array in parameters]
+        if TRANSFORM_PARAMETERS in machine:
+            tensors = list(machine[TRANSFORM_PARAMETERS](tensors))
+        arguments = [tvm.runtime.tensor(value.numpy(), self.device) for value in self.inputs]
+        outputs = list(machine.call("main", *arguments, *tensors))
+        machine["set_instrument"](lambda *_: None)
         if self.position != len(self.flow.calls):
             raise RuntimeError(f"{self.position} calls were made instead of {len(self.flow.calls)}")
         nodes, names = self.reference.nodes, set(self.flow.nodes.values())
         compared = [nodes[name] for name in names]
-        self.run.outputs = tuple(outputs)
-        self.run.shapes = tuple(array_of(self.reference.torch_value(name)).shape for name in self.outputs)
-        self.run.views = frozenset(
+        self.seen.outputs = tuple(output.numpy() for output in outputs)
+        self.seen.shapes = tuple(array_of(self.reference.torch_value(name)).shape for name in self.outputs)
+        self.seen.views = frozenset(
             view.name for name in self.outputs if name not in names for view in region(nodes[name], compared)
         )
-        return self.run
+        return self.seen
 
     def on_call(self, function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
         """Observes a call; TVM's virtual machine calls this instrument before and after each call."""
@@ -185,10 +180,6 @@ class _Observer:
         self.reference.release(self._torch_nodes(self.position), filter(None, [self.results[self.position]]))
         self.position += 1
 
-    def _result_node(self, call: KernelCall) -> str | None:
-        """Returns the node whose value a call returns; None if there is none, or if the call has several results."""
-        return self.flow.nodes.get(call.outputs[0]) if len(call.outputs) == 1 else None
-
     def _torch_nodes(self, n: int) -> list[str]:
         """Returns the nodes whose PyTorch values a call gets or is compared with."""
         nodes = [self.flow.nodes[value] for value in self.flow.calls[n].inputs if value in self.flow.nodes]
@@ -205,9 +196,9 @@ class _Observer:
             if value not in self.sums or self.sums[value] == _checksum(tensor.numpy()):
                 continue
             if value in self.placeholders:
-                self.run.altered.setdefault(self.placeholders[value], self.position)
-            elif self.position not in self.run.changed:
-                self.run.changed.append(self.position)
+                self.seen.altered.setdefault(self.placeholders[value], self.position)
+            elif self.position not in self.seen.changed:
+                self.seen.changed.append(self.position)
 
     def _call_locally(
         self, function: Any, call: KernelCall, arguments: Sequence[Any], tensors: Sequence[int]
@@ -233,7 +224,7 @@ class _Observer:
                 self.intermediates[value] = array
         if different is None:
             return [results]
-        self.run.unsteady.append(self.position)
+        self.seen.unsteady.append(self.position)
         return [results, different]
 
     def _torch_value(self, value: int) -> Array:
@@ -255,12 +246,12 @@ class _Observer:
         local_error, local_value = max(
             ((deviation(value, torch_value, locally_exact), value) for value in values), key=lambda pair: pair[0].excess
         )
-        if local_error.excess > 1 and self.run.wrong is None:
-            self.run.wrong = self._wrong_calls([*between, self.position], torch_value, locally_exact)
+        if local_error.excess > 1 and self.seen.wrong is None:
+            self.seen.wrong = self._wrong_calls([*between, self.position], torch_value, locally_exact)
         if fault := Fault.from_value(local_error, local_value, torch_value, locally_exact):
-            self.run.faults[self.position] = fault
+            self.seen.faults[self.position] = fault
         inside = region(nodes[node], [nodes[name] for name in sources])
-        self.run.boundaries.append(
+        self.seen.boundaries.append(
             Boundary(
                 position=self.position,
                 function=call.function,

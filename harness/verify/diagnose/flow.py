@@ -1,14 +1,13 @@
 """Reads the calls of compiled functions in one run, the values between them, and the nodes that these values belong to.
 
 The calls are read from the module before memory is planned, when every value still has a variable. The virtual machine
-makes the same calls in the same order. Their output buffers are filled with NaN, so that an element that a kernel
-leaves out is not right by chance.
+makes the same calls in the same order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ import tvm
 from torch.fx import Node
 from tvm import ir, relax, tirx
 
-from harness.compiler.execution.executors import poison
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import LOAD, Role, Site, bindings_of, callee, sites_of
 from harness.core.precision import HALF_DTYPES
@@ -262,24 +260,3 @@ _COMPONENT_DTYPES = {torch.complex64: torch.float32, torch.complex128: torch.flo
 def tensor_positions(arguments: tuple[Any, ...]) -> list[int]:
     """Returns the positions of the tensors among a compiled function's arguments."""
     return [n for n, argument in enumerate(arguments) if hasattr(argument, "dtype")]
-
-
-def fill_instrument(module: tvm.IRModule) -> Callable[..., None]:
-    """Returns an instrument of TVM's virtual machine that fills the output buffers of each call.
-
-    Args:
-        module: The module that `ModuleBeforeMemoryPlanning` kept.
-    """
-    counts: dict[str, int] = {}  # the tensors that a function writes are its last arguments
-    for _, function in module.functions_items():
-        for binding in bindings_of(function) if isinstance(function, relax.Function) else ():
-            if is_call(binding.value, *CALLS):
-                ty = binding.var.ty
-                counts[callee(binding.value)] = len(ty.fields) if isinstance(ty, relax.TupleType) else 1
-
-    def on_call(_function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> None:
-        if before and name in counts:
-            for n in tensor_positions(arguments)[-counts[name] :]:
-                poison(arguments[n])
-
-    return on_call

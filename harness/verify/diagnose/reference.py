@@ -99,7 +99,7 @@ class Reference:
 
 def needed_calls(outputs: Iterable[Node]) -> list[Node]:
     """Returns the calls on which nodes depend, including the nodes, in order."""
-    return [node for node in _dependencies(outputs, ()) if node.op == "call_function"]
+    return [node for node in _dependencies(outputs) if node.op == "call_function"]
 
 
 def region(node: Node, sources: Iterable[Node]) -> list[Node]:
@@ -108,19 +108,20 @@ def region(node: Node, sources: Iterable[Node]) -> list[Node]:
     The node is the last call, even if it is a source.
     """
     boundary = set(sources) - {node}
-    return [part for part in _dependencies([node], boundary) if part.op == "call_function" and part not in boundary]
+    parts = _dependencies([node], boundary.__contains__)
+    return [part for part in parts if part.op == "call_function" and part not in boundary]
 
 
-def _dependencies(targets: Iterable[Node], boundary: Iterable[Node]) -> list[Node]:
-    """Returns the nodes that others depend on, including themselves, but not beyond given nodes, in order."""
-    visited_boundary, visited = set(boundary), set()
+def _dependencies(targets: Iterable[Node], is_boundary: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+    """Returns the nodes that others depend on, including themselves, but not beyond a boundary, in order."""
+    visited: set[Node] = set()
     pending = list(targets)
     while pending:
         node = pending.pop()
         if node in visited:
             continue
         visited.add(node)
-        if node not in visited_boundary:
+        if not is_boundary(node):
             pending += node.all_input_nodes
     return sorted(visited)
 
@@ -172,22 +173,16 @@ class _Evaluator:
         self._arithmetic = arithmetic
         self._values: dict[Node, Any] = {}
         self._uses = Counter(demands)
-        for node in _dependencies(demands, inputs):
+        for node in _dependencies(demands, inputs.__contains__):
             if node not in inputs:
                 self._uses.update(node.all_input_nodes)
 
     def value(self, node: Node) -> Any:
-        """Returns a node's value, after computing those that it depends on; without recursion, for graphs are deep."""
-        stack = [node]
-        while stack:
-            top = stack[-1]
-            if self._is_available(top):
-                stack.pop()
-            elif operands := [operand for operand in top.all_input_nodes if not self._is_available(operand)]:
-                stack += operands
-            else:
-                self._values[top] = self._compute(top)
-                for operand in top.all_input_nodes:
+        """Returns a node's value, after computing those that it depends on."""
+        for needed in _dependencies([node], self._is_available):
+            if not self._is_available(needed):
+                self._values[needed] = self._compute(needed)
+                for operand in needed.all_input_nodes:
                     self.release(operand)
         return self._get(node)
 

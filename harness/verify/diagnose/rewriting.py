@@ -49,11 +49,13 @@ def find_rewriting(
     plain_graph = plain_route.graph(plain_route.export(program.module, inputs, program.axes))
     plain_error = _worst(program, plain_graph, inputs, upstream)
     if plain_error is not None:
-        line = _first_lost_line(plain_graph, dict(_moments(plain_graph, inputs)), _moments_of_model(program, inputs))
+        with _Observer() as observer:
+            oracle(program.module, inputs, program.outputs)
+        line = _first_lost_line(plain_graph, dict(_moments(plain_graph, inputs)), observer.moments)
         return Rewriting(Cause.EXPORT, line, "", plain_error)
     moments, plain_moments = (dict(_moments(item, inputs)) for item in (graph, plain_graph))
-    source = _first_lost_line(plain_graph, plain_moments, moments)
-    replacement = _first_lost_line(graph, moments, plain_moments)
+    source = _first_lost_line(plain_graph, plain_moments, list(moments.values()))
+    replacement = _first_lost_line(graph, moments, list(plain_moments.values()))
     if replacement == source:
         # torch.export records the line where a method `forward` calls another function, but no line of that function
         replacement = _definition(route.strategy)
@@ -78,9 +80,9 @@ def _worst(program: Program, graph: Graph, inputs: Sequence[torch.Tensor], upstr
     return worst if worst.excess > 1 else None
 
 
-def _first_lost_line(graph: Graph, moments: dict[str, Array], other_moments: dict[str, Array]) -> str:
+def _first_lost_line(graph: Graph, moments: dict[str, Array], other_moments: Sequence[Array]) -> str:
     """Returns the line of the first node whose value, and all that follows from it, is missing in another program."""
-    other_values = np.stack(list(other_moments.values())) if other_moments else np.empty((0, 7))
+    other_values = np.stack(other_moments) if other_moments else np.empty((0, 7))
     preserved: set[Node] = set()
     nodes = needed_calls(graph.nodes[name] for name in graph.outputs)
     for node in reversed(nodes):
@@ -104,13 +106,6 @@ def _moments(graph: Graph, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[str
         reference.release((), [node.name])
         if moments is not None:
             yield node.name, moments
-
-
-def _moments_of_model(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, Array]:
-    """Returns the moments of all that the model itself computes in float64, by number."""
-    with _Observer() as observer:
-        oracle(program.module, inputs, program.outputs)
-    return {str(number): moments for number, moments in enumerate(observer.moments)}
 
 
 class _Observer(TorchDispatchMode):

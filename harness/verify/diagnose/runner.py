@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,13 @@ from torch.fx import Node
 from tvm import relax, tirx
 
 from harness.compiler.lowering.frontends.rewriting import source_line
-from harness.compiler.lowering.frontends.torch_export.importing import nodes_of
-from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.rope import STRATEGIES
-from harness.compiler.lowering.route import Lowered, Route
+from harness.compiler.lowering.route import Route
 from harness.compiler.schedules.common.origins import bindings_of, tagged
 from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.compiler.tuned.database import choose_schedules
-from harness.core.budget import NO_GROUPS, Groups, check_groups
+from harness.core.budget import check_groups
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.files import temporary_folder
@@ -34,29 +32,28 @@ from harness.core.settings import Settings
 from harness.models.registry import models, subjects
 from harness.parity.monte_carlo import SMALL_SIZE
 from harness.verify.diagnose.ablation import Compiler, ablate
-from harness.verify.diagnose.comparison import RunComparison, compare
+from harness.verify.diagnose.comparison import Observer, RunComparison
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Cause, Coverage, Diagnosis, Misshapen, first_divergence
 from harness.verify.diagnose.flow import Flow, FlowReader, ModuleBeforeMemoryPlanning
 from harness.verify.diagnose.reference import Upstream, needed_calls
 from harness.verify.diagnose.reproduction import reproduce as build_reproduction
 from harness.verify.diagnose.rewriting import find_rewriting
-from harness.verify.diagnose.subgraph import SubgraphExtractor
+from harness.verify.diagnose.subgraph import ImportedProgram, SubgraphExtractor
 
 OnCompiled = Callable[[tvm.IRModule, Path, Sequence[Array]], None]
 """Takes the lowered module of a program, its library, and the imported values of its weights."""
 
 
-def diagnose_request(
-    request: tuple[Case, Settings, str | None, bool, Groups], on_stage: Callable[[str], None]
+def diagnose_component(
+    case: Case, settings: Settings, output: str | None, reproduce: bool, on_stage: Callable[[str], None]
 ) -> Diagnosis:
-    """Diagnoses a case in this process, with the signature that `harness.core.processes` needs."""
-    case, settings, output, reproduce, float32 = request
+    """Diagnoses the main program of a component, in this process; the arguments are those of `diagnose_program`."""
     subject = subjects()[case.component]
     with models()[subject.model].context():
         on_stage(Stage.BUILD)
         program = next(iter(subject.open(case, settings).programs.values()))
-        return diagnose_program(program, case, settings, output, on_stage, reproduce=reproduce, float32=float32)
+        return diagnose_program(program, case, settings, output, on_stage, reproduce=reproduce)
 
 
 def diagnose_program(
@@ -69,22 +66,20 @@ def diagnose_program(
     reproduce: bool = False,
     exported: Any = None,
     on_compiled: OnCompiled = lambda code, library, weights: None,
-    float32: Groups = NO_GROUPS,
 ) -> Diagnosis:
     """Diagnoses one program on its example inputs, in this process.
 
     Args:
         program: The program.
         case: Strategy, precision and other parameters of the lowering.
-        settings: Schedules and processors.
+        settings: Schedules, processors and the groups of products that stay float32.
         output: Name of an output, to report only the calls on which it depends; None for all.
         on_stage: Called with the name of each stage as it begins.
         reproduce: Whether to build a reproduction of the first divergent kernel without this project.
         exported: Result of `Route.export`; None to export the program.
         on_compiled: Called with the compiled program before it runs; its exceptions end the diagnosis.
-        float32: Groups of products that stay float32 in half precision.
     """
-    route = Route.from_case(case, float32)
+    route = Route.from_case(case, settings.float32)
     inputs = tuple(program.example.values())
     upstream = Upstream.from_program(program, case)
     if exported is None:
@@ -93,20 +88,16 @@ def diagnose_program(
     graph = route.graph(exported)
     on_stage(Stage.IMPORT)
     lowered = route.lower(exported, program.module)
-    check_groups(float32, [lowered.float32], case.component)
+    check_groups(settings.float32, [lowered.float32], case.component)
     target = TARGETS[case.target]
-    imported = _ImportedProgram(
-        lowered,
-        inputs,
-        graph,
-        nodes_of(lowered.module),
-        Compiler(
-            target,
-            target.tvm_target(settings.processors),
-            choose_schedules(settings.database, case.target, settings.processors).schedules,
-        ),
+    imported = ImportedProgram(lowered.module, graph, inputs)
+    compiler = Compiler(
+        target,
+        target.tvm_target(settings.processors),
+        choose_schedules(settings.database, case.target, settings.processors).schedules,
     )
-    code, flow, comparison = _run(imported, PRECISIONS[case.precision], on_stage, on_compiled)
+    weights = list(lowered.parameters().values())
+    code, flow, comparison = _run(imported, weights, compiler, PRECISIONS[case.precision], on_stage, on_compiled)
     diagnosis = _compared(program, case, imported, flow, comparison, output, upstream, settings.expectation)
     if PRECISIONS[case.precision].is_half:
         return diagnosis
@@ -117,9 +108,9 @@ def diagnose_program(
         return diagnosis
     boundary = diagnosis.first.boundary
     sources, fault = flow.sources(boundary.position)[0], comparison.faults[boundary.position]
-    kernel = imported.extractor(boundary.node, sources)
-    larger = imported.extractor(boundary.node, flow.earlier_sources(boundary.position))
-    ablation = ablate(kernel, larger, imported.compiler, fault, boundary.function in diagnosis.unsteady)
+    kernel = SubgraphExtractor(imported, boundary.node, sources)
+    larger = SubgraphExtractor(imported, boundary.node, flow.earlier_sources(boundary.position))
+    ablation = ablate(kernel, larger, compiler, fault, boundary.function in diagnosis.unsteady)
     # A strategy imports the operators that it makes, so it is the cause if their import is wrong.
     imported_by_strategy = {name.removesuffix(".default") for name in STRATEGIES[case.strategy].converters()}
     if ablation.cause is Cause.IMPORTER and not imported_by_strategy.isdisjoint(boundary.operators):
@@ -130,55 +121,36 @@ def diagnose_program(
     on_stage("reproduction")
     assert comparison.wrong is not None
     calls = comparison.wrong.subgraph(code, flow.nodes, sources)
-    extractor = imported.extractor(boundary.node, graph.inputs) if ablation.needs_context else kernel
-    return replace(diagnosis, reproduction=build_reproduction(diagnosis, extractor, calls, fault, imported.compiler))
-
-
-@dataclass(frozen=True)
-class _ImportedProgram:
-    """An imported program, and its compiler.
-
-    Attributes:
-        lowered: Imported module and weights.
-        inputs: Inputs of the program.
-        graph: Nodes of the program.
-        variable_of: The variable of each node's value (`nodes_of`).
-        compiler: Target and schedules.
-    """
-
-    lowered: Lowered
-    inputs: Sequence[torch.Tensor]
-    graph: Graph
-    variable_of: Mapping[str, str]
-    compiler: Compiler
-
-    def extractor(self, node: str, sources: Iterable[str]) -> SubgraphExtractor:
-        """Returns the extractor of the operators between some nodes and another one."""
-        return SubgraphExtractor(self.lowered.module, self.variable_of, self.graph, self.inputs, node, sources)
+    extractor = SubgraphExtractor(imported, boundary.node, graph.inputs) if ablation.needs_context else kernel
+    return replace(diagnosis, reproduction=build_reproduction(diagnosis, extractor, calls, fault, compiler))
 
 
 def _run(
-    imported: _ImportedProgram, precision: Precision, on_stage: Callable[[str], None], on_compiled: OnCompiled
+    imported: ImportedProgram,
+    weights: Sequence[Array],
+    compiler: Compiler,
+    precision: Precision,
+    on_stage: Callable[[str], None],
+    on_compiled: OnCompiled,
 ) -> tuple[tvm.IRModule, Flow, RunComparison]:
     """Compiles and runs the program; returns the lowered module, its calls, and their comparisons."""
     on_stage(Stage.COMPILE)
-    module, compiler, before_memory = imported.lowered.module, imported.compiler, ModuleBeforeMemoryPlanning()
+    module, before_memory = imported.module, ModuleBeforeMemoryPlanning()
     code = lower_module(tagged(module), compiler.target, compiler.tvm_target, compiler.schedules, [before_memory])
     flow = FlowReader(before_memory.module, code, module, imported.variable_of, imported.graph.nodes).flow()
-    weights = list(imported.lowered.parameters().values())
+    observer = Observer(flow, imported.graph, imported.inputs, compiler.target.device(), precision)
     with temporary_folder("diagnose") as folder:
         library = Path(folder) / f"program{LIBRARY_SUFFIX}"
         build_library(code, compiler.tvm_target, library)
         on_stage(Stage.RUN)
         on_compiled(code, library, weights)
-        device = compiler.target.device()
-        return code, flow, compare(library, device, weights, imported.inputs, flow, imported.graph, precision)
+        return code, flow, observer.run(library, weights)
 
 
 def _compared(
     program: Program,
     case: Case,
-    imported: _ImportedProgram,
+    imported: ImportedProgram,
     flow: Flow,
     run: RunComparison,
     output: str | None,
@@ -239,9 +211,9 @@ def _is_luck(error: Deviation, shape: Sequence[int]) -> bool:
     return error.excess > 1 and math.prod(shape) < SMALL_SIZE
 
 
-def _first_misshapen(output: Node, imported: _ImportedProgram) -> tuple[str, str]:
+def _first_misshapen(output: Node, imported: ImportedProgram) -> tuple[str, str]:
     """Returns the first node that an output needs and whose value is imported in another shape, and its source line."""
-    types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.lowered.module["main"])}
+    types = {binding.var.name: binding.var.ty for binding in bindings_of(imported.module["main"])}
     for node in needed_calls([output]):
         variable = imported.variable_of.get(node.name)
         if variable is not None and not _has_shape(types.get(variable), node.meta["val"]):

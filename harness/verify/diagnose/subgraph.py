@@ -13,6 +13,7 @@ import tvm
 from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
+from harness.compiler.lowering.frontends.torch_export.importing import nodes_of
 from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import bindings_of
@@ -62,46 +63,55 @@ class Subgraph:
         return Fault.from_value(self.deviation(output), output, self.torch_value, self.exact)
 
 
-class SubgraphExtractor:
-    """Extracts the operators between some nodes and one other node from an imported module."""
+@dataclass(frozen=True)
+class ImportedProgram:
+    """An imported program.
 
-    def __init__(
-        self,
-        module: tvm.IRModule,
-        variable_of: Mapping[str, str],
-        graph: Graph,
-        inputs: Sequence[torch.Tensor],
-        node: str,
-        sources: Iterable[str],
-    ) -> None:
+    Attributes:
+        module: The imported module.
+        graph: Nodes of the program.
+        inputs: Inputs of the program.
+    """
+
+    module: tvm.IRModule
+    graph: Graph
+    inputs: Sequence[torch.Tensor]
+
+    @cached_property
+    def variable_of(self) -> dict[str, str]:
+        """The variable of each node's value."""
+        return nodes_of(self.module)
+
+
+class SubgraphExtractor:
+    """Extracts the operators between some nodes and one other node from an imported program."""
+
+    def __init__(self, program: ImportedProgram, node: str, sources: Iterable[str]) -> None:
         """Computes no value yet.
 
         Args:
-            module: The imported module.
-            variable_of: The variable of each node's value (`nodes_of`).
-            graph: Nodes of the program.
-            inputs: Inputs of the program.
+            program: The imported program.
             node: Name of the node to compute.
             sources: Names of the nodes that it is computed from.
         """
         self.node = node
         self.sources = frozenset(sources) - {node}
-        self._graph = graph
-        self._variable_of = variable_of
+        self._graph = graph = program.graph
+        self._variable_of = program.variable_of
         self._node_of = {
             variable: name
-            for name, variable in reversed(list(variable_of.items()))
+            for name, variable in reversed(list(program.variable_of.items()))
             if name in graph.nodes and isinstance(graph.nodes[name].meta.get("val"), torch.Tensor)
         }
-        self._module = module
-        self._main = relax.transform.CanonicalizeBindings()(module)["main"]
+        self._module = program.module
+        self._main = relax.transform.CanonicalizeBindings()(program.module)["main"]
         self._bindings = {binding.var.name: binding for binding in bindings_of(self._main)}
-        self._symbolic_extents = _symbolic_extents(self._main, inputs)
+        self._symbolic_extents = _symbolic_extents(self._main, program.inputs)
         self._weights = {parameter.name for parameter in self._main.params[int(self._main.attrs["num_input"]) :]}
         read = {
             name for inner in self.nodes for name in (inner.name, *(operand.name for operand in inner.all_input_nodes))
         }
-        self._reference = Reference(graph, inputs, [*self.sources, *read, node], [])
+        self._reference = Reference(graph, program.inputs, [*self.sources, *read, node], [])
 
     @cached_property
     def nodes(self) -> list[Node]:

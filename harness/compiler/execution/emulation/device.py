@@ -8,15 +8,15 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tvm
+import tvm_ffi
 
 from harness.compiler.targets.linking import HEADERS, link, run_clang
 from harness.compiler.targets.metal_source import one_file, split_kernels
 from harness.compiler.targets.serialized import Launch, Reader
 from harness.runtime.cpu import architecture
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,6 @@ def install(kind: str) -> None:
     Raises:
         RuntimeError: There is a real device.
     """
-    import tvm
-    import tvm_ffi
-
     if kind in _emulated_kinds:
         return
     if tvm.get_global_func(f"device_api.{kind}", allow_missing=True) is not None:
@@ -217,8 +214,6 @@ def compile_kernels(module: DeviceModule, kind: str, *options: str) -> tvm.runti
     Raises:
         RuntimeError: clang rejects the source, or a kernel is launched in a way that is not emulated.
     """
-    import tvm_ffi
-
     folder = Path(tempfile.mkdtemp(prefix="sam3-tvm-emulated-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source, binary, library = (folder / f"kernels.{suffix}" for suffix in ("cpp", "o", "so"))

@@ -33,10 +33,13 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
+import tvm
+import tvm_ffi
+from tvm import rpc
 
 from harness import __version__
 from harness.compiler.targets import TARGETS
-from harness.compiler.targets.compiling import required_cpu
+from harness.compiler.targets.llvm import required_cpu
 from harness.core.errors import HarnessError
 from harness.core.files import explain_write_errors, make_folder, prune_files, temporary_folder, temporary_name
 from harness.core.machine import describe_machine, versions
@@ -170,8 +173,6 @@ def serve(host: str, port: int, store: Path, report: Callable[[str], None]) -> N
         HarnessError: The port or the folder cannot be used.
         KeyboardInterrupt: The user ended it.
     """
-    from tvm import rpc
-
     make_folder(store)
     description = describe()
     report(str(description))
@@ -195,8 +196,6 @@ def serve(host: str, port: int, store: Path, report: Callable[[str], None]) -> N
 
 def _prepare(store: Path, description: str) -> None:
     """Registers the functions in the process of TVM's server, whose sessions are forks of it."""
-    import tvm
-
     multiprocessing.set_start_method("fork")  # the default on Linux
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all, and the first process ends the others
     threading.excepthook = _end_server
@@ -266,9 +265,6 @@ def _receive(store: Path, digest: str, size: int, offset: int, part: bytes) -> N
 
 def _load(store: Path, request: str) -> Callable[..., Any]:
     """Loads a compiled model, or a library with its parameters, from the store; returns a function that runs it."""
-    import tvm
-    import tvm_ffi
-
     with _explain_requests():
         load = convert(decode(request), LoadRequest)
         if load.manifest is None and load.library not in load.files:

@@ -7,7 +7,6 @@ out: (re + i·im)(cos + i·sin) = (re·cos − im·sin) + i·(re·sin + im·cos)
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from harness.compiler.lowering.rotation import RotateBoth, Rotation, use_rotation
@@ -104,14 +103,9 @@ def real_rotation(rotate_both: RotateBoth | None = None) -> Rotation:
     return Rotation(("rope_cos", "rope_sin"), real_tables, axial_tables, rotate, rotate_both)
 
 
-def apply_real(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Lets every RoPE attention in `module` compute with real numbers, from buffers of cosines and sines."""
-    return use_rotation(module, real_rotation())
-
-
 REAL = Strategy(
     name="real",
     summary="explicit cos/sin arithmetic on pairs of features, in float32",
-    apply=apply_real,
+    apply=lambda module: use_rotation(module, real_rotation()),
     symbolic=True,
 )

@@ -48,7 +48,7 @@ def deployed_model(run: Run, parent: Path) -> Iterator[Sam3 | None]:
             check_matches(manifest, run.case, run.settings, deployable.options.read(folder, manifest), options)
         else:
             folder = stack.enter_context(scratch_folder(parent))
-            spec = ArtifactSpec(deployable, run.case, run.settings, options, float32=run.float32)
+            spec = ArtifactSpec(deployable, run.case, run.settings, options)
             with progress.time_steps(_stage_of) as on_stage:
                 compiled = compile_into(spec, folder, run.schedules, on_stage, for_emulation=executor.emulates)
             outcome = progress.outcome

@@ -86,7 +86,9 @@ class _Lowering:
             if spec.kind is not InputKind.USER_INPUT:
                 self._take_input(node, spec)
         for node, value in folded.items():
-            self._take_constant(node, value)
+            target = f"computed_{node.name}"
+            self.folded[target] = value
+            self._take_input(node, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
         for node, spec in inputs:
             if spec.kind is InputKind.USER_INPUT:
                 self._take_input(node, spec)
@@ -109,12 +111,6 @@ class _Lowering:
         self.values[node] = placeholder
         self.input_names[node.name] = placeholder.name
         self.input_specs.append(replace(spec, arg=_with_name(spec.arg, placeholder.name)))
-
-    def _take_constant(self, node: Node, value: torch.Tensor) -> None:
-        """Makes a tensor that is computed at lowering a constant of the program."""
-        target = f"computed_{node.name}"
-        self.folded[target] = value
-        self._take_input(node, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
 
     def _lower_node(self, node: Node) -> Value:
         """Returns the value of a node in the lowered graph: a copy of a real call, or the result of a rule."""
