@@ -130,14 +130,20 @@ def plan_frame(
         replace(item, unmatched=item.unmatched + (item.id in association.unmatched)) for item in state.objects
     )
     first_frames = {item.id: item.first_frame for item in objects}
-    duplicates = count_shared_detections(state.duplicates, association.matches, first_frames, reverse)
+    duplicates = count_shared_detections(state.duplicates, association.matches, first_frames, rules, reverse)
     removed = removed_objects(objects, duplicates, frame, rules, reverse)
 
     logits = dict(zip(state.ids, observations.object_logits, strict=True))
     reconditionings = select_reconditionings(association.confident, logits, frame, rules)
 
-    last_occluded = _last_occluded(objects, removed)
-    suppressed = suppressed_objects(mask_iou(observations.masks, observations.masks), last_occluded, rules, reverse)
+    last_occluded = _last_occluded(objects, removed, rules)
+    masks = observations.masks
+    if rules.multiplex and observations.detections is not None:
+        masks = masks.copy()
+        for object_id, detection in reconditionings.items():
+            masks[state.ids.index(object_id)] = observations.detections.masks[detection]
+        nonempty = areas(masks) > 0
+    suppressed = suppressed_objects(mask_iou(masks, masks), last_occluded, rules, reverse)
     occluded = update_last_occluded(last_occluded, nonempty, suppressed, frame).tolist()
 
     tracked = tuple(
@@ -160,23 +166,27 @@ def plan_frame(
 def _associate(state: VideoState, observations: Observations, nonempty: Masks, rules: Rules) -> Association:
     if observations.detections is None:
         return Association(empty=tuple(np.array(state.ids, np.int64)[~nonempty].tolist()))
-    iou = mask_iou(observations.detections.masks, observations.masks)
-    return associate(observations.detections.scores, iou, state.ids, nonempty, rules)
+    scores = observations.detections.scores
+    iou = mask_iou(observations.detections.masks, observations.masks, smaller=rules.multiplex)
+    if state.ids and observations.detections.at_border is not None:
+        central = ~observations.detections.at_border
+        scores, iou = scores * central, iou * central[:, None]
+    return associate(scores, iou, state.ids, nonempty, rules)
 
 
 def _scores(observations: Observations) -> Floats:
     return np.empty(0, np.float32) if observations.detections is None else observations.detections.scores
 
 
-def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) -> npt.NDArray[np.int64]:
+def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int], rules: Rules) -> npt.NDArray[np.int64]:
     """Returns the frame of each object's last occlusion, before this frame (VB:850-868).
 
     A removed object counts as always occluded only if it has not been tracked before, though upstream's docstring
-    promises it for each removed object (VB:829). This project follows the code.
+    promises it for each removed object (VB:829). This project follows the code; SAM 3.1's keeps the promise (MX:1479).
     """
 
     def frame_of(item: TrackedObject) -> int:
-        if item.last_occluded is not None:
+        if item.last_occluded is not None and not (rules.multiplex and item.id in removed):
             return item.last_occluded
         return ALWAYS_OCCLUDED if item.id in removed else NEVER_OCCLUDED
 
