@@ -106,15 +106,6 @@ def test_the_shallow_model_is_strict(
     assert verified(case, verification_settings, (), verifying_process, request).outcome.status is Status.PASSED
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("component", ["sam31_end_to_end", "sam31_interactive"])
-def test_half_precision_is_as_accurate_as_autocast(
-    component: str, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
-) -> None:
-    case = Case(component, DEFAULT_STRATEGY, HOST.name, precision="bf16")
-    assert verified(case, verification_settings, (), verifying_process, request).outcome.status is Status.PASSED
-
-
 def test_what_stays_float32_is_named_as_the_model_names_it() -> None:
     model = build_architecture(TINY)
     assert [path for path in model.float32_paths if path not in dict(model.named_modules())] == []
