@@ -194,9 +194,11 @@ def test_eight_frames_without_a_detection_remove_a_young_object(born: int, times
 
 def test_the_first_found_is_the_original_of_those_that_share_a_detection() -> None:
     first_frames = {4: 9, 5: 2, 6: 2}
-    forwards = count_shared_detections({(5, 4): 3}, [(4, 5, 6), (4,), (4, 5)], first_frames, reverse=False)
+    forwards = count_shared_detections(
+        {(5, 4): 3}, [(4, 5, 6), (4,), (4, 5)], first_frames, DISAMBIGUATED, reverse=False
+    )
     assert forwards == {(5, 4): 5, (5, 6): 1}
-    assert count_shared_detections({}, [(4, 5, 6)], first_frames, reverse=True) == {(4, 5): 1, (4, 6): 1}
+    assert count_shared_detections({}, [(4, 5, 6)], first_frames, DISAMBIGUATED, reverse=True) == {(4, 5): 1, (4, 6): 1}
 
 
 def test_without_disambiguation_nothing_is_removed_forwards() -> None:

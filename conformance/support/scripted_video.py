@@ -39,9 +39,9 @@ def near_ties(probability: float) -> tuple[float, ...]:
 
 
 @cache
-def score_logits() -> np.ndarray:
+def score_logits(thresholds: tuple[float, ...]) -> np.ndarray:
     likely = (3.0, 1.2, 0.9, 0.3, -1.0)
-    return np.float32([*near_ties(0.5), *near_ties(0.7), *near_ties(0.8), *likely])
+    return np.float32([*(logit for threshold in thresholds for logit in near_ties(threshold)), *likely])
 
 
 def pick(random: np.random.Generator, values: np.ndarray, size: int | None = None) -> Any:
@@ -55,6 +55,8 @@ class Script:
     An object follows the thing of its number; some, by their number, have a mask elsewhere (ghosts), follow the next
     thing (twins), are often empty or do anything.
     """
+
+    thresholds: tuple[float, ...] = (0.5, 0.7, 0.8)
 
     def __init__(self, seed: int) -> None:
         self.seed, self.size = seed, (SIZE, SIZE)
@@ -77,7 +79,9 @@ class Script:
                 thing = query if query < THINGS else int(random.integers(THINGS))
                 masks[query] = self._mask(random, thing, self._length(random, thing))
                 if random.random() < (self.busy if query < THINGS else 0.3):
-                    logits[query] = 3 + random.random() if random.random() < 0.5 else pick(random, score_logits())
+                    logits[query] = (
+                        3 + random.random() if random.random() < 0.5 else pick(random, score_logits(self.thresholds))
+                    )
             self._detections[frame] = logits, masks
         return self._detections[frame]
 

@@ -19,6 +19,7 @@ from conformance.support.sentences import sentence
 from conformance.support.whole import verified
 from harness.app.ui.sessions import make_page
 from harness.cli.main import app
+from harness.compiler.lowering.groups import always_float32
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, TINY, Case
 from harness.core.errors import HarnessError
@@ -29,13 +30,13 @@ from harness.models.sam3.build import build_architecture as build_sam3
 from harness.models.sam3.checkpoints.names import video_name
 from harness.models.sam3.end_to_end import script as end_to_end
 from harness.models.sam3.fixtures import read_questions
+from harness.models.sam3.groups import note_groups
 from harness.models.sam3.interactive import script as interactive
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import seed_weights
 from harness.models.sam31.build import build_architecture
 from harness.models.sam31.components import BUILDER
-from harness.models.sam31.deployed.entry_points import FLOAT32
 from harness.parity.references import select
 from harness.runtime import Sam3
 from harness.runtime.errors import ModelError
@@ -108,7 +109,9 @@ def test_the_shallow_model_is_strict(
 
 def test_what_stays_float32_is_named_as_the_model_names_it() -> None:
     model = build_architecture(TINY)
-    assert [path for path in FLOAT32 if path not in dict(model.named_modules())] == []
+    assert [path for path in model.float32_paths if path not in dict(model.named_modules())] == []
+    note_groups(model)
+    assert always_float32(model) == {*model.float32_paths}
 
 
 def test_the_page_offers_clicks_and_kinds(folder: Path, tmp_path: Path) -> None:

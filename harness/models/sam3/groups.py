@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from harness.compiler.lowering.groups import keep_float32, note_paths
 
 
-def float32_paths(image_model: str, mask_decoder: str) -> tuple[str, ...]:
+def float32_paths(image_model: str, *mask_decoders: str) -> tuple[str, ...]:
     """Returns the paths of the modules that stay float32.
 
     Args:
         image_model: Beginning of the paths in the image model, which is empty or ends in a dot.
-        mask_decoder: Path of the mask decoder that answers clicks.
+        mask_decoders: Paths of the mask decoders that answer clicks or track.
     """
     scoring = f"{image_model}dot_prod_scoring"
     presence = f"{image_model}transformer.decoder.presence_token_head"
-    heads = presence, f"{mask_decoder}.iou_prediction_head", f"{mask_decoder}.pred_obj_score_head"
+    scores = [
+        f"{decoder}.{head}" for decoder in mask_decoders for head in ("iou_prediction_head", "pred_obj_score_head")
+    ]
     return (
         f"{image_model}backbone.language_backbone.resizer",
         f"{scoring}.prompt_proj",
         scoring,
         f"{image_model}transformer.decoder.bbox_embed.layers.2",
-        *(f"{head}.layers.{layer}" for head in heads for layer in range(3)),
+        *(f"{head}.layers.{layer}" for head in (presence, *scores) for layer in range(3)),
     )
 
 
@@ -38,10 +39,13 @@ of the model's operations, and half precision would save nothing. The errors wit
 """
 
 
-def note_groups(model: Any, float32: Collection[str] = FLOAT32) -> None:
-    """Notes on each module of a model its path, and on the modules of the paths `float32` that they stay float32."""
+def note_groups(model: Any) -> None:
+    """Notes on each module of a model its path, and on some that they stay float32.
+
+    These are the modules of the model's `float32_paths`, or of `FLOAT32` if it has none.
+    """
     note_paths(model)
     parts = dict(model.named_modules())
-    for path in float32:
+    for path in getattr(model, "float32_paths", FLOAT32):
         if path in parts:
             keep_float32(parts[path])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sam3.model.model_misc import TransformerWrapper
@@ -12,6 +12,7 @@ from sam3.sam.prompt_encoder import PositionEmbeddingRandom, PromptEncoder
 from torch import Tensor, nn
 
 from harness.models.sam3.components.modules import GRID
+from harness.models.sam3.groups import float32_paths
 from harness.models.sam3.images import RESOLUTION
 from harness.models.sam31.memory_attention import DecoupledMemoryAttention
 from harness.models.sam31.multiplex import (
@@ -89,7 +90,15 @@ class MultiplexTracker(nn.Module):
 
 
 class Sam31(nn.Module):
-    """The detector, which is SAM 3's behind another neck, and the tracker."""
+    """The detector, which is SAM 3's behind another neck, and the tracker.
+
+    Attributes:
+        float32_paths: Paths of the modules that stay float32 in half precision: SAM 3's, in both mask decoders.
+    """
+
+    float32_paths: ClassVar[tuple[str, ...]] = float32_paths(
+        "detector.", "tracker.model.interactive_sam_mask_decoder", "tracker.model.sam_mask_decoder"
+    )
 
     def __init__(self, detector: Any, attention_layers: int) -> None:
         """Takes SAM 3's image model, whose neck it replaces."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.core.case import Weights
-from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import FIXTURES
 from harness.models.model import Model
 from harness.models.sam3.model import MODEL as SAM_3
@@ -40,7 +39,7 @@ INTERACTIVE = scripted_subject(
 
 
 def _subject_of_sam_3_1(subject: Subject) -> Subject:
-    return replace(subject, model=SAM_3_1, weights=(Weights.SEEDED.value,), precisions=(DEFAULT_PRECISION,))
+    return replace(subject, model=SAM_3_1, weights=(Weights.SEEDED.value,))
 
 
 MODEL = Model(

@@ -22,7 +22,7 @@ from harness.models.sam3.deployed.entry_points import (
 )
 from harness.models.sam3.deployed.interactive import ClickHead
 from harness.models.sam3.deployed.options import Sam3Options
-from harness.models.sam3.groups import float32_paths, note_groups
+from harness.models.sam3.groups import note_groups
 from harness.models.sam31.build import build_case
 from harness.models.sam31.deployed.tracking import TrackedObjects, VideoFeatures
 from harness.models.sam31.modules import (
@@ -36,14 +36,11 @@ from harness.runtime.sam3.video.multiplex import MEMORIES, PROPAGATION_FEATURES
 from harness.runtime.sam3.video.slots import SLOTS
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, POINTERS, PROMPT_MASK_SIZE
 
-FLOAT32 = float32_paths("detector.", "tracker.model.interactive_sam_mask_decoder")
-"""Paths of the modules that stay float32 in half precision: those of SAM 3."""
-
 
 def programs(case: Case, settings: Settings, options: Sam3Options) -> Iterator[Program]:
     """Builds the model of a case and yields its entry points; to be used inside `harness.models.sam3.upstream`."""
     model = build_case(case, settings)
-    note_groups(model, FLOAT32)
+    note_groups(model)
     yield from detector_programs(model.detector, case, options)
     if options.clicks:
         yield interactive_features(model, for_video=options.video)

@@ -34,12 +34,15 @@ class Detections:
         scores: fp32 [D], each above `Rules.detection_score`.
         masks: bool [D, H, W].
         logits: fp32 [D, H, W], of the masks.
+        at_border: bool [D], whether the center of a detection's box is close to the border (`Rules.border`); None where
+            no rule asks for it.
     """
 
     queries: npt.NDArray[np.int64]
     scores: Floats
     masks: npt.NDArray[np.bool_]
     logits: Floats
+    at_border: npt.NDArray[np.bool_] | None = None
 
 
 def video_scores(scores: Floats) -> Floats:
@@ -58,7 +61,7 @@ def candidates(scores: Floats, rules: Rules) -> npt.NDArray[np.int64]:
     return np.flatnonzero(scores > np.float32(rules.detection_score))
 
 
-def select_detections(scores: Floats, logits: Floats, rules: Rules) -> Detections:
+def select_detections(scores: Floats, logits: Floats, rules: Rules, boxes: Floats | None = None) -> Detections:
     """Selects the detections that count among Q queries on one frame.
 
     A score must be above `detection_score` (VB:372). Then masks are visited from the highest score to the lowest, and
@@ -69,11 +72,23 @@ def select_detections(scores: Floats, logits: Floats, rules: Rules) -> Detection
         scores: fp32 [Q], see `video_scores`.
         logits: fp32 [Q, H, W], masks; only those of `candidates` are read.
         rules: The thresholds.
+        boxes: fp32 [Q, 4], (x0, y0, x1, y1) as shares of width and height; None where there is no rule about them.
     """
     queries = candidates(scores, rules)
     masks = logits[queries] > 0
-    best = np.flatnonzero(nms(masks, scores[queries], rules.detection_score, rules.detection_iou))
-    return Detections(queries[best], scores[queries[best]], masks[best], logits[queries[best]])
+    best = np.flatnonzero(
+        nms(masks, scores[queries], rules.detection_score, rules.detection_iou, smaller=rules.multiplex)
+    )
+    chosen = queries[best]
+    border = None if boxes is None or not rules.border else at_border(boxes[chosen], rules.border)
+    return Detections(chosen, scores[chosen], masks[best], logits[chosen], border)
+
+
+def at_border(boxes: Floats, border: float) -> npt.NDArray[np.bool_]:
+    """Returns which boxes [D, 4] have their centers close to the border (`_suppress_detections_close_to_boundary`)."""
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2
+    inside = (centers > np.float32(border)) & (centers < np.float32(1 - border))
+    return np.asarray(~inside.all(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +143,7 @@ class Detector:
         logits = np.zeros((len(scores), MASK_SIZE, MASK_SIZE), np.float32)
         if len(queries := candidates(scores, self._rules)):
             logits[queries] = SegmentationHead(artifact, image.features, grounded).logits(queries)
-        return select_detections(scores, logits, self._rules)
+        return select_detections(scores, logits, self._rules, artifact.fetch(grounded["boxes_xyxy"])[0])
 
 
 def update_box_frames(previous: Mapping[int, int], frame: int, frames: int, reverse: bool) -> dict[int, int]:

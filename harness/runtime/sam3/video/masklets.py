@@ -18,6 +18,7 @@ from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.detector import Detections, EncodedFrame
 from harness.runtime.sam3.video.masks import (
     SUPPRESSED_LOGIT,
+    corrected_logits,
     object_logits,
     remove_logit_overlaps,
     suppress_shrunken,
@@ -330,7 +331,7 @@ class Masklets:
         """
         previous_state = replace(self.state, next_id=next_id)
         logits, presence = self._track(frame, length, reverse)
-        logits = without_holes_and_sprinkles(logits)
+        logits = self._cleaned(logits)
         state, plan = plan_frame(
             previous_state, frame.index, logits > 0, presence, detections, rules=self._rules, reverse=reverse
         )
@@ -340,12 +341,15 @@ class Masklets:
         for object_id, detection in plan.reconditionings.items():
             assert detections is not None
             self._recondition(frame, object_id, detections.logits[[detection]])
+            if self._rules.multiplex:
+                row = previous_state.ids.index(object_id)
+                logits[row] = corrected_logits(logits[row], detections.logits[detection])
         logits[plan.suppressed] = SUPPRESSED_LOGIT
         self._encode_memories(frame, logits, previous_state.ids)
         birth_logits = self._add_objects(frame, detections, previous_state, plan)
         for removed_id in plan.removed:
             self._drop(removed_id)
-        tracked, new = self._resize(logits, frame), self._resize(without_holes_and_sprinkles(birth_logits), frame)
+        tracked, new = self._resize(logits, frame), self._resize(self._cleaned(birth_logits), frame)
         born_scores = [state.scores[object_id] for object_id in plan.births]
         return visible_objects(
             (*previous_state.ids, *plan.births), (*tracked, *new), (*sigmoid(presence), *born_scores)
@@ -370,7 +374,7 @@ class Masklets:
                 bucket = bucket.encode_predicted_memory(self._tracker, frame)
             self.buckets[number] = bucket
             rows = [bucket.bank.objects.index(object_id) for object_id in members]
-            masks = self._resize(without_holes_and_sprinkles(logits[rows]), frame)
+            masks = self._resize(self._cleaned(logits[rows]), frame)
             for object_id, mask, logit in zip(members, masks, presence[rows], strict=True):
                 refined[object_id] = VisibleObject(mask, float(logit))
         return refined
@@ -433,7 +437,7 @@ class Masklets:
         prompted = bucket.add_prompt(self._tracker, frame, object_id, output, logits)
         self.buckets[number] = prompted.clear_detections_near(frame.index, object_id)
         self.state = state
-        return VisibleObject(without_holes_and_sprinkles(resized)[0] > 0, CLICKED_SCORE)
+        return VisibleObject(self._cleaned(resized)[0] > 0, CLICKED_SCORE)
 
     def _number_of(self, object_id: int) -> int | None:
         """Returns the number of an object's bucket; None for a new object."""
@@ -512,6 +516,10 @@ class Masklets:
                     self.buckets[number] = remaining
                 else:
                     del self.buckets[number]
+
+    def _cleaned(self, logits: Floats) -> Floats:
+        """Returns masks [N, h, w] without small holes and parts, as far as the rules fill and remove them."""
+        return without_holes_and_sprinkles(logits, self._rules.largest_filled)
 
     def _resize(self, logits: Floats, frame: EncodedFrame) -> Masks:
         """Returns masks [N, 288, 288] as bool [N, height, width] of the video."""

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.runtime.sam3.connected_components import small_components
-from harness.runtime.sam3.video.rules import Rules
+from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
 
 Masks = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 Frames = npt.NDArray[np.int64]
 
-LARGEST_FILLED = 16
+LARGEST_FILLED = DISAMBIGUATED.largest_filled
 """Largest area of a filled hole and of a removed sprinkle (`fill_hole_area`, `sam3/model_builder.py:732`)."""
 _INSIDE, _OUTSIDE = np.float32(0.1), np.float32(-0.1)
 _WORD = 64
@@ -47,7 +47,7 @@ def areas(masks: Masks) -> npt.NDArray[np.int64]:
     return np.array([np.count_nonzero(mask) for mask in masks], np.int64)
 
 
-def mask_iou(first: Masks, second: Masks) -> Floats:
+def mask_iou(first: Masks, second: Masks, *, smaller: bool = False) -> Floats:
     """Computes the IoU of each mask of one set with each of another.
 
     Upstream: `mask_iou` of `sam3/perflib/masks_ops.py`. The IoU of two empty masks is 0. Pixels are counted as bits, so
@@ -56,6 +56,7 @@ def mask_iou(first: Masks, second: Masks) -> Floats:
     Args:
         first: bool [n, h, w].
         second: bool [m, h, w], of the same size.
+        smaller: Whether intersections are divided by the smaller area instead of the union (`mask_iom`).
 
     Returns:
         fp32 [n, m].
@@ -64,11 +65,13 @@ def mask_iou(first: Masks, second: Masks) -> Floats:
     counts = (areas(first), areas(second))
     ious = np.empty((len(first), len(second)), np.float32)
     for row in range(len(first)):
-        ious[row] = _overlaps(words[0][row], counts[0][row], words[1], counts[1])
+        ious[row] = _overlaps(words[0][row], counts[0][row], words[1], counts[1], smaller)
     return ious
 
 
-def nms(masks: Masks, scores: Floats, score_threshold: float, iou_threshold: float) -> npt.NDArray[np.bool_]:
+def nms(
+    masks: Masks, scores: Floats, score_threshold: float, iou_threshold: float, *, smaller: bool = False
+) -> npt.NDArray[np.bool_]:
     """Selects detections by non-maximum suppression.
 
     Upstream: `nms_masks` and `generic_nms_cpu` of `sam3/perflib/nms.py`. A detection is suppressed if its IoU with a
@@ -79,6 +82,7 @@ def nms(masks: Masks, scores: Floats, score_threshold: float, iou_threshold: flo
         scores: fp32 [n].
         score_threshold: Detections that score higher take part.
         iou_threshold: The largest IoU of two selected detections.
+        smaller: See `mask_iou`.
 
     Returns:
         bool [n], whether a detection is selected.
@@ -86,12 +90,12 @@ def nms(masks: Masks, scores: Floats, score_threshold: float, iou_threshold: flo
     selected = np.zeros(len(scores), bool)
     valid = np.flatnonzero(scores > np.float32(score_threshold))
     words, counts = _packed(masks[valid]), areas(masks[valid])
-    # NumPy's default sort, as upstream's: equal scores come in the same order.
-    order = np.argsort(scores[valid])[::-1]
+    # NumPy's default sort, as upstream's: equal scores come in the same order. SAM 3.1's sort is PyTorch's.
+    order = np.argsort(-scores[valid], kind="stable") if smaller else np.argsort(scores[valid])[::-1]
     while len(order):
         best, candidates = order[0], order[1:]
         selected[valid[best]] = True
-        ious = _overlaps(words[best], counts[best], words[candidates], counts[candidates])
+        ious = _overlaps(words[best], counts[best], words[candidates], counts[candidates], smaller)
         order = candidates[ious <= np.float32(iou_threshold)]
     return selected
 
@@ -150,11 +154,13 @@ def _packed(masks: Masks) -> Words:
     return padded.view(np.uint64)
 
 
-def _overlaps(words: Words, area: np.int64, other_words: Words, other_areas: npt.NDArray[np.int64]) -> Floats:
-    """Returns the IoU fp32 [m] of one mask's words [words] with other masks' [m, words]."""
+def _overlaps(
+    words: Words, area: np.int64, other_words: Words, other_areas: npt.NDArray[np.int64], smaller: bool
+) -> Floats:
+    """Returns the IoU fp32 [m] of one mask's words [words] with other masks' [m, words]; `smaller` as in `mask_iou`."""
     common = _bit_counts(other_words & words)
-    union = np.maximum(other_areas + area - common, 1)
-    ious: Floats = common.astype(np.float32) / union.astype(np.float32)
+    divisor = np.maximum(np.minimum(other_areas, area) if smaller else other_areas + area - common, 1)
+    ious: Floats = common.astype(np.float32) / divisor.astype(np.float32)
     return ious
 
 
@@ -208,6 +214,11 @@ def suppress_shrunken(logits: Floats) -> Floats:
     for row in np.flatnonzero(share < REMAINING_SHARE):
         np.minimum(clamped[row], SUPPRESSED_LOGIT, out=clamped[row])
     return clamped
+
+
+def corrected_logits(logits: Floats, detected: Floats) -> Floats:
+    """Returns mask logits [H, W], with a detection's where their signs differ (`_recondition_masklets`, MX:868)."""
+    return np.where((logits > 0) == (detected > 0), logits, detected)
 
 
 def object_logits(logits: Floats) -> Floats:

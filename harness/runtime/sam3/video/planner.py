@@ -94,8 +94,9 @@ def plan_frame(
         scores = np.empty(0, np.float32)
         association = Association(empty=tuple(np.array(state.ids, np.int64)[~nonempty].tolist()))
     else:
-        scores = detections.scores
-        association = associate(scores, mask_iou(detections.masks, masks), state.ids, nonempty, rules)
+        scores, iou = detections.scores, mask_iou(detections.masks, masks, smaller=rules.multiplex)
+        inside = np.ones(len(scores), bool) if not state.ids or detections.at_border is None else ~detections.at_border
+        association = associate(scores * inside, iou * inside[:, None], state.ids, nonempty, rules)
 
     new = limit_new_objects(association.new, scores, rules.max_objects - len(state.objects))
     births = dict(enumerate(new, start=state.next_id))
@@ -104,13 +105,18 @@ def plan_frame(
         replace(item, unmatched=item.unmatched + (item.id in association.unmatched)) for item in state.objects
     )
     first_frames = {item.id: item.first_frame for item in objects}
-    duplicates = count_shared_detections(state.duplicates, association.matches, first_frames, reverse)
+    duplicates = count_shared_detections(state.duplicates, association.matches, first_frames, rules, reverse)
     removed = removed_objects(objects, duplicates, frame, rules, reverse)
 
     logits = dict(zip(state.ids, object_logits, strict=True))
     reconditionings = select_reconditionings(association.confident, logits, frame, rules)
 
-    last_occluded = _last_occluded(objects, removed)
+    last_occluded = _last_occluded(objects, removed, rules)
+    if rules.multiplex and detections is not None:
+        masks = masks.copy()
+        for object_id, detection in reconditionings.items():
+            masks[state.ids.index(object_id)] = detections.masks[detection]
+        nonempty = areas(masks) > 0
     suppressed = suppressed_objects(mask_iou(masks, masks), last_occluded, rules, reverse)
     occluded = update_last_occluded(last_occluded, nonempty, suppressed, frame).tolist()
 
@@ -134,15 +140,15 @@ def plan_frame(
     )
 
 
-def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int]) -> npt.NDArray[np.int64]:
+def _last_occluded(objects: tuple[TrackedObject, ...], removed: frozenset[int], rules: Rules) -> npt.NDArray[np.int64]:
     """Returns the frame of each object's last occlusion, before this frame (VB:850-868).
 
     A removed object counts as always occluded only if it has not been tracked before, though upstream's docstring
-    promises it for each removed object (VB:829). This project follows the code.
+    promises it for each removed object (VB:829). This project follows the code; SAM 3.1's keeps the promise (MX:1479).
     """
 
     def frame_of(item: TrackedObject) -> int:
-        if item.last_occluded is not None:
+        if item.last_occluded is not None and not (rules.multiplex and item.id in removed):
             return item.last_occluded
         return ALWAYS_OCCLUDED if item.id in removed else NEVER_OCCLUDED
 

@@ -3,12 +3,15 @@
 The rules are association, hotstart and reconditioning. The thresholds have the values of upstream's
 `build_sam3_video_model`. In this package VB is sam3/model/sam3_video_base.py, VI is sam3/model/sam3_video_inference.py,
 TP is sam3/model/sam3_tracking_predictor.py and MB is sam3/model_builder.py of sam3 0.1.4; a number after it is a line.
+MX is model/sam3_multiplex_base.py of upstream's main branch of July 2026, which has SAM 3.1's rules.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -111,13 +114,11 @@ def drop_objects(state: VideoState, object_ids: frozenset[int]) -> VideoState:
 
 Floats = npt.NDArray[np.float32]
 
-_CONFIDENT_SCORE, _CONFIDENT_IOU = np.float32(0.8), np.float32(0.8)
-"""`HIGH_CONF_THRESH` and `HIGH_IOU_THRESH` (VB:1276)."""
+_CONFIDENT_SCORE = np.float32(0.8)
+"""`HIGH_CONF_THRESH` (VB:1276)."""
 Duplicates = Mapping[tuple[int, int], int]
 """Number of detections that (older object, younger object) have shared so far."""
 _Output = TypeVar("_Output")
-_PRESENT = np.float32(0.8)
-"""`HIGH_CONF_THRESH` of `_recondition_masklets` (VB:475), which upstream compares with a logit."""
 CLEARED_AROUND_CLICK = 16
 """`refinement_detector_cond_frame_removal_window` (VI:967)."""
 
@@ -142,6 +143,13 @@ class Rules:
             for never.
         overlap_iou: Of two objects whose IoU is at least this, the one that was occluded last may be suppressed.
         max_objects: New objects beyond this number are dropped, but upstream drops none of a single image (VB:561).
+        confident_iou: A detection confirms the object of the highest IoU if this is at least this.
+        present_logit: Confirmed objects whose logit is above this are corrected.
+        border: A detection whose box has its center closer to the border of the frame does not count beside objects;
+            as a share of width and height.
+        largest_filled: Pixels of the largest hole that is filled, and of the largest part that is removed.
+        multiplex: Whether SAM 3.1's forms of the rules apply, which `docs/design/video-rules.md` lists; overlaps of
+            detections are then intersections over the smaller area.
     """
 
     detection_score: float = 0.5
@@ -155,12 +163,25 @@ class Rules:
     recondition_every: int = 16
     overlap_iou: float = 0.7
     max_objects: int = 10_000
+    confident_iou: float = 0.8
+    present_logit: float = 0.8
+    border: float = 0.0
+    largest_filled: int = 16
+    multiplex: bool = False
 
 
 DISAMBIGUATED = Rules()
 """`apply_temporal_disambiguation=True` (MB:716-740)."""
-MULTIPLEX = Rules(detection_score=0.4, new_score=0.65)
-"""The thresholds of `build_sam3_multiplex_video_predictor`, which builds SAM 3.1."""
+MULTIPLEX = Rules(
+    detection_score=0.4,
+    new_score=0.65,
+    confident_iou=0.5,
+    present_logit=math.log(4),
+    border=0.025,
+    largest_filled=0,
+    multiplex=True,
+)
+"""Those of `build_sam3_multiplex_video_predictor`, which builds SAM 3.1 and compares sigmoid(logit) with 0.8."""
 UNDISAMBIGUATED = Rules(hotstart_frames=0, hotstart_unmatched=0, hotstart_duplicates=0, recondition_every=0)
 """`apply_temporal_disambiguation=False` (MB:743-767): no object is removed or corrected, and no output is delayed."""
 
@@ -196,8 +217,10 @@ def associate(
       (VB:1267).
     - A detection matches each object whose IoU with it is at least `matched_iou` (VB:1285). An object may therefore be
       matched and unmatched on one frame.
-    - A detection confirms the object of the highest IoU, if this is at least 0.8 and so is its score (VB:1278-1288).
-      The last detection that confirms an object is the one that counts.
+    - A detection confirms the object of the highest IoU, if this is at least `confident_iou` and its score is at least
+      0.8 (VB:1278-1288). The last detection that confirms an object is the one that counts.
+    - In SAM 3.1 the first detections need `new_score`, too. A detection that shares `confident_iou` with several
+      objects matches none of them, and no detection matches an object that shares it with several (MX:1899).
 
     Args:
         scores: fp32 [D].
@@ -209,19 +232,26 @@ def associate(
     object_ids = np.array(ids, np.int64)
     matched = iou >= np.float32(rules.matched_iou)
     is_new: npt.NDArray[np.bool_] = ~np.any(matched, axis=1)
-    if len(ids):
+    if len(ids) or rules.multiplex:
         is_new &= scores >= np.float32(rules.new_score)
     tracked = (iou >= np.float32(rules.tracked_iou)).any(axis=0)
+    if rules.multiplex:
+        close = iou >= np.float32(rules.confident_iou)
+        ambiguous = (close.sum(axis=1) > 1)[:, None] | (close.sum(axis=0) > 1)
+        iou = np.where(ambiguous, np.float32(0), iou)
+        matched = iou >= np.float32(rules.matched_iou)
     return Association(
         new=tuple(np.flatnonzero(is_new).tolist()),
         unmatched=tuple(object_ids[nonempty & ~tracked].tolist()),
         empty=tuple(object_ids[~nonempty].tolist()),
         matches=tuple(tuple(object_ids[row].tolist()) for row in matched),
-        confident=_confident(scores, iou, ids, is_new),
+        confident=_confident(scores, iou, ids, is_new, rules),
     )
 
 
-def _confident(scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDArray[np.bool_]) -> dict[int, int]:
+def _confident(
+    scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDArray[np.bool_], rules: Rules
+) -> dict[int, int]:
     """Returns, for each object that a detection confirms, the index of the last such detection; see `associate`.
 
     Args:
@@ -229,10 +259,11 @@ def _confident(scores: Floats, iou: Floats, ids: Sequence[int], is_new: npt.NDAr
         iou: fp32 [D, N], of detections with objects.
         ids: The objects' ids.
         is_new: bool [D], whether a detection is a new object.
+        rules: The thresholds.
     """
     if not iou.size:
         return {}
-    confident = (scores >= _CONFIDENT_SCORE) & ~is_new & (iou.max(axis=1) >= _CONFIDENT_IOU)
+    confident = (scores >= _CONFIDENT_SCORE) & ~is_new & (iou.max(axis=1) >= np.float32(rules.confident_iou))
     best = iou.argmax(axis=1)
     return {ids[best[detection]]: detection for detection in np.flatnonzero(confident).tolist()}
 
@@ -254,21 +285,28 @@ def limit_new_objects(new: Sequence[int], scores: Floats, places: int) -> tuple[
 
 
 def count_shared_detections(
-    counted: Duplicates, matches: Iterable[Sequence[int]], first_frames: Mapping[int, int], reverse: bool
+    counted: Duplicates, matches: Iterable[Sequence[int]], first_frames: Mapping[int, int], rules: Rules, reverse: bool
 ) -> dict[tuple[int, int], int]:
     """Counts the detections that objects share, after one more frame (VB:1401-1418).
 
     Among the objects that a detection matches, the one that was found first is the original, and every other one shares
     a detection with it once more. If several were found together, the original is the first one in the order of
     tracking. Backwards, the object whose frame has the highest number was found first. Two detections that match the
-    same pair count twice on one frame.
+    same pair count twice on one frame. In SAM 3.1 every two objects share the detection, and counts that were shared
+    with an object that is not tracked any more are dropped (MX:2206).
 
     Args:
         counted: The counts before this frame.
         matches: For each detection the ids of the objects that it matches.
         first_frames: For each object the frame on which it was found.
+        rules: Whether they are SAM 3.1's.
         reverse: Whether frames are processed backwards.
     """
+    if rules.multiplex:
+        shared = {pair: count for pair, count in counted.items() if first_frames.keys() >= {*pair}}
+        for pair in (pair for objects in matches for pair in combinations(objects, 2)):
+            shared[pair] = shared.get(pair, 0) + 1
+        return shared
     counts = dict(counted)
     for objects in matches:
         if len(objects) < 2:
@@ -298,7 +336,7 @@ def removed_objects(
 
     A young object is removed if no detection showed it on `hotstart_unmatched` frames, which need not be consecutive
     (VB:1378-1392). It is also removed if it shared `hotstart_duplicates` detections with one object that was found
-    before it (VB:1420-1433).
+    before it (VB:1420-1433); in SAM 3.1 this may be any object that was found on another frame before it.
 
     Args:
         objects: The tracked objects, with the counts of this frame.
@@ -308,12 +346,15 @@ def removed_objects(
             forwards.
         reverse: Whether frames are processed backwards.
     """
+    objects = tuple(objects)
     young = {item.id: item for item in objects if is_young(item.first_frame, frame, rules, reverse)}
+    found = {item.id: -item.first_frame if reverse else item.first_frame for item in objects}
     unmatched = {item.id for item in young.values() if item.unmatched >= max(1, rules.hotstart_unmatched)}
     repeated = {
         duplicate
-        for (_, duplicate), count in duplicates.items()
+        for (original, duplicate), count in duplicates.items()
         if duplicate in young and count >= max(1, rules.hotstart_duplicates)
+        if not rules.multiplex or found[original] < found[duplicate]
     }
     return frozenset(unmatched | repeated)
 
@@ -349,7 +390,8 @@ def select_reconditionings(
     """Returns the objects that are corrected on this frame, in order, with the index of the detection of each.
 
     On every frame whose number is a multiple of `recondition_every` (VB:720), each object that a detection confirms
-    gets this detection's mask, if the object's logit is above 0.8 (VB:486). The whole bucket of the object becomes a
+    gets this detection's mask, if the object's logit is above `present_logit` (VB:486), a probability that upstream
+    compares with a logit in SAM 3. The whole bucket of the object becomes a
     conditioning frame (VB:497-508). The memory of this frame is nevertheless encoded from the tracker's masks, because
     upstream overwrites the memory of reconditioning (VB:755, VB:1500). Only the object's pointer and scores and the
     kind of the frame remain. This project follows it, because upstream's published accuracy was measured with it.
@@ -362,7 +404,8 @@ def select_reconditionings(
     """
     if not rules.recondition_every or frame % rules.recondition_every:
         return {}
-    return {object_id: detection for object_id, detection in confident.items() if object_logits[object_id] > _PRESENT}
+    present = np.float32(rules.present_logit)
+    return {object_id: detection for object_id, detection in confident.items() if object_logits[object_id] > present}
 
 
 def cleared_by_click(masked: Collection[int], clicked: Collection[int], frame: int) -> tuple[int, ...]:
