@@ -17,6 +17,8 @@ from harness.verify.budget.measurement import Measurement
 from harness.verify.budget.search import Log, Rates, Search
 from harness.verify.budget.table import summary
 
+pytestmark = pytest.mark.smoke
+
 CASE = Case("box_head", "real", "llvm", precision="bf16")
 RATES = Rates(100.0, 200.0)
 
@@ -50,7 +52,6 @@ def test_the_fastest_choice_within_the_limit(tmp_path: Path) -> None:
     assert (found.front[0].seconds, found.front[-1].seconds) == pytest.approx((0.06, 0.03))
 
 
-@pytest.mark.law
 @pytest.mark.parametrize("gains", [None, True, False])
 def test_a_cpu_that_gains_nothing_is_named(tmp_path: Path, gains: bool | None) -> None:
     found = search(Bench({"a": 0.3}), tmp_path).find(CASE, SEEDED, 0.5)

@@ -13,6 +13,8 @@ from tvm.relax import op
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import normal
 
+pytestmark = pytest.mark.smoke
+
 
 def kernels_of(operator: object, inputs: list, weights: list = ()) -> list[str]:
     """Names of the functions that run for each call, without numbers."""
