@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from harness.core.errors import HarnessError
 from harness.core.settings import SEEDED
 from harness.verify.budget.measurement import Measurement
 from harness.verify.budget.search import Log, Rates, Search
+from harness.verify.budget.table import summary
+
+pytestmark = pytest.mark.smoke
 
 CASE = Case("box_head", "real", "llvm", precision="bf16")
 RATES = Rates(100.0, 200.0)
@@ -46,6 +50,12 @@ def test_the_fastest_choice_within_the_limit(tmp_path: Path) -> None:
     # 3, 1 and 2 times 10⁹ operations, at 100 and at 200 times 10⁹ a second.
     assert found.chosen.seconds == pytest.approx(0.03 + 0.005 + 0.01)
     assert (found.front[0].seconds, found.front[-1].seconds) == pytest.approx((0.06, 0.03))
+
+
+@pytest.mark.parametrize("gains", [None, True, False])
+def test_a_cpu_that_gains_nothing_is_named(tmp_path: Path, gains: bool | None) -> None:
+    found = search(Bench({"a": 0.3}), tmp_path).find(CASE, SEEDED, 0.5)
+    assert ("skylake" in summary(replace(found, cpu="skylake", gains=gains))) is (gains is False)
 
 
 def test_a_limit_above_all_keeps_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import gc
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
@@ -130,6 +130,19 @@ def edits(source: bytes) -> Iterator[tuple[str, Edit]]:
                     yield kind, edit
 
 
+def marked(source: bytes, marks: Sequence[tuple[Edit, str]]) -> bytes:
+    """Returns a source file in which a statement of one line runs before whatever an edit changes, for each edit."""
+    text, inserted = _Text(source), []
+    statements = [text.lines(node) for node in ast.walk(ast.parse(source)) if text.can_be_preceded(node)]
+    for edit, mark in marks:
+        start = max(start for start, end in statements if start <= edit.start and edit.end <= end)
+        line = source[start:].partition(b"\n")[0]
+        inserted.append((start, line[: len(line) - len(line.lstrip())] + mark.encode() + b"\n"))
+    for start, line in sorted(inserted, reverse=True):
+        source = source[:start] + line + source[start:]
+    return source
+
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -147,6 +160,20 @@ class _Text:
         return (
             self.starts[node.lineno - 1] + node.col_offset,
             self.starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def lines(self, node: ast.stmt) -> tuple[int, int]:
+        """Returns the offsets of the line where a statement begins, with its decorators, and of the statement's end."""
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+        return self.starts[first - 1], self.span(node)[1]
+
+    def can_be_preceded(self, node: ast.AST) -> bool:
+        """Returns whether a line with another statement may stand before a node."""
+        if not isinstance(node, ast.stmt):
+            return False
+        start = self.span(node)[0]
+        return (
+            not self.source[self.starts[node.lineno - 1] : start].strip() and self.source[start : start + 4] != b"elif"
         )
 
     def of(self, node: Any) -> str:

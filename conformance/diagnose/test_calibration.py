@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from conformance.calibration.faults import Fault, drawn
 from conformance.calibration.layers import LAYERS
 from conformance.calibration.measuring import CRASHED, OUTPUTS, UNREACHED, add, measured, records
 from conformance.calibration.preparing import Observed, Prepared, prepared
-from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, Place, edits, part_of
+from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, Place, edits, marked, part_of
 from conformance.support.examples import examples
 from harness.core.settings import REPOSITORY
 
@@ -78,18 +79,30 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_the_layer_of_the_suite_that_sees_a_fault_is_named(tmp_path: Path) -> None:
     file, test = "parity/metrics.py", "conformance/parity/test_parity_metrics.py"
-    source, checkout = (HARNESS / file).read_bytes(), suite.clone(tmp_path / "checkout")
+    source, checkout, marks = (HARNESS / file).read_bytes(), suite.clone(tmp_path / "checkout"), tmp_path / "marks"
 
-    def measured(old: bytes, new: str) -> dict[str, Any]:
+    def place(old: bytes, new: str) -> Place:
         start = source.index(old)
-        edit = Edit(source[:start].count(b"\n") + 1, start, start + len(old), new)
-        return suite.measure(Place(file, file, "other number", edit), checkout, [test], seconds=600)
+        return Place(file, file, "other number", Edit(source[:start].count(b"\n") + 1, start, start + len(old), new))
 
-    seen = measured(b"x, y = x[finite], y[finite]", "pass")
-    assert (seen["ended"], seen["test"].partition("::")[0]) == (suite.SMOKE, test)
-    equal = measured(b"outside = count = mismatches = 0", "count = outside = mismatches = 0")
-    assert (equal["ended"], equal["test"]) == (suite.NOT_SEEN, "")
-    assert "| parity/metrics.py | 2 | 1 | 0 | 0 | 1 |" in suite.render([seen, equal])
+    wrong = place(b"x, y = x[finite], y[finite]", "pass")
+    equal = place(b"outside = count = mismatches = 0", "count = outside = mismatches = 0")
+    other = "app/ui/guard.py"
+    elsewhere = next(Place(other, other, kind, edit) for kind, edit in edits((HARNESS / other).read_bytes()))
+    with_marks = suite.clone(tmp_path / "marked")
+    suite.mark(with_marks, [wrong, elsewhere, equal], marks)
+    assert (
+        suite.files_of(checkout, [test], suite.SMOKE) == [test] and suite.files_of(checkout, [test], suite.TEST) == []
+    )
+    assert suite.reached(marks, with_marks, suite.SMOKE, test, seconds=600) == [0, 2]
+
+    def measured(place: Place, *tests: str) -> dict[str, Any]:
+        return suite.measure(place, checkout, {suite.SMOKE: tests, suite.TEST: []}, seconds=600)
+
+    found = [measured(wrong, test), measured(equal, test), measured(elsewhere)]
+    assert [record["ended"] for record in found] == [suite.SMOKE, suite.NOT_SEEN, suite.NOT_REACHED]
+    assert [record["test"].partition("::")[0] for record in found] == [test, "", ""]
+    assert "| parity/metrics.py | 2 | 1 | 0 | 0 | 1 | 0 |" in suite.render(found)
 
 
 def test_a_fault_beyond_its_time_is_the_end_of_itself_alone(tmp_path: Path) -> None:
@@ -113,6 +126,28 @@ def test_a_change_of_a_source_file_is_one_expression_of_code_that_still_parses(d
     assert kind in KINDS
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
     assert changed.startswith(source[: edit.start]) and changed.endswith(source[edit.end :])
+
+
+@pytest.mark.law
+@given(data=st.data())
+@examples(50)
+def test_a_mark_runs_before_the_statement_that_an_edit_is_in(data: st.DataObject) -> None:
+    source = data.draw(st.sampled_from(SOURCES)).read_bytes()
+    _, edit = data.draw(st.sampled_from(list(edits(source))))
+    changed = marked(source, [(edit, "mark")])
+    lines = changed.splitlines()
+    number = next(number for number, line in enumerate(lines) if line.strip() == b"mark")
+    assert lines[:number] + lines[number + 1 :] == source.splitlines()
+    blocks = [
+        value for node in ast.walk(ast.parse(changed)) for _, value in ast.iter_fields(node) if isinstance(value, list)
+    ]
+    following = [
+        after
+        for block in blocks
+        for before, after in itertools.pairwise(block)
+        if isinstance(before, ast.Expr) and before.lineno == number + 1
+    ]
+    assert [after.lineno <= edit.line + 1 <= after.end_lineno for after in following] == [True]
 
 
 @pytest.mark.law

@@ -29,6 +29,8 @@ from harness.compiler.schedules.common.kernel_info import (
     with_info,
 )
 
+pytestmark = pytest.mark.smoke
+
 WORDS = st.text(max_size=12)
 SIZES = st.dictionaries(WORDS, st.integers(0, 1 << 40), max_size=4)
 NAMES = st.lists(WORDS, max_size=3).map(tuple)

@@ -24,6 +24,8 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.program import Axis
 
+pytestmark = pytest.mark.smoke
+
 ROWS, MORE = Axis("rows", 1, 16), Axis("more", 4, 64)
 AXES = ({0: ROWS}, {0: MORE}, {})
 

@@ -132,6 +132,21 @@ def test_the_page_in_docs_is_that_of_its_files(
         assert content.startswith(b"\x89PNG") if file.endswith(".png") else content == (DOCS / file).read_bytes()
 
 
+def test_the_roof_is_what_was_measured(
+    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("harness.verify.report.performance.plots.png", lambda figure: figures.append(figure) or b"")
+    assert command(*STORED)[0] == 0
+    lines = [line for figure in figures for axes in figure.axes for line in axes.lines]
+    roofs = [line for line in lines if "GFLOP/s" in str(line.get_label())]
+    assert roofs
+    for roof in roofs:
+        compute, memory = map(float, re.findall(r"(\d+) G", str(roof.get_label())))
+        expected = [min(compute, memory * intensity) for intensity in roof.get_xdata()]
+        assert list(roof.get_ydata()) == pytest.approx(expected, rel=0.05)
+
+
 def test_latencies_and_costs_are_those_of_the_rounds(measured: dict[str, Data]) -> None:
     keys = {"PyTorch": "torch", "TVM untuned": "untuned", "TVM tuned": "tuned"}
     rows = table_of("latency")

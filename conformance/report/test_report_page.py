@@ -467,6 +467,7 @@ def test_a_summary_has_the_matrix_and_which_kernel_is_wrong(
         (("{json}", "{json}"), sentence("several-reports")),
         (("{folder}/verification_report.html",), sentence("no-out")),
         (("{json}", "--out", "{json}/x"), sentence("cannot-write", advice="--out")),
+        (("--compare", "{json}", "{json}", "--out", "{json}/x"), sentence("cannot-write", advice="--out")),
         (("{json}", "--out", "{folder}", "--summary", "{folder}"), sentence("cannot-write", advice="--summary")),
     ],
 )

@@ -16,6 +16,8 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.interactive import ABSENT, LARGEST_HOLE, PAD, encode_object_prompt, fill_holes, select_masks
 
+pytestmark = pytest.mark.smoke
+
 SIZE = (451, 300)
 CAPACITY = Capacity(clicks=4)
 MASK = np.zeros((288, 288), np.float32)

@@ -18,6 +18,8 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.images import FORMATS, load_image, to_pixels
 from harness.runtime.sam3.video.frames import open_frames
 
+pytestmark = pytest.mark.smoke
+
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "images"
 PHOTOGRAPHS = sorted(FIXTURES.glob("*.png"))
 

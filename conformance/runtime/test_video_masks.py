@@ -18,6 +18,8 @@ from conformance.support.examples import examples
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.video.masks import areas, boxes_of_masks, mask_iou, nms, without_holes_and_sprinkles
 
+pytestmark = pytest.mark.smoke
+
 
 @cache
 def upstreams() -> SimpleNamespace:

@@ -13,7 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -125,6 +128,33 @@ def test_options_that_contradict_each_other(tmp_path: Path, arguments: tuple[str
     finished = run(command(CAT, tmp_path / "out", tmp_path, *arguments))
     assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
     assert re.search(expected, finished.stderr)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("user", [{}, {"RAY_USAGE_STATS_ENABLED": "1"}], ids=["default", "chosen"])
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["alone", "cluster"])
+def test_ray_sends_nothing_to_its_makers_unless_the_user_says_so(
+    user: dict[str, str], is_cluster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[object, dict[str, str]]] = []
+
+    def init(address: str, **_: object) -> SimpleNamespace:
+        started.append((address, dict(os.environ)))
+        return SimpleNamespace(dashboard_url="")
+
+    ray = ModuleType("ray")
+    ray.__spec__ = ModuleSpec("ray", None)
+    vars(ray).update(init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with mock.patch.dict(os.environ, others | user, clear=True), socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname()) if is_cluster else None
+        with connect(address) as dashboard:
+            assert dashboard is None
+    ((place, variables),) = started
+    assert place == (address or "local")
+    assert variables["RAY_USAGE_STATS_ENABLED"] == user.get("RAY_USAGE_STATS_ENABLED", "0")
+    assert ("RAY_NUM_REDIS_GET_RETRIES" in variables) is is_cluster
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "head"])

@@ -17,6 +17,8 @@ from harness.app.track.video import frames_in
 from harness.core.errors import HarnessError
 from harness.runtime import Prompt
 
+pytestmark = pytest.mark.smoke
+
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Contents and times of all files."""

@@ -97,6 +97,8 @@ def test_marks_of_the_prompt() -> None:
     assert (marked[20:60, 350:390] == NEGATIVE).all(axis=2).any()
     assert (marked[240:260, 360:380] == POSITIVE).all(axis=2).any()
     assert (marked[240:260, 20:40] == NEGATIVE).all(axis=2).any()
+    minus = (marked[247:254, 30] == 255).all(axis=1)
+    assert minus.sum() == 2, "as wide as a line of an image of this size"
 
 
 BOX = st.tuples(*[st.floats(-2000, 2000, width=32)] * 4)

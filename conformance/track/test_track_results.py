@@ -189,6 +189,23 @@ def test_frames_that_are_done_are_left_and_a_gap_is_an_error(tmp_path: Path) -> 
     assert len(json.loads((tmp_path / "annotations.json").read_text())["images"]) == 3
 
 
+@pytest.mark.law
+def test_a_mask_that_is_missing_is_written_again_and_later_ones_stay(tmp_path: Path) -> None:
+    def write(first: int) -> None:
+        with Results(tmp_path, DESCRIPTION, QUESTION, has_overlay=False) as results:
+            assert results.done == first
+            for frame in range(first, 5):
+                results.write(frame, SCENE.picture(frame), tracked(frame))
+
+    write(0)
+    masks = sorted((tmp_path / "masks").iterdir())
+    before = [(mask.read_bytes(), mask.stat().st_ino) for mask in masks]
+    masks[2].unlink()
+    write(2)
+    after = [(mask.read_bytes(), mask.stat().st_ino) for mask in masks]
+    assert after[2][0] == before[2][0] and after[:2] + after[3:] == before[:2] + before[3:]
+
+
 def test_memory_does_not_grow_with_the_video(tmp_path: Path) -> None:
     picture, seen = SCENE.picture(0), tracked(0)
     peaks = []

@@ -23,6 +23,8 @@ from harness.compiler.tuned.database import (
 )
 from harness.core.errors import HarnessError
 
+pytestmark = pytest.mark.smoke
+
 HERE = current_conditions("llvm")
 RECORD = record("product 1x2x3x4 left", {"rows": 6, "vectors": 4})
 UNTUNED = record("attention 1x2", {}, seconds=0.75)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -32,7 +34,7 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import FILE, open_database
 from harness.core.errors import HarnessError
 from harness.core.files import lock_folder
-from harness.tuning.search import candidates, is_faster, search
+from harness.tuning.search import Trial, candidates, is_faster, search
 from harness.verify.report import read_report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,6 +154,31 @@ def test_a_killed_search_loses_nothing_and_verify_uses_what_it_found(tmp_path: P
     report = read_report(tmp_path / "report" / "verification_report.json")
     assert report["machine"]["schedules"].startswith("tuned: ") and f"--db {folder}" in report["cases"][0]["repro"]
     assert {output["verdict"] for output in report["cases"][0]["outputs"]} == {"strict"}
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("limits", "tried"),
+    [
+        ((), 11),
+        (("--minutes", "3"), 4),
+        (("--trials", "20"), 20),
+        (("--trials", "20", "--minutes", "3"), 4),
+        (("--trials", "2", "--minutes", "3"), 2),
+    ],
+)
+def test_a_search_ends_at_the_first_of_its_limits(
+    limits: tuple[str, ...], tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes = itertools.count()  # each trial takes one
+    (tuned,) = database_of(tmp_path, record(BOX_HEAD.key, {})).records
+    trials = (Trial(BOX_HEAD.key, tuned) for _ in range(30))
+    monkeypatch.setattr("harness.cli.tune.time", SimpleNamespace(monotonic=lambda: 60 * next(minutes)))
+    monkeypatch.setattr("harness.cli.tune._workloads", lambda *_: Counter([BOX_HEAD]))
+    monkeypatch.setattr("harness.tuning.search.search", lambda *_: trials)
+    monkeypatch.setattr("harness.core.processes.memory.hide_torch", lambda: None)
+    done = CliRunner().invoke(app, ["tune", "--component", "box_head", "--db", str(tmp_path), *limits])
+    assert f"{tried} trials; 0 of 1 kernels" in done.output, done.output
 
 
 @HALF

@@ -21,6 +21,8 @@ from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
 from harness.models.sam3.checkpoints.loading import describe_checkpoint, load_checkpoint, open_checkpoint
 from harness.models.sam3.checkpoints.lora import Lora, merge
 
+pytestmark = pytest.mark.smoke
+
 MODULES = tuple(f"transformer.decoder.bbox_embed.layers.{number}" for number in range(3))
 RANK, ALPHA = 2, 8
 CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": None}

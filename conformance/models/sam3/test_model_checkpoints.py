@@ -166,8 +166,12 @@ def spoilt(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
             sentence("does-not-fit", fit="1 unexpected (surplus); no misshapen"),
         ),
         (spoilt(**{f"surplus{i}": torch.ones(1) for i in range(9)}), sentence("does-not-fit", fit="surplus4, …)")),
+        (
+            spoilt(**{name: torch.ones(1) for name in ("pair.a", "pair.b", *(f"surplus{i}" for i in range(4)))}),
+            sentence("does-not-fit", fit="6 unexpected (pair: 2, surplus0, surplus1, surplus2, surplus3)"),
+        ),
     ],
-    ids=["missing", "unexpected", "misshapen", "complex", "both", "many"],
+    ids=["missing", "unexpected", "misshapen", "complex", "both", "many", "five modules"],
 )
 def test_what_does_not_fit_is_listed_and_refused(state: dict[str, torch.Tensor], expected: str, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "sam3.pt")

@@ -13,6 +13,8 @@ from tvm.relax import op
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import normal
 
+pytestmark = pytest.mark.smoke
+
 
 def kernels_of(operator: object, inputs: list, weights: list = ()) -> list[str]:
     """Names of the functions that run for each call, without numbers."""
@@ -57,6 +59,22 @@ def test_slices_and_rotation_are_done_while_attention_reads(length: int, heads: 
 
     hold(operator, expected, arrays)
     assert kernels_of(operator, arrays) == ["attention"]
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_up_to_four_tensors_are_joined_while_attention_reads(count: int) -> None:
+    arrays = [normal((1, 3, 2, 16), seed) for seed in range(count)] + [normal((1, 20, 2, 16), 9)]
+
+    def operator(*tensors: relax.Expr) -> relax.Expr:
+        *parts, k = tensors
+        return op.nn.attention(op.concat(parts, axis=1), k, k)
+
+    def expected(*tensors: torch.Tensor) -> torch.Tensor:
+        *parts, k = (tensor.transpose(1, 2) for tensor in tensors)
+        return functional.scaled_dot_product_attention(torch.cat(parts, dim=2), k, k).transpose(1, 2)
+
+    hold(operator, expected, arrays)
+    assert (kernels_of(operator, arrays) == ["attention"]) is (count == 4)
 
 
 @pytest.mark.parametrize(("side", "window", "features", "results"), [(12, 4, 32, 48), (6, 3, 17, 5)])
