@@ -208,7 +208,7 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return panels.keys[m, start // plan.chunk, p * plan.scores.rows + i, k]
 
-        def value(panel: T.Index, _: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+        def value(panel: T.Index, _: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.TensorLoad:
             return panels.values[m, panel, start + k, j]
 
         keys = KeyBlock(
