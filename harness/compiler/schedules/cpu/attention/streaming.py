@@ -48,11 +48,9 @@ def streaming_kernel(attention: Attention, scores: Tile, output: Tile) -> T.Prim
 
     Args:
         attention: The operands.
-        scores: Register tile of the scores, keys × queries.
+        scores: Register tile of the scores, keys × queries; its keys are whole elements of the micro-kernel.
         output: Register tile of the result, queries × channels.
     """
-    if scores.rows % attention.micro_kernel.terms:
-        raise AssertionError("the keys of a tile of scores are whole elements")
     plan = _Plan(attention, scores, output)
 
     def body(*buffers: T.Buffer) -> None:
