@@ -475,9 +475,7 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
     line = sch.fuse(*inner) if len(inner) > 1 else inner[0]
     _, lane = sch.split(line, [None, lanes])
     partial = sch.rfactor(lane, len(outer))
-    # The lanes go innermost: partial sums are a vector, and memory is read in order.
-    *around, step, lane = _ordered(sch, partial)
-    sch.reorder(*around, step, lane)
+    *around, step, lane = sch.get_loops(partial)
     if around:
         _parallel(sch, block, around)
     elif block.worthwhile:
@@ -485,22 +483,6 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
         sch.parallel(lane)
     _parallel(sch, block, sch.get_loops(block.handle)[: len(outer)])
     return True
-
-
-def _ordered(sch: s_tir.Schedule, handle: SBlockRV) -> list[LoopRV]:
-    """Returns the loops of an rfactor block: spatial ones, then the summed one, then the lanes."""
-    node = sch.get(handle)
-    loops = sch.get_loops(handle)
-    realize = sch.get(loops[-1]).body
-    summed = {
-        variable.name
-        for axis, value in zip(node.iter_vars, realize.iter_values, strict=True)
-        if axis.iter_type == T.IterVar.CommReduce
-        for variable in T.analysis.undefined_vars(T.Evaluate(value), [])
-    }
-    first = [loop for loop in loops if sch.get(loop).loop_var.name not in summed]
-    steps = [loop for loop in loops if sch.get(loop).loop_var.name in summed]
-    return [*first[:-1], *steps, first[-1]] if len(first) else steps
 
 
 def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
