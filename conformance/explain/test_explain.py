@@ -170,11 +170,11 @@ def test_without_a_kernel_an_operator_falls_to_the_default(monkeypatch: pytest.M
 OTHERS: dict[str, tuple[Callable[..., relax.Expr], tuple[int, ...], list[tuple[str, LoweringKind]], str]] = {
     "flat": (lambda x: op.abs(x), (64, 1024), [("abs", LoweringKind.DEFAULT)], "flat"),
     "tiled": (lambda x: op.permute_dims(x, [1, 0]), (64, 96), [("permute_dims", LoweringKind.DEFAULT)], "tiled"),
-    "banded": (
+    "rows of a permutation": (
         lambda x: op.permute_dims(x, [1, 0, 2]),
         (128, 24, 256),
         [("permute_dims", LoweringKind.DEFAULT)],
-        "banded",
+        "rows",
     ),
     "rows": (
         lambda x: op.strided_slice(x, [1], [1], [40]),

@@ -46,8 +46,6 @@ _TILE = 32
 """Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
 _VECTOR = 16
 """Number of elements that are stored together; LLVM splits vectors wider than the registers."""
-_BAND = 64
-"""Largest width of a band of a transposition."""
 _RUN = 1024
 """Elements from which a run of memory is long enough: LLVM unrolls a short loop instead of vectorizing it."""
 _LONG_SUM = 256
@@ -385,29 +383,6 @@ def _tiled(sch: s_tir.Schedule, block: _Block) -> bool:
     return True
 
 
-def _banded(sch: s_tir.Schedule, block: _Block) -> bool:
-    """Schedules a transposition that keeps the contiguous axis in bands along an operand's outermost axis.
-
-    Each band of the operand is read once, while it is in the cache, and written as one run of memory per outer index.
-    """
-    wide = [n for n, extent in enumerate(block.extents) if extent > 1]
-    if not block.worthwhile or len(wide) < 3:
-        return False
-    for _, indices in block.body.loads:
-        order = [n for index in indices for n in wide if index.same_as(block.axes[n])]
-        if len(order) < len(wide) or order[-1] != wide[-1] or order[0] == wide[0]:
-            continue
-        band = _divisor(block.extents[order[0]], _BAND)
-        if 4 <= band < block.extents[order[0]]:
-            outer, inner = sch.split(block.loops[order[0]], [None, band])
-            loops = list(block.loops)
-            loops[order[0]] = inner
-            sch.reorder(outer, *loops)
-            _parallel(sch, block, [outer])
-            return True
-    return False
-
-
 def _rows(sch: s_tir.Schedule, block: _Block) -> bool:
     """Makes everything parallel but the innermost loop, which is unrolled where it repeats elements."""
     loops, extents = list(block.loops), list(block.extents)
@@ -493,7 +468,7 @@ def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
     return True
 
 
-_SPATIAL = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
+_SPATIAL = {"flat": _flat, "tiled": _tiled, "rows": _rows}
 _REDUCTIONS = {"split reduction": _split_sum, "reduction": _reduce}
 """Schedules of a block by name, in the order of trial; each returns whether it was applied."""
 
