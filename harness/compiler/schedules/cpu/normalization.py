@@ -32,7 +32,7 @@ from harness.compiler.schedules.common.graph import (
     reshaped,
     static_shape,
 )
-from harness.compiler.schedules.common.kernel import Argument, prim_func, registers, view
+from harness.compiler.schedules.common.kernel import Argument, prim_func, registers, scalar, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind, kernel
 from harness.compiler.schedules.common.normalization import Normalization, recognized
 from harness.compiler.schedules.cpu import math as elementary
@@ -53,7 +53,6 @@ from harness.compiler.schedules.cpu.reduction import (
     fold_line,
     fp64,
     inverse_root,
-    scalar,
     tasks,
     to_f32,
     to_f64,

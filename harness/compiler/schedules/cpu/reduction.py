@@ -18,7 +18,7 @@ from tvm import relax, topi
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
-from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, scalar, variable
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu.emit import for_each_vector
 
@@ -66,13 +66,6 @@ def each_block(outer: int, count: int, inner: int, block: Callable[[T.Index, T.I
             block(i, whole * LANES, rest)
 
 
-def scalar(value: T.Expr) -> T.Expr:
-    """Emits a local variable that holds the value, and returns it."""
-    cell = registers((1,), str(value.ty))
-    T.buffer_store(cell, value, [0])
-    return cell[0]
-
-
 @dataclass(frozen=True)
 class Fold:
     """A reduction that runs in several lanes at once.
@@ -104,9 +97,7 @@ def fold_line(count: int, folds: Sequence[Fold]) -> list[T.Expr]:
         results = [_merge_lanes(fold, lane) for fold, lane in zip(folds, lanes, strict=True)]
         if not rest:
             return results
-    ones = [registers((1,), fold.dtype) for fold in folds]
-    for result, one in zip(results, ones, strict=True):
-        T.buffer_store(one, result, [0])
+    ones = [variable(result) for result in results]
     with T.serial(0, rest) as k:
         for fold, one in zip(folds, ones, strict=True):
             T.buffer_store(one, fold.update(one[0], whole * LANES + k), [0])
@@ -391,8 +382,7 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> T.Prim
     def body(data: T.Buffer, out: T.Buffer) -> None:
         with tasks(outer * inner, outer * count * inner) as task:
             i, j = task // inner, task % inner
-            running = registers((1,), "float64")
-            T.buffer_store(running, fp64(0.0), [0])
+            running = variable(fp64(0.0))
             with T.serial(0, count) as k:
                 if exclusive:
                     T.buffer_store(out, to_f32(running[0]), [i, k, j])

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import reduce
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import registers
+from harness.compiler.schedules.common.kernel import registers, variable
 from harness.compiler.schedules.cpu.bf16 import BF16, terms_of
 from harness.compiler.schedules.cpu.emit import for_each_vector, further
 from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
@@ -94,9 +94,8 @@ def _scale_rows(
 
         for_each_vector(count, lanes, find)
         of_lanes: list[T.Expr] = [highest[lane] for lane in range(lanes)]
-        factor = registers((1,))
         highest_term = T.Bind(reduce(T.max, of_lanes))
-        T.buffer_store(factor, _factor(highest_term, count), [0])
+        factor = variable(_factor(highest_term, count))
         for_each_vector(count, lanes, convert)
         T.buffer_store(panel, _scale(highest_term, factor[0]), index(count, i))
 
