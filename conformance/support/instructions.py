@@ -9,7 +9,12 @@ from __future__ import annotations
 import json
 
 import tvm
+import tvm_ffi
+from tvm import ir
+from tvm.target import codegen
 
+from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import Argument, prim_func
 from harness.compiler.targets.compiling import platform_of
 from harness.compiler.targets.llvm import required_cpu
 from harness.runtime.cpu import MATRIX_UNIT, this_platform
@@ -96,13 +101,15 @@ define linkonce_odr {_FLOATS_IN_YMM} @emulated_{half}(ptr %pairs) alwaysinline {
 """
 
 
-_SIGNATURES = {
-    "llvm.x86.avx512bf16.dpbf16ps.512": (_FLOATS, (_FLOATS, _HALVES, _HALVES), "emulated_dpbf16ps", _DOT_PRODUCT),
-    "llvm.x86.avx512.pmaddw.d.512": (_INTEGERS, (_SHORTS, _SHORTS), "emulated_pmaddwd", _INTEGER_PRODUCT),
-    "llvm.x86.vcvtneebf162ps256": (_FLOATS_IN_YMM, ("ptr",), "emulated_even", _conversion("even", "shl")),
-    "llvm.x86.vcvtneobf162ps256": (_FLOATS_IN_YMM, ("ptr",), "emulated_odd", _conversion("odd", "and")),
+_DECLARED = f"declare {_FLOATS} @llvm.x86.avx512bf16.dpbf16ps.512({_FLOATS}, {_HALVES}, {_HALVES})"
+"""The declaration of the dot product by a kernel, whose function of LLVM IR calls it."""
+_CALLED = {
+    "llvm.x86.avx512.pmaddw.d.512": "emulated_pmaddwd",
+    "llvm.x86.vcvtneebf162ps256": "emulated_even",
+    "llvm.x86.vcvtneobf162ps256": "emulated_odd",
 }
-"""LLVM's intrinsic: its result, its operands, and what takes its place."""
+"""LLVM's intrinsics that kernels call themselves, and what takes their place."""
+_DEFINITIONS = _INTEGER_PRODUCT + _conversion("even", "shl") + _conversion("odd", "and")
 
 
 def emulates(target: tvm.target.Target) -> bool:
@@ -114,9 +121,24 @@ def emulates(target: tvm.target.Target) -> bool:
 
 def emulated(module: tvm.IRModule) -> tvm.IRModule:
     """Replaces instructions in loops by calls of functions that AVX2 can compute."""
-    text = str(tvm.ir.save_json(module))
-    for intrinsic, (result, operands, name, definition) in _SIGNATURES.items():
-        declared = f"declare {result} @{intrinsic}({', '.join(operands)})"
-        text = text.replace(declared, json.dumps(definition)[1:-1]).replace(f"@{intrinsic}(", f"@{name}(")
-        assert f"@{intrinsic}" not in text, "the declaration is that of another spelling"
-    return tvm.ir.load_json(text)
+    text = str(tvm.ir.save_json(module)).replace(_DECLARED, json.dumps(_DOT_PRODUCT)[1:-1])
+    text = text.replace("@llvm.x86.avx512bf16.dpbf16ps.512(", "@emulated_dpbf16ps(")
+    assert "dpbf16ps.512" not in text, "the declaration is that of another spelling"
+    module = tvm.ir.load_json(text)
+
+    def replace(call: ir.Call) -> ir.Call:
+        if getattr(call.op, "name", "") != "tirx.call_llvm_intrin":
+            return call
+        name = _CALLED.get(codegen.llvm_get_intrinsic_name(int(call.args[0])))
+        return call if name is None else T.call_extern(str(call.ty), name, *call.args[1:])
+
+    def define(result: T.Buffer) -> None:
+        with T.attr(T.const(0, "int32"), "pragma_import_llvm", _DEFINITIONS):
+            T.buffer_store(result, T.const(0.0, "float32"), [0])
+
+    for variable, function in module.functions_items():
+        if isinstance(function, T.PrimFunc):
+            module[variable] = function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, replace)))
+    name = "emulated_instructions"
+    module[name] = prim_func(name, [Argument("result", (1,))], define).with_attr("global_symbol", name)
+    return module

@@ -157,6 +157,20 @@ def test_a_space_is_complete_distinct_and_accepted(workload: Workload, unit: Vec
         assert min(distance(schedule, schedules[0]) for schedule in schedules[1:]) == 1
 
 
+def test_every_tile_of_attention_in_bfloat16_can_be_built() -> None:
+    """With keys that stream, those of a tile are whole pairs."""
+    workload = Attention(1, 1, 40, 577, 32, 32, dtype="bfloat16")
+    assert workload.streams
+    module, tiles = build_module(workload), set()
+    for schedule in space(workload, vector_unit(HALF_TARGET)):
+        chosen = {tuple(schedule[name] for name in names) for names in (TILE, RESULT_TILE)}
+        if not chosen <= tiles:
+            tiles |= chosen
+            to_loops(module, HALF_TARGET, {workload.key: schedule})
+    with pytest.raises(HarnessError, match=sentence("bad-schedule", key=workload.key, error="pairs")):
+        decided(workload, vector_unit(HALF_TARGET), {"rows": 7, "vectors": 3})
+
+
 @pytest.mark.parametrize("name", ["linear", "conv-filtered", "conv-3x3", "attention"])
 def test_naming_the_default_changes_nothing(name: str) -> None:
     workload = WORKLOADS[name]

@@ -172,7 +172,7 @@ def compacted(module: tvm.IRModule) -> str:
 
 
 def test_a_buffer_whose_last_element_is_touched_stays_as_large() -> None:
-    """Functions that multiply whole panels (`call_function`) write more sums than are read."""
+    """The matrix unit writes more sums than are read."""
     assert "alloc_buffer((1, 32))" in compacted(filled_by_a_function(touch=True))
 
 

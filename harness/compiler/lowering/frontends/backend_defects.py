@@ -74,8 +74,7 @@ def lost_nan(name: str, function: Callable[..., Any], wrong: str, *args: Sequenc
         raw=RawOutcome(Symptom.WRONG_RESULT, wrong=wrong),
         workaround=(
             "`harness.compiler.schedules.common.nan`: in what TVM's legalization makes, both pipelines replace maxima "
-            "and minima by comparisons that let NaN through; those of reductions on GPUs compare integers "
-            "(`common.ordering`)."
+            "and minima by comparisons that let NaN through; reductions compare integers (`common.ordering`)."
         ),
     )
 
@@ -89,8 +88,7 @@ def _lost_index(name: str, function: Callable[..., Any]) -> Defect:
             "A comparison with NaN is false: the index is that of a number. PyTorch's is that of the first NaN."
         ),
         workaround=(
-            "A legalization in `harness.compiler.schedules.common.nan`, on the CPU; on GPUs `common.ordering` compares "
-            "integers."
+            "A pass in `harness.compiler.schedules.common.ordering`, in both pipelines, compares integers instead."
         ),
     )
 
@@ -135,8 +133,7 @@ LOST_NAN = (
         location="tvm::min_value, which reductions and the padding of pooling begin with",
         description="Minima and max pooling, which pads with that number, are wrong alike. PyTorch's result is -inf.",
         workaround=(
-            "`harness.compiler.schedules.common.nan.keep_infinities` begins with an infinity, on the CPU; on GPUs "
-            "`common.ordering` compares integers."
+            "A pass in `harness.compiler.schedules.common.ordering`, in both pipelines, compares integers instead."
         ),
     ),
     _lost_index("argmax", lambda x: x.argmax(-1)),

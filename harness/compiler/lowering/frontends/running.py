@@ -11,8 +11,9 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from harness.compiler.schedules.common import nan, resizing
+from harness.compiler.schedules.common import resizing
 from harness.compiler.schedules.common.code_generation import generate
+from harness.compiler.schedules.common.nan import keep_nan
 from harness.compiler.schedules.common.ordering import order_nan
 
 Arrays = list[NDArray[np.generic]]
@@ -78,9 +79,8 @@ def repaired_pipeline() -> tvm.transform.Pass:
             relax.backend.DispatchSampling(),
             order_nan(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps({**nan.LEGALIZE, **resizing.LEGALIZE}),
-            nan.keep_infinities,
-            nan.keep_nan(reductions=True),
+            relax.transform.LegalizeOps(resizing.LEGALIZE),
+            keep_nan,
             relax.get_pipeline("default"),
         ]
     )

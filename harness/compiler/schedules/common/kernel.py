@@ -122,6 +122,25 @@ def registers(shape: tuple[int, ...], dtype: str = "float32") -> T.Buffer:
     return T.alloc_buffer(shape, dtype)
 
 
+def variable(value: T.Operand, dtype: str | None = None) -> T.Buffer:
+    """Emits a register that holds the value, and returns it as a buffer of one element.
+
+    Args:
+        value: The value.
+        dtype: The type; that of the value by default.
+    """
+    if isinstance(value, int | float):
+        value = T.const(value, dtype or "float32")
+    cell = registers((1,), dtype or str(value.ty))
+    T.buffer_store(cell, value, [0])
+    return cell
+
+
+def scalar(value: T.Operand, dtype: str | None = None) -> T.Expr:
+    """Emits a register that holds the value and is not changed, and returns its element."""
+    return variable(value, dtype)[0]
+
+
 @dataclass(frozen=True)
 class ThreadWorkspace:
     """The memory of a thread, which lasts through the iterations of a parallel loop.
@@ -159,8 +178,7 @@ def parallel_with_workspace(tasks: int, dtype: str, *shapes: Sequence[int]) -> I
     """
     if tasks == 1:
         # TVM removes a loop of one iteration, and refuses code for threads without a loop.
-        number = registers((1,), "int32")
-        T.buffer_store(number, T.const(_EMPTY, "int32"), [0])
+        number = variable(_EMPTY, "int32")
         with T.serial(0, 1) as task:
             yield task, ThreadWorkspace(tuple(T.alloc_buffer(shape, dtype) for shape in shapes), number)
         return

@@ -1,12 +1,13 @@
 """Orders NaN as PyTorch does: a sort takes it for the largest number, and it is the extreme of what has it.
 
-TVM compares by `<`, which is false for NaN: sorts end in any order, and reductions on GPUs return a number. Integers in
-the order of the numbers are compared in their place.
+TVM compares by `<`, which is false for NaN: sorts end in any order, and reductions return a number. They begin with the
+least finite number, too, which is the maximum of nothing but -inf then. Integers in the order of the numbers are
+compared in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import tvm
@@ -14,6 +15,7 @@ from tvm import ir, relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from harness.compiler import tir as T
+from harness.compiler.schedules.common.graph import operator_name, static_shape
 from harness.compiler.schedules.common.nan import FLOATS, is_nan
 
 _SORTS = ("relax.sort", "relax.argsort", "relax.topk", "relax.median")
@@ -21,18 +23,17 @@ _LARGEST = ("relax.max", "relax.argmax", "relax.nn.max_pool1d", "relax.nn.max_po
 _SMALLEST = ("relax.min", "relax.argmin")
 
 
-def order_nan(extremes: bool = False) -> tvm.transform.Pass:
+def order_nan(kernels: Collection[str] = ()) -> tvm.transform.Pass:
     """Returns the module pass that lets operators compare integers in place of floating point numbers.
 
     Args:
-        extremes: Whether this holds for maxima, minima and their indices, too, besides sorts.
+        kernels: Operators that have a kernel which orders NaN, for fp32 tensors of static shape.
     """
-    names = (*_SORTS, *_LARGEST, *_SMALLEST) if extremes else _SORTS
 
     @tvm.transform.module_pass(opt_level=0, name="OrderNan")
     def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         rewriter = _Rewriter(module)
-        rewriter.names = names
+        rewriter.kernels = kernels
         for variable, function in module.functions_items():
             if isinstance(function, relax.Function):
                 rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
@@ -95,14 +96,16 @@ def _middle(keys: te.Tensor, axis: int) -> te.Tensor:
 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    names: tuple[str, ...]
+    kernels: Collection[str]
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
         node = super().visit_call_(op)
-        name = getattr(node.op, "name", None)
-        if name not in self.names or not str(node.args[0].ty.dtype).startswith(FLOATS):
+        name = operator_name(node)
+        if name not in (*_SORTS, *_LARGEST, *_SMALLEST) or not str(node.args[0].ty.dtype).startswith(FLOATS):
             return node
         data, attrs = node.args[0], node.attrs
+        if name in self.kernels and static_shape(data) is not None:
+            return node
         if name == "relax.median":
             return self._median(data, attrs.axis, op.ty)
         keys = self._keys(data, name not in _SMALLEST)

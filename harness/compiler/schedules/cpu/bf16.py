@@ -47,10 +47,10 @@ def pair_bits(low: T.Expr, high: T.Expr) -> T.Expr:
 
 
 def terms_of(pair: T.Expr) -> tuple[T.Expr, T.Expr]:
-    """Returns the terms of a pair in fp32, the low one first."""
-    sixteen = T.const(16, "int32")
-    low, high = T.shift_left(pair, sixteen), T.bitwise_and(pair, T.const(-65536, "int32"))
-    return T.reinterpret("float32", low), T.reinterpret("float32", high)
+    """Returns the terms of a pair in fp32, the low one first; those of a vector of pairs are vectors."""
+    floats = str(pair.ty.dtype).replace("int", "float")
+    low, high = T.shift_left(pair, T.const(16, "int32")), T.bitwise_and(pair, T.const(-65536, "int32"))
+    return T.reinterpret(floats, low), T.reinterpret(floats, high)
 
 
 def to_bf16(value: T.Expr) -> T.Expr:

@@ -46,8 +46,6 @@ _TILE = 32
 """Largest side of a tile of a transposition: 32 lines of 128 bytes fit the first-level cache many times."""
 _VECTOR = 16
 """Number of elements that are stored together; LLVM splits vectors wider than the registers."""
-_BAND = 64
-"""Largest width of a band of a transposition."""
 _RUN = 1024
 """Elements from which a run of memory is long enough: LLVM unrolls a short loop instead of vectorizing it."""
 _LONG_SUM = 256
@@ -385,29 +383,6 @@ def _tiled(sch: s_tir.Schedule, block: _Block) -> bool:
     return True
 
 
-def _banded(sch: s_tir.Schedule, block: _Block) -> bool:
-    """Schedules a transposition that keeps the contiguous axis in bands along an operand's outermost axis.
-
-    Each band of the operand is read once, while it is in the cache, and written as one run of memory per outer index.
-    """
-    wide = [n for n, extent in enumerate(block.extents) if extent > 1]
-    if not block.worthwhile or len(wide) < 3:
-        return False
-    for _, indices in block.body.loads:
-        order = [n for index in indices for n in wide if index.same_as(block.axes[n])]
-        if len(order) < len(wide) or order[-1] != wide[-1] or order[0] == wide[0]:
-            continue
-        band = _divisor(block.extents[order[0]], _BAND)
-        if 4 <= band < block.extents[order[0]]:
-            outer, inner = sch.split(block.loops[order[0]], [None, band])
-            loops = list(block.loops)
-            loops[order[0]] = inner
-            sch.reorder(outer, *loops)
-            _parallel(sch, block, [outer])
-            return True
-    return False
-
-
 def _rows(sch: s_tir.Schedule, block: _Block) -> bool:
     """Makes everything parallel but the innermost loop, which is unrolled where it repeats elements."""
     loops, extents = list(block.loops), list(block.extents)
@@ -475,9 +450,7 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
     line = sch.fuse(*inner) if len(inner) > 1 else inner[0]
     _, lane = sch.split(line, [None, lanes])
     partial = sch.rfactor(lane, len(outer))
-    # The lanes go innermost: partial sums are a vector, and memory is read in order.
-    *around, step, lane = _ordered(sch, partial)
-    sch.reorder(*around, step, lane)
+    *around, step, lane = sch.get_loops(partial)
     if around:
         _parallel(sch, block, around)
     elif block.worthwhile:
@@ -485,22 +458,6 @@ def _split_sum(sch: s_tir.Schedule, block: _Block) -> bool:
         sch.parallel(lane)
     _parallel(sch, block, sch.get_loops(block.handle)[: len(outer)])
     return True
-
-
-def _ordered(sch: s_tir.Schedule, handle: SBlockRV) -> list[LoopRV]:
-    """Returns the loops of an rfactor block: spatial ones, then the summed one, then the lanes."""
-    node = sch.get(handle)
-    loops = sch.get_loops(handle)
-    realize = sch.get(loops[-1]).body
-    summed = {
-        variable.name
-        for axis, value in zip(node.iter_vars, realize.iter_values, strict=True)
-        if axis.iter_type == T.IterVar.CommReduce
-        for variable in T.analysis.undefined_vars(T.Evaluate(value), [])
-    }
-    first = [loop for loop in loops if sch.get(loop).loop_var.name not in summed]
-    steps = [loop for loop in loops if sch.get(loop).loop_var.name in summed]
-    return [*first[:-1], *steps, first[-1]] if len(first) else steps
 
 
 def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
@@ -511,7 +468,7 @@ def _reduce(sch: s_tir.Schedule, block: _Block) -> bool:
     return True
 
 
-_SPATIAL = {"flat": _flat, "tiled": _tiled, "banded": _banded, "rows": _rows}
+_SPATIAL = {"flat": _flat, "tiled": _tiled, "rows": _rows}
 _REDUCTIONS = {"split reduction": _split_sum, "reduction": _reduce}
 """Schedules of a block by name, in the order of trial; each returns whether it was applied."""
 

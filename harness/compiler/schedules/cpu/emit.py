@@ -60,6 +60,12 @@ def columns_after(first: T.Index, columns: T.Index) -> T.Index:
     return first + columns
 
 
+def further(element: T.TensorLoad, rows: T.Index, columns: T.Index = 0) -> T.TensorLoad:
+    """Returns the element so many rows and columns after another one, which are the last two dimensions."""
+    *outer, row, column = element.indices
+    return element.source[(*outer, row + rows, column + columns)]
+
+
 LINE = 16
 """fp32 numbers in a cache line of x86 and of most AArch64 processors, which fetch 64 bytes."""
 

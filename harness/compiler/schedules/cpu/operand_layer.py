@@ -23,7 +23,7 @@ from tvm import ir, relax, sym
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.attention import recognized
-from harness.compiler.schedules.common.folding import FOLDED, Folded, Reader, fold, index_before, moved
+from harness.compiler.schedules.common.folding import FOLDED, Folded, Reader, Recorder, fold, index_before, moved
 from harness.compiler.schedules.common.graph import MOVES, between, extents, is_call, same, static_shape
 from harness.compiler.schedules.common.scope import Scope
 
@@ -219,9 +219,9 @@ def _row_of(key: Folded, result: relax.Var) -> Reindex | None:
         analyzer.bind(variable, ir.Range(T.const(0, "int64"), T.const(count, "int64")))
 
     def rows(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[list[T.Expr]]:
-        records = {value: _Record() for value in key.inputs}
-        key.element(Reader(records, analyzer), index)
-        return [[analyzer.simplify(T.convert(part)) for part in row] for row in records[result].rows]
+        read: dict[relax.Expr, list[tuple[T.Index, ...]]] = {value: [] for value in key.inputs}
+        key.element(Reader({value: Recorder(indices.append) for value, indices in read.items()}, analyzer), index)
+        return [[analyzer.simplify(T.convert(part)) for part in row] for *row, _ in read[result]]
 
     def row(analyzer: sym.Analyzer, index: Sequence[T.Index]) -> list[T.Expr]:
         return rows(analyzer, [*index, 0])[0]
@@ -230,14 +230,3 @@ def _row_of(key: Folded, result: relax.Var) -> Reindex | None:
     channels_read = (pair * key.period + n for n in range(key.period))
     others = (other for channel in channels_read for other in rows(analyzer, (b, token, 0, channel)))
     return row if all(same(other, first_row) for other in others) else None
-
-
-class _Record:
-    """Stands in for a buffer: records the rows of the elements that are read."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[T.Index, ...]] = []
-
-    def __getitem__(self, index: tuple[T.Index, ...]) -> T.Expr:
-        self.rows.append(tuple(index[:-1]))
-        return T.const(0.0, "float32")

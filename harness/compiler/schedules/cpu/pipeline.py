@@ -6,7 +6,8 @@ import tvm
 from tvm import relax
 
 from harness.compiler.schedules import UNTUNED, Schedules
-from harness.compiler.schedules.common import nan, resizing
+from harness.compiler.schedules.common import resizing
+from harness.compiler.schedules.common.nan import keep_nan
 from harness.compiler.schedules.common.ordering import order_nan
 from harness.compiler.schedules.common.origins import fuse_calls, keep_origins
 from harness.compiler.schedules.common.repeats import merge_calls
@@ -21,7 +22,6 @@ LEGALIZE = {
     **elementwise.LEGALIZE,
     **normalization.LEGALIZE,
     **roi_align.LEGALIZE,
-    **nan.LEGALIZE,
     **resizing.LEGALIZE,
 }
 """This project's legalizations, where TVM's lose accuracy or speed, by Relax operator."""
@@ -66,10 +66,9 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         lower_bf16,
         project_rows,
         call_kernels(target, schedules),
-        order_nan(),
+        order_nan(kernels=("relax.max", "relax.min")),
         relax.transform.LegalizeOps(LEGALIZE),
         relax.backend.DispatchSortScan(),  # only what has no legalization: sums that run over an axis have one
-        nan.keep_infinities,
         keep_origins,
         *([relax.transform.LiftTransformParams()] if _has_weights(module) else []),
         relax.transform.DeadCodeElimination(),
@@ -77,7 +76,7 @@ def loop_passes(module: tvm.IRModule, target: tvm.target.Target, schedules: Sche
         fuse_calls,
         relax.transform.FuseTIR(),
         merge_calls,
-        nan.keep_nan(reductions=True),
+        keep_nan,
         elementwise.schedule_remaining,
     ]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import ceil_div, registers, tail_extent, view
 from harness.compiler.schedules.cpu.blocking import Blocking, Extents
-from harness.compiler.schedules.cpu.emit import LINE, for_each_vector, prefetch, spread
+from harness.compiler.schedules.cpu.emit import LINE, for_each_vector, further, prefetch, spread
 from harness.compiler.schedules.cpu.epilogue import Store, Touched
 from harness.compiler.schedules.cpu.microkernels.fp32 import FP32
 from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelOfB, PanelsOfA, Sums
@@ -168,8 +168,7 @@ class BlockedProduct:
                 begin = self.access.packed(block.batch, block.first_b + r, first + chunk, 0)
 
                 def fetch(index: T.Index) -> None:
-                    row, column = begin.indices[-2] + index // tile.columns, index % tile.columns
-                    prefetch(begin.source[(*begin.indices[:-2], row, column)], level=2)
+                    prefetch(further(begin, index // tile.columns, index % tile.columns), level=2)
 
                 if k is not None:
                     fetch((p * chunk + k) * share)

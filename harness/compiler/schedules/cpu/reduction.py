@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tvm import relax, topi
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, around, call_on_views, default, static_shape
-from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, scalar, variable
 from harness.compiler.schedules.common.kernel_info import kernel
 from harness.compiler.schedules.cpu.emit import for_each_vector
 
@@ -66,13 +66,6 @@ def each_block(outer: int, count: int, inner: int, block: Callable[[T.Index, T.I
             block(i, whole * LANES, rest)
 
 
-def scalar(value: T.Expr) -> T.Expr:
-    """Emits a local variable that holds the value, and returns it."""
-    cell = registers((1,), str(value.ty))
-    T.buffer_store(cell, value, [0])
-    return cell[0]
-
-
 @dataclass(frozen=True)
 class Fold:
     """A reduction that runs in several lanes at once.
@@ -98,32 +91,32 @@ def add(term: Callable[[T.Index], T.Expr]) -> Fold:
 def fold_line(count: int, folds: Sequence[Fold]) -> list[T.Expr]:
     """Emits folds over 0 … count and returns their results (scalars in local memory)."""
     whole, rest = divmod(count, LANES)
-    results = []
-    lanes = [registers((LANES,), fold.dtype) for fold in folds] if whole else []
-    for fold, lane in zip(folds, lanes, strict=False):
-        with T.vectorized(0, LANES) as j:
-            T.buffer_store(lane, T.const(fold.start, fold.dtype), [j])
+    results: list[T.Expr] = [T.const(fold.start, fold.dtype) for fold in folds]
     if whole:
-        with T.serial(0, whole) as v:
-            for fold, lane in zip(folds, lanes, strict=True):
-                with T.vectorized(0, LANES) as j:
-                    T.buffer_store(lane, fold.update(lane[j], v * LANES + j), [j])
-    for fold, lane in zip(folds, lanes, strict=False):
-        width = LANES // 2
-        while width > 1:
-            with T.vectorized(0, width) as j:
-                T.buffer_store(lane, fold.merge(lane[j], lane[j + width]), [j])
-            width //= 2
-        results.append(scalar(fold.merge(lane[0], lane[1])))
-    if not rest and whole:
-        return results
-    ones = [registers((1,), fold.dtype) for fold in folds]
-    for n, (fold, one) in enumerate(zip(folds, ones, strict=True)):
-        T.buffer_store(one, results[n] if whole else T.const(fold.start, fold.dtype), [0])
+        lanes = fold_columns(whole, LANES, lambda j: [_of_every(LANES, j, fold) for fold in folds])
+        results = [_merge_lanes(fold, lane) for fold, lane in zip(folds, lanes, strict=True)]
+        if not rest:
+            return results
+    ones = [variable(result) for result in results]
     with T.serial(0, rest) as k:
         for fold, one in zip(folds, ones, strict=True):
             T.buffer_store(one, fold.update(one[0], whole * LANES + k), [0])
     return [one[0] for one in ones]
+
+
+def _of_every(stride: int, first: T.Index, fold: Fold) -> Fold:
+    """Returns the fold of the terms `stride` apart from a first one on."""
+    return replace(fold, update=lambda partial, k: fold.update(partial, k * stride + first))
+
+
+def _merge_lanes(fold: Fold, lane: T.Buffer) -> T.Expr:
+    """Emits the merge of all lanes, half with half, and returns the result."""
+    width = LANES // 2
+    while width > 1:
+        with T.vectorized(0, width) as j:
+            T.buffer_store(lane, fold.merge(lane[j], lane[j + width]), [j])
+        width //= 2
+    return scalar(fold.merge(lane[0], lane[1]))
 
 
 @dataclass(frozen=True)
@@ -389,8 +382,7 @@ def cumsum_kernel(outer: int, count: int, inner: int, exclusive: bool) -> T.Prim
     def body(data: T.Buffer, out: T.Buffer) -> None:
         with tasks(outer * inner, outer * count * inner) as task:
             i, j = task // inner, task % inner
-            running = registers((1,), "float64")
-            T.buffer_store(running, fp64(0.0), [0])
+            running = variable(fp64(0.0))
             with T.serial(0, count) as k:
                 if exclusive:
                     T.buffer_store(out, to_f32(running[0]), [i, k, j])

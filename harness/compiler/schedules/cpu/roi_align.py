@@ -12,10 +12,9 @@ from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import Legalize, call, default, static_shape
-from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, view
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, scalar, view
 from harness.compiler.schedules.common.kernel_info import KernelInfo, Kind
 from harness.compiler.schedules.cpu.emit import for_each_vector
-from harness.compiler.schedules.cpu.reduction import scalar
 
 _CHANNELS = 16
 """Largest number of channels of a task, a power of two; they share the computations of each sample."""

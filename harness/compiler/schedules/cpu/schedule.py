@@ -525,6 +525,8 @@ class Attention(Workload):
             raise ValueError(f"{scores.columns} queries are no whole number of tiles of {output.rows}")
         tiles = _decisions(scores) | _decisions(output, RESULT_TILE)
         if self.streams:
+            if self.dtype == BF16 and scores.rows % PAIR:
+                raise ValueError(f"{scores.rows} keys are no whole number of pairs")
             return tiles
         blocks = ceil_div(self.queries, scores.columns)
         parts = _in_range(schedule, "parts", self._parts(blocks, scores, output), blocks)

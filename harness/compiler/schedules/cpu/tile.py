@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -90,3 +90,17 @@ def choose_tile(unit: VectorUnit, rows: int, columns: int, shapes: Sequence[tupl
 
     height, vectors = min(shapes or _SHAPES[unit.registers], key=work)
     return Tile(height, vectors * unit.lanes, unit.lanes)
+
+
+def smallest_tile(shapes: Sequence[tuple[int, int]]) -> Callable[[VectorUnit, int, int], Tile]:
+    """Returns the choice of the smallest panels that have all rows of a product, otherwise of the largest.
+
+    Args:
+        shapes: Rows of A's panels and columns of B's, the largest first.
+    """
+
+    def choose(unit: VectorUnit, rows: int, columns: int) -> Tile:
+        fitting = [shape for shape in shapes if shape[0] >= rows]
+        return Tile(*(fitting[-1] if fitting else shapes[0]), unit.lanes)
+
+    return choose

@@ -37,6 +37,7 @@ from harness.compiler.schedules.common.kernel import (
     parallel_with_workspace,
     prim_func,
     registers,
+    variable,
 )
 from harness.compiler.schedules.common.kernel_info import FILTERING, KernelInfo, Kind
 from harness.compiler.schedules.cpu.contraction import kernel_name
@@ -383,16 +384,14 @@ def _repair(
     def magnitude(value: T.Expr) -> T.Expr:
         return T.bitwise_and(T.reinterpret("int32", value), T.const(0x7FFFFFFF, "int32"))
 
-    highest = registers((1,), "int32")
-    T.buffer_store(highest, T.const(0, "int32"), [0])
+    highest = variable(0, "int32")
     with T.serial(0, m) as dy, T.serial(0, pixels) as x:
         T.buffer_store(highest, T.max(highest[0], magnitude(row[dy, x])), [0])
     not_finite = highest[0] >= T.const(_INFINITE, "int32")
     with T.If(not_finite), T.Then(), T.serial(0, m) as dy, T.serial(0, pixels) as x:
         is_infinite = magnitude(row[dy, x]) >= T.const(_INFINITE, "int32")
         with T.If(is_infinite), T.Then():
-            total = registers((1,), "float64")
-            T.buffer_store(total, T.const(0.0, "float64"), [0])
+            total = variable(0.0, "float64")
             with T.serial(0, window.channels) as c, T.serial(0, 3) as ky, T.serial(0, 3) as kx:
                 index, to = y + dy + ky - top, x + kx - left
                 with T.If(T.all(index >= 0, index < height, to >= 0, to < width)), T.Then():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import ir, sym
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.folding import Folded, Index, ravel
+from harness.compiler.schedules.common.folding import Folded, Index, Recorder, ravel
 from harness.compiler.schedules.common.kernel import ceil_div, view
 from harness.compiler.schedules.gpu.threads import local
 
@@ -78,72 +78,59 @@ class BoundOperand:
             return [self._alone(index, analyzer, [*conditions, index[3] < channels]) for index in places]
         if padded:
             conditions.append(vector < channels // lanes)
-        notes: list[_Note] = []
-        noting = [_Noting(n, buffer, notes, analyzer) for n, buffer in enumerate(self.buffers)]
+        read: list[list[T.Expr]] = [[] for _ in self.buffers]
+
+        def recorder(buffer: T.Buffer, of_buffer: list[T.Expr]) -> Recorder:
+            def note(index: tuple[T.Index, ...]) -> None:
+                of_buffer.append(analyzer.simplify(T.convert(ravel(index, _extents(buffer)))))
+
+            return Recorder(note, str(buffer.dtype))
+
+        recorders = [recorder(*pair) for pair in zip(self.buffers, read, strict=True)]
         for index in places:
-            self.folded.element(self.folded.reader(noting, analyzer), index)
-        taking = [_Taking(iter(self._registers(notes, analyzer, conditions)))] * len(self.buffers)
-        return [self.folded.element(self.folded.reader(taking, analyzer), index) for index in places]
+            self.folded.element(self.folded.reader(recorders, analyzer), index)
+        loaded = [
+            _Loaded(iter(_registers(buffer, of_buffer, analyzer, conditions)))
+            for buffer, of_buffer in zip(self.buffers, read, strict=True)
+        ]
+        return [self.folded.element(self.folded.reader(loaded, analyzer), index) for index in places]
 
     def _alone(self, index: Index, analyzer: sym.Analyzer, conditions: Sequence[T.Operand]) -> T.Expr:
         value = self.folded.element(self.folded.reader(self.buffers, analyzer), index)
         return T.if_then_else(T.all(*conditions), value, T.const(0.0, str(value.ty)))
 
-    def _registers(
-        self, notes: Sequence[_Note], analyzer: sym.Analyzer, conditions: Sequence[T.Operand]
-    ) -> list[T.Expr]:
-        """Emits each load once, neighbours as one vector; returns the registers in the order of the notes."""
-        loads: dict[int, T.Expr] = {}
-        for n, buffer in enumerate(self.buffers):
-            numbers = [i for i, note in enumerate(notes) if note.buffer == n]
-            longest = _VECTOR_BYTES * 8 // tvm.DataType(buffer.dtype).bits
-            while numbers:
-                distances = {i: _number(analyzer.simplify(notes[i].place - notes[numbers[0]].place)) for i in numbers}
-                known = {i: d for i, d in distances.items() if d is not None}
-                shortest = min(known.values())
-                near = {i: d for i, d in known.items() if d < shortest + longest}
-                count = max(near.values()) - shortest + 1
-                if count & (count - 1) or len(set(near.values())) != count:
-                    near, count = {i: d for i, d in near.items() if d == shortest}, 1
-                first = analyzer.simplify(notes[numbers[0]].place + shortest)
-                registers = _load(view(buffer, math.prod(_extents(buffer))), first, count, conditions)
-                for i, distance in near.items():
-                    loads[i] = registers[distance - shortest]
-                numbers = [i for i in numbers if i not in near]
-        return [loads[i] for i in range(len(notes))]
+
+def _registers(
+    buffer: T.Buffer, places: Sequence[T.Expr], analyzer: sym.Analyzer, conditions: Sequence[T.Operand]
+) -> list[T.Expr]:
+    """Emits the load of each element of a buffer, neighbours as one vector; returns the registers in order."""
+    loads: dict[int, T.Expr] = {}
+    numbers = list(range(len(places)))
+    longest = _VECTOR_BYTES * 8 // tvm.DataType(buffer.dtype).bits
+    while numbers:
+        distances = {i: _number(analyzer.simplify(places[i] - places[numbers[0]])) for i in numbers}
+        known = {i: d for i, d in distances.items() if d is not None}
+        shortest = min(known.values())
+        near = {i: d for i, d in known.items() if d < shortest + longest}
+        count = max(near.values()) - shortest + 1
+        if count & (count - 1) or len(set(near.values())) != count:
+            near, count = {i: d for i, d in near.items() if d == shortest}, 1
+        first = analyzer.simplify(places[numbers[0]] + shortest)
+        registers = _load(view(buffer, math.prod(_extents(buffer))), first, count, conditions)
+        for i, distance in near.items():
+            loads[i] = registers[distance - shortest]
+        numbers = [i for i in numbers if i not in near]
+    return [loads[i] for i in range(len(places))]
 
 
 @dataclass(frozen=True)
-class _Note:
-    """A recorded load: its buffer and the place of its element."""
+class _Loaded:
+    """Stands in for a buffer: returns loaded values, in the order of the recorded reads."""
 
-    buffer: int
-    place: T.Index
-
-
-@dataclass(frozen=True)
-class _Noting:
-    """Stands in for a buffer: records reads, and returns zero."""
-
-    number: int
-    buffer: T.Buffer
-    notes: list[_Note]
-    analyzer: sym.Analyzer = field(repr=False)
-
-    def __getitem__(self, index: tuple[T.Index, ...]) -> T.Expr:
-        place = ravel(index, _extents(self.buffer))
-        self.notes.append(_Note(self.number, self.analyzer.simplify(T.convert(place))))
-        return T.const(0.0, str(self.buffer.dtype))
-
-
-@dataclass(frozen=True)
-class _Taking:
-    """Stands in for every buffer: returns the loaded values, in the order of the recorded reads."""
-
-    loaded: Iterator[T.Expr]
+    values: Iterator[T.Expr]
 
     def __getitem__(self, _index: tuple[T.Index, ...]) -> T.Expr:
-        return next(self.loaded)
+        return next(self.values)
 
 
 def _extents(buffer: T.Buffer) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
     passes = tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
-            order_nan(extremes=True),
+            order_nan(),
             call_kernels(target),
             relax.transform.DeadCodeElimination(),
             relax.transform.LegalizeOps(_LEGALIZE),
@@ -49,7 +49,7 @@ def gpu_pipeline(target: tvm.target.Target, finish: Sequence[tvm.transform.Pass]
             fuse_calls,
             relax.transform.FuseTIR(),
             merge_calls,
-            keep_nan(reductions=False),
+            keep_nan,
             schedule_kernels,
             *finish,
             lower_to_vm(),

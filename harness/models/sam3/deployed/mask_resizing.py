@@ -13,8 +13,7 @@ import tvm
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func
-from harness.compiler.schedules.common.variables import array, constant
+from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, scalar
 from harness.models.sam3.deployed.preprocessing import Fma, emit_call
 
 SIZE = 288
@@ -124,20 +123,20 @@ def _kernel() -> T.PrimFunc:
             is_valid = T.And(kept_queries[n] >= 0, kept_queries[n] < queries)
             with T.Assert(is_valid, "kept queries are numbers of masks, counted from 0", "ValueError"):
                 T.evaluate(0)
-        share = constant(T.ceildiv(height, _BLOCKS), "int64")
+        share = scalar(T.ceildiv(height, _BLOCKS), "int64")
         with T.parallel(T.const(0, "int64"), count * _BLOCKS) as task:
-            mask = constant(T.floordiv(task, _BLOCKS), "int64")
-            query = constant(kept_queries[mask], "int64")
-            start = constant(T.floormod(task, _BLOCKS) * share, "int64")
+            mask = scalar(T.floordiv(task, _BLOCKS), "int64")
+            query = scalar(kept_queries[mask], "int64")
+            start = scalar(T.floormod(task, _BLOCKS) * share, "int64")
             # Rows of the small mask after interpolation along x; neighbours differ in parity.
             lines = T.alloc_buffer((2, width), "float32")
-            row_of_line = array(2, "int32")
+            row_of_line = registers((2,), "int32")
             for line in range(2):
                 T.buffer_store(row_of_line, T.const(-1, "int32"), [line])
             with T.serial(T.const(0, "int64"), T.max(T.min(share, height - start), 0)) as step:
                 y = start + step
                 for neighbour in range(2):
-                    row = constant(rows[neighbour, y], "int32")
+                    row = scalar(rows[neighbour, y], "int32")
                     parity = row & 1
                     with T.If(row_of_line[parity] != row), T.Then():
                         T.buffer_store(row_of_line, row, [parity])
@@ -148,8 +147,8 @@ def _kernel() -> T.PrimFunc:
                             T.buffer_store(lines, value, [parity, x])
 
                         _for_each_index(width, _GATHERED, interpolate)
-                upper, lower = (constant(rows[neighbour, y] & 1, "int32") for neighbour in range(2))
-                above, below = (constant(row_weights[neighbour, y], "float32") for neighbour in range(2))
+                upper, lower = (scalar(rows[neighbour, y] & 1, "int32") for neighbour in range(2))
+                above, below = (scalar(row_weights[neighbour, y], "float32") for neighbour in range(2))
 
                 def decide(x: T.Index) -> None:
                     logit = interpolate_pair(lines[upper, x], above, lines[lower, x], below)

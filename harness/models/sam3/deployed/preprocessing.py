@@ -19,8 +19,7 @@ import tvm
 from tvm import relax
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func
-from harness.compiler.schedules.common.variables import array, constant, variable
+from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func, registers, scalar, variable
 
 Fma = Callable[[T.Index, T.Index, T.Index], T.Expr]
 """x · y + z, rounded once."""
@@ -96,13 +95,13 @@ def _table(axis: int) -> T.PrimFunc:
             return reach - T.abs((k * 2 + 1) * RESOLUTION - (i * 2 + 1) * size)
 
         with T.parallel(T.const(0, "int64"), RESOLUTION) as i:
-            center = constant((i * 2 + 1) * size, "int64")
-            first_pixel = constant(T.max(T.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
-            end_pixel = constant(T.min(T.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
+            center = scalar((i * 2 + 1) * size, "int64")
+            first_pixel = scalar(T.max(T.floordiv(center - reach - RESOLUTION, 2 * RESOLUTION) + 1, 0), "int64")
+            end_pixel = scalar(T.min(T.ceildiv(center + reach - RESOLUTION, 2 * RESOLUTION), size), "int64")
             total = variable(0, "int64")
             largest = variable(0, "int64")
             with T.serial(T.const(0, "int64"), end_pixel - first_pixel) as j:
-                a = constant(numerator(i, first_pixel + j), "int64")
+                a = scalar(numerator(i, first_pixel + j), "int64")
                 T.buffer_store(total, total[0] + a, [0])
                 T.buffer_store(largest, T.max(largest[0], a), [0])
             bits = variable(0, "int64")
@@ -117,7 +116,7 @@ def _table(axis: int) -> T.PrimFunc:
             shift = _shared_bits(windows)
             with T.serial(0, _BLOCK) as position:
                 pixel = block * _BLOCK + position
-                weight_sum = constant(windows[3, pixel], "int64")
+                weight_sum = scalar(windows[3, pixel], "int64")
                 with T.serial(T.const(0, "int64"), taps) as j:
                     # ⌊½ + a / Σa · 2^bits⌋
                     rounded = T.floordiv(
@@ -149,7 +148,7 @@ def _horizontal() -> T.PrimFunc:
             # Every window is as long as the longest, with zero weights beyond its end.
             strip = T.alloc_buffer(((width + taps) * lanes,), "uint8")
             # Rows beyond the last row repeat it.
-            rows = [constant(T.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
+            rows = [scalar(T.min(block * _ROWS + r, height - 1), "int64") for r in range(_ROWS)]
             with T.serial(T.const(0, "int64"), width - 1) as x:
                 for r, row in enumerate(rows):
                     with T.vectorized(0, _CHANNELS) as c:
@@ -163,15 +162,15 @@ def _horizontal() -> T.PrimFunc:
                 T.buffer_store(strip, T.const(0, "uint8"), [last_pixel * lanes + r * _CHANNELS + 3])
             bits = _shared_bits(windows)
             with T.serial(T.const(0, "int64"), RESOLUTION) as x:
-                first_pixel = constant(windows[0, x], "int64")
-                total = array(lanes, "int32")
+                first_pixel = scalar(windows[0, x], "int64")
+                total = registers((lanes,), "int32")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(total, _half(bits), [lane])
                 with T.serial(T.const(0, "int64"), taps) as j, T.vectorized(0, lanes) as lane:
                     T.buffer_store(
                         total, total[lane] + _term(weights[x, j], strip[(first_pixel + j) * lanes + lane]), [lane]
                     )
-                rounded = array(lanes, "uint8")
+                rounded = registers((lanes,), "uint8")
                 with T.vectorized(0, lanes) as lane:
                     T.buffer_store(rounded, _byte(total[lane], bits), [lane])
                 for r, row in enumerate(rows):
@@ -198,9 +197,9 @@ def _vertical() -> T.PrimFunc:
         with T.parallel(T.const(0, "int64"), RESOLUTION) as y:
             line = T.alloc_buffer((length,), "uint8")
             bits = _shared_bits(windows)
-            first_pixel = constant(windows[0, y], "int64")
+            first_pixel = scalar(windows[0, y], "int64")
             with T.serial(T.const(0, "int64"), ceil_div(length, chunk)) as part:
-                total = array(chunk, "int32")
+                total = registers((chunk,), "int32")
                 pieces = range(0, chunk, _LANES)
                 for start in pieces:
                     with T.vectorized(0, _LANES) as lane:

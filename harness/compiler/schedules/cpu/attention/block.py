@@ -275,7 +275,7 @@ class KeyBlock:
     padded: bool
     by_chunk: bool
     key: Callable[[T.Index, T.Index, T.Index, int], T.Expr]
-    value: Callable[[T.Index, T.Index, T.Index, T.Index, T.Index], T.Expr]
+    value: Callable[[T.Index, T.Index, T.Index, T.Index, T.Index], T.TensorLoad]
     stride: int | None = None
 
     @property
@@ -352,7 +352,7 @@ class Passage:
         attention, a, b = plan.attention, PanelsOfA(tiles, keys.key), PanelOfB(self._query)
         attention.micro_kernel.multiply_panels(tile, attention.depth, a, b, sums, plan.chunk)
 
-    def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+    def _query(self, first: T.Index, k: T.Index, j: T.Index) -> T.TensorLoad:
         return self.work.queries[self.queries.number, first + k, j]
 
     def _tile_of_scores(self, p: T.Index) -> _Score:

@@ -23,7 +23,15 @@ from operator import add
 from tvm import ir
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import ceil_div, chunk_length, fp32, prim_func, registers, tail_extent
+from harness.compiler.schedules.common.kernel import (
+    ceil_div,
+    chunk_length,
+    fp32,
+    prim_func,
+    registers,
+    tail_extent,
+    variable,
+)
 from harness.compiler.schedules.common.kernel_info import FEW_QUERIES
 from harness.compiler.schedules.cpu import math as elementary
 from harness.compiler.schedules.cpu.attention.operands import Attention
@@ -190,9 +198,7 @@ class _Kernel:
     def join_parts(self, m: T.Var, i: T.Var, result: T.Buffer) -> None:
         """Emits one row of the result from the parts of its keys."""
         problem, lanes, parts = self.attention.problem, self.lanes, range(self.parts)
-        top, total, factors = registers((1,)), registers((1,)), registers((self.parts,))
-        T.buffer_store(top, fp32(-math.inf), [0])
-        T.buffer_store(total, fp32(0.0), [0])
+        top, total, factors = variable(-math.inf), variable(0.0), registers((self.parts,))
         for part in parts:
             T.buffer_store(top, T.max(top[0], self.highest[m, i, part]), [0])
         T.buffer_store(top, finite(top[0]), [0])
@@ -235,9 +241,7 @@ def _folded(buffer: T.Buffer, row: int, lanes: int, operation: Callable[[T.Expr,
         with T.vectorized(0, lanes) as j:
             T.buffer_store(half, operation(buffer[row, j], buffer[row, j + lanes]), [0, j])
         buffer, row = half, 0
-    result = registers((1,))
-    T.buffer_store(result, operation(buffer[row, 0], buffer[row, 1]), [0])
-    return result
+    return variable(operation(buffer[row, 0], buffer[row, 1]))
 
 
 def _products(scaled: T.Buffer, lanes: int, key: Callable[[int, T.Var], T.Expr]) -> list[T.TensorLoad]:

@@ -119,7 +119,7 @@ class _Plan(Plan):
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return keys[first + p * self.scores.rows + i, start + k]
 
-        def value(_: T.Index, channel: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+        def value(_: T.Index, channel: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.TensorLoad:
             row, column = first_element + start + k, columns_after(channel, j)
             return values[column, row] if self.by_channel else values[row, column]
 

@@ -48,11 +48,9 @@ def streaming_kernel(attention: Attention, scores: Tile, output: Tile) -> T.Prim
 
     Args:
         attention: The operands.
-        scores: Register tile of the scores, keys × queries.
+        scores: Register tile of the scores, keys × queries; its keys are whole elements of the micro-kernel.
         output: Register tile of the result, queries × channels.
     """
-    if scores.rows % attention.micro_kernel.terms:
-        raise AssertionError("the keys of a tile of scores are whole elements")
     plan = _Plan(attention, scores, output)
 
     def body(*buffers: T.Buffer) -> None:
@@ -208,7 +206,7 @@ def _attend(plan: _Plan, head_of: _HeadOf, work: Work, panels: _Panels, block: t
         def key(p: T.Index, start: T.Index, k: T.Index, i: int) -> T.Expr:
             return panels.keys[m, start // plan.chunk, p * plan.scores.rows + i, k]
 
-        def value(panel: T.Index, _: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.Expr:
+        def value(panel: T.Index, _: T.Index, start: T.Index, k: T.Index, j: T.Index) -> T.TensorLoad:
             return panels.values[m, panel, start + k, j]
 
         keys = KeyBlock(

@@ -22,9 +22,10 @@ from dataclasses import replace
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.bf16 import BF16
+from harness.compiler.schedules.cpu.emit import prefetch
 from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
-from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelProduct
+from harness.compiler.schedules.cpu.tile import smallest_tile
 from harness.runtime.cpu import REQUEST, SYSTEM_CALL, TILE_DATA
 
 TILE_PAIRS = 16
@@ -48,7 +49,7 @@ _BYTES = 4
 _REGISTERS = "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory},~{flags}"
 """Register constraints of a system call of Linux on x86-64: its answer, number and arguments, and its clobbers."""
 _CONFIGURATION, _ASKED = "amx_tile_configuration", "amx_was_asked_for"
-_BEGIN, _END, _MULTIPLY = "begin_bf16_tiles", "end_bf16_tiles", "multiply_bf16_tiles"
+_BEGIN, _END = "begin_bf16_tiles", "end_bf16_tiles"
 
 
 @contextmanager
@@ -69,20 +70,10 @@ def _configuration() -> str:
     return "".join(f"\\{byte:02x}" for byte in content)
 
 
-_DECLARED = """
+_SOURCE = f"""
 declare void @llvm.x86.ldtilecfg(ptr)
 declare void @llvm.x86.tilerelease()
-declare void @llvm.x86.tilezero(i8 immarg)
-declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
-declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
-declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
 
-!0 = distinct !{!0, !1}
-!1 = !{!"llvm.loop.unroll.disable"}
-"""
-"""With a note for the loops: a step takes 64 cycles at least, and nothing is gained by repeating it in the code."""
-
-_AROUND = f"""
 @{_CONFIGURATION} = linkonce_odr constant [64 x i8] c"{_configuration()}"
 @{_ASKED} = linkonce_odr global i8 0
 
@@ -106,73 +97,44 @@ define linkonce_odr i32 @{_END}() {{
 """
 
 
-def _function(down: int, across: int) -> str:
-    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them.
+def _instruct(name: str, *arguments: int | T.Expr) -> None:
+    """Emits an instruction of the unit; registers are numbers."""
+    numbers = [T.const(value, "int8") if isinstance(value, int) else value for value in arguments]
+    T.evaluate(T.call_llvm_intrin("void", f"llvm.x86.{name}", *numbers))
 
-    Args:
-        down: Tiles of sums, from above to below.
-        across: Tiles of sums, from left to right.
-    """
-    width = across * _COLUMNS * _BYTES
-    sums = [(r, c) for r in range(down) for c in range(across)]
-    first_left, first_right = len(sums), len(sums) + down
-    places = "\n".join(
-        f"  %sum.{r}.{c} = getelementptr i8, ptr %sums, i64 {r * _ROWS * width + c * _COLUMNS * _BYTES}"
-        for r, c in sums
-    )
 
-    def moved(call: str) -> str:
-        return "\n".join(
-            f"  call void @llvm.x86.{call}(i8 {r * across + c}, ptr %sum.{r}.{c}, i64 {width})" for r, c in sums
-        )
+def _multiply(kernel: MicroKernel, product: PanelProduct) -> None:
+    """Emits a product whose sums stay in tiles during a chunk of the depth."""
+    tile, sums, p, first = product.tile, product.sums, product.p, product.first
+    downs, acrosses = range(0, tile.rows, _ROWS), range(0, tile.columns, _COLUMNS)
+    places = [(i, j, sums.buffer[sums.index(p, i, j, i * tile.columns + j)]) for i in downs for j in acrosses]
+    line = T.const(tile.columns * _BYTES, "int64")
+    row = T.const((product.a.stride or kernel.a.stored(product.chunk, product.chunk)) * _BYTES, "int64")
 
-    zeros = "\n".join(f"  call void @llvm.x86.tilezero(i8 {register})" for register in range(len(sums)))
-    lefts = "\n".join(
-        f"  %left.{r} = getelementptr i8, ptr %l, i64 {'%block' if r else 0}\n"
-        f"  call void @llvm.x86.tileloadd64(i8 {first_left + r}, ptr %left.{r}, i64 %row)"
-        for r in range(down)
-    )
-    rights = "\n".join(
-        f"  %right.{c} = getelementptr i8, ptr %r, i64 {c * _COLUMNS * _BYTES}\n"
-        f"  call void @llvm.x86.tileloadd64(i8 {first_right + c}, ptr %right.{c}, i64 {width})"
-        for c in range(across)
-    )
-    products = "\n".join(
-        f"  call void @llvm.x86.tdpbf16ps(i8 {r * across + c}, i8 {first_left + r}, i8 {first_right + c})"
-        for r, c in sums
-    )
-    return f"""
-{head_of_function(_MULTIPLY, down * _ROWS, across * _COLUMNS)}
-entry:
-  %block = mul i64 %row, {_ROWS}
-{places}
-  %new = icmp eq i32 %added, 0
-  br i1 %new, label %zero, label %load
-zero:
-{zeros}
-  br label %begin
-load:
-{moved("tileloadd64")}
-  br label %begin
-begin:
-  br label %step
-step:
-  %n = phi i32 [ 0, %begin ], [ %n.next, %step ]
-  %l = phi ptr [ %left, %begin ], [ %l.next, %step ]
-  %r = phi ptr [ %right, %begin ], [ %r.next, %step ]
-{lefts}
-{rights}
-{products}
-  %l.next = getelementptr i8, ptr %l, i64 {TILE_PAIRS * _BYTES}
-  %r.next = getelementptr i8, ptr %r, i64 {TILE_PAIRS * width}
-  %n.next = add i32 %n, 1
-  %more = icmp slt i32 %n.next, %steps
-  br i1 %more, label %step, label %end, !llvm.loop !0
-end:
-{moved("tilestored64")}
-  ret i32 0
-}}
-"""
+    def move_sums(instruction: str) -> None:
+        for n, (_, _, element) in enumerate(places):
+            _instruct(instruction, n, T.address_of(element), line)
+
+    product.b.fetch(p, first, None)
+    # TVM would make the buffer smaller if it saw less of it being used.
+    prefetch(sums.buffer[sums.index(p, tile.rows - 1, tile.columns - 1, tile.size - 1)], write=True)
+    with T.If(product.added):
+        with T.Then():
+            move_sums("tileloadd64")
+        with T.Else():
+            for n in range(len(places)):
+                _instruct("tilezero", n)
+    lefts = {i: len(places) + n for n, i in enumerate(downs)}
+    rights = {j: len(places) + len(lefts) + n for n, j in enumerate(acrosses)}
+    with T.serial(0, product.count // TILE_PAIRS) as step:
+        k = step * TILE_PAIRS
+        for i, register in lefts.items():
+            _instruct("tileloadd64", register, T.address_of(product.a.number(p, first, k, i)), row)
+        for j, register in rights.items():
+            _instruct("tileloadd64", register, T.address_of(product.b.element(first, k, j)), line)
+        for n, (i, j, _) in enumerate(places):
+            _instruct("tdpbf16ps", n, lefts[i], rights[j])
+    move_sums("tilestored64")
 
 
 AMX = MicroKernel(
@@ -180,8 +142,8 @@ AMX = MicroKernel(
     multiplies=BF16,
     a=replace(PAIRS, row_major=True),
     b=PAIRS,
-    emit=call_function(_MULTIPLY),
-    source="\n".join([_DECLARED, _AROUND, *(_function(*shape) for shape in _SHAPES)]),
+    emit=_multiply,
+    source=_SOURCE,
     choose_tile=smallest_tile([(down * _ROWS, across * _COLUMNS) for down, across in _SHAPES]),
     least_rows=_LEAST_ROWS,
     multiple=TILE_PAIRS,

@@ -1,7 +1,7 @@
 """Multiplies bfloat16 pairs in vector registers, with the processor's instruction or with shifts.
 
-TVM generates no code for vectors of bfloat16. The multiply-adds of a pair are a function of LLVM IR instead, in one of
-three forms:
+The multiply-adds of a pair have one of three forms. TVM generates no code for vectors of bfloat16, so that instructions
+for pairs are called by functions of LLVM IR:
 
 - AVX512-BF16: the instruction `vdpbf16ps`. It adds the product of the high halves first, rounds after each of the two
   products, to nearest and ties to even, and takes and gives zero for every denormal number, whatever the mode of the
@@ -27,6 +27,8 @@ from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel,
 from harness.compiler.schedules.cpu.tile import Tile, VectorUnit, choose_tile
 
 _NAME = "multiply_add_bf16_pairs"
+MultiplyAdd = Callable[[T.Expr, Sequence[T.Expr], T.TensorLoad], T.Expr]
+"""(vector of sums, numbers of an element of A in all lanes, elements of B) → sums with the products."""
 
 _FEW_REGISTERS = ((5, 2), (1, 4), (10, 1))
 _SHAPES = {
@@ -59,8 +61,8 @@ def dot_products(lanes: int, intrinsic: str) -> MicroKernel:
         a=PAIRS,
         b=PAIRS,
         emit=in_registers,
-        step=calls(_NAME),
-        source=_dot_product(lanes, intrinsic),
+        step=in_vectors(lambda sums, numbers, right: T.call_extern(f"float32x{lanes}", _NAME, sums, *numbers, right)),
+        source=function_of(_NAME, intrinsic, lanes, f"<{lanes} x i32>"),
     )
 
 
@@ -72,70 +74,54 @@ def shifts(unit: VectorUnit) -> MicroKernel:
         a=replace(PAIRS, dtype="float32", numbers=PAIR, split=terms_of),
         b=PAIRS,
         emit=in_registers,
-        step=calls(_NAME),
-        source=_shifts(unit.lanes),
+        step=in_vectors(lambda sums, numbers, right: multiply_add_pairs(sums, numbers, terms_of(right))),
         layers_only=True,
         widens=True,
         choose_tile=lambda unit, rows, columns: choose_tile(unit, rows, columns, _SHAPES[unit]),
     )
 
 
-def _dot_product(lanes: int, intrinsic: str) -> str:
-    """Returns the function for a processor with an instruction for pairs."""
-    floats, pairs, halves = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
+def function_of(name: str, intrinsic: str, lanes: int, operand: str) -> str:
+    """Returns the function of LLVM IR that multiplies and adds operands of this type with an instruction for bfloat16.
+
+    Args:
+        name: Its name.
+        intrinsic: LLVM's name of the instruction.
+        lanes: Its fp32 sums.
+        operand: LLVM's type of both operands, of twice as many terms.
+    """
+    floats, halves = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"
     return f"""
 declare {floats} @{intrinsic}({floats}, {halves}, {halves})
 
-define linkonce_odr {floats} @{_NAME}({floats} %sums, {pairs} %left, {pairs} %right) alwaysinline {{
-  %a = bitcast {pairs} %left to {halves}
-  %b = bitcast {pairs} %right to {halves}
+define linkonce_odr {floats} @{name}({floats} %sums, {operand} %left, {operand} %right) alwaysinline {{
+  %a = bitcast {operand} %left to {halves}
+  %b = bitcast {operand} %right to {halves}
   %result = call {floats} @{intrinsic}({floats} %sums, {halves} %a, {halves} %b)
   ret {floats} %result
 }}
 """
 
 
-def _shifts(lanes: int) -> str:
-    """Returns the function for any processor; products are exact, so that LLVM may fuse them with the additions."""
-    floats, pairs = f"<{lanes} x float>", f"<{lanes} x i32>"
-    sixteen, high = (f"<{', '.join([f'i32 {value}'] * lanes)}>" for value in (16, -65536))
-    arguments = f"{floats} %sums, {floats} %left.low, {floats} %left.high, {pairs} %right"
-    return f"""
-define linkonce_odr {floats} @{_NAME}({arguments}) alwaysinline {{
-  %right.high = and {pairs} %right, {high}
-  %right.low = shl {pairs} %right, {sixteen}
-  %high = bitcast {pairs} %right.high to {floats}
-  %low = bitcast {pairs} %right.low to {floats}
-  %first = fmul contract {floats} %left.high, %high
-  %sum = fadd contract {floats} %sums, %first
-  %second = fmul contract {floats} %left.low, %low
-  %result = fadd contract {floats} %sum, %second
-  ret {floats} %result
-}}
-"""
+def multiply_add_pairs(sums: T.Expr, left: Sequence[T.Expr], right: Sequence[T.Expr]) -> T.Expr:
+    """Returns sums with the products of both terms of pairs, the low ones first; LLVM fuses them with the additions."""
+    (left_low, left_high), (right_low, right_high) = left, right
+    return (sums + left_high * right_high) + left_low * right_low
 
 
-def calls(function: str, *, by_address: bool = False) -> Step:
-    """Returns the step that calls a function with each vector of sums, because TVM takes calls in vector loops apart.
-
-    Args:
-        function: Takes sums, the numbers of an element of A in all lanes, and elements of B.
-        by_address: Whether it takes the address of the elements of B.
-    """
+def in_vectors(multiply_add: MultiplyAdd) -> Step:
+    """Returns the step that computes vectors of sums one by one, because TVM takes calls in vector loops apart."""
 
     def step(
         tile: Tile,
         rows: Sequence[T.Buffer],
         a: Callable[[int], Sequence[T.Expr]],
-        b: Callable[[T.Index], T.Expr],
+        b: Callable[[T.Index], T.TensorLoad],
     ) -> None:
-        lanes = tile.lanes
         for i in range(tile.rows):
-            for start in range(0, tile.columns, lanes):
-                index = T.Ramp(start, 1, lanes)
-                numbers = [T.Broadcast(number, lanes) for number in a(i)]
-                right = T.address_of(b(start)) if by_address else b(index)
-                result = T.call_extern(f"float32x{lanes}", function, rows[i][index], *numbers, right)
-                T.buffer_store(rows[i], result, [index])
+            for start in range(0, tile.columns, tile.lanes):
+                index = T.Ramp(start, 1, tile.lanes)
+                numbers = [T.Broadcast(number, tile.lanes) for number in a(i)]
+                T.buffer_store(rows[i], multiply_add(rows[i][index], numbers, b(index)), [index])
 
     return step

@@ -14,23 +14,27 @@ then the sum, each rounded to odd, with zero for denormal numbers (Arm's manual,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from harness.compiler import tir as T
+from harness.compiler.schedules.common.kernel import fp32, registers
 from harness.compiler.schedules.cpu.bf16 import BF16, pair_bits
-from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelFormat
+from harness.compiler.schedules.cpu.microkernels.bf16 import function_of
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelFormat, PanelProduct
+from harness.compiler.schedules.cpu.tile import smallest_tile
 
 TERMS = 4
 """Terms of an element."""
-_BYTES = 2 * TERMS
 _SHAPES = ((8, 12), (4, 16), (2, 16))
 """Rows and columns of panels: sums, two rows of the left one each and two columns of the right one fit 32 registers."""
 LEAST_ROWS = 2
 """A product of one row has half of its sums for nothing."""
 _LONGEST = 256
 """Elements of the depth that all left panels share: 24 KB of a right panel, which the first cache holds."""
-_MULTIPLY = "multiply_bf16_rows_and_columns"
+_MULTIPLY_ADD = "multiply_add_bf16_rows_and_columns"
+_SWAPPED = [0, 1, 4, 5], [2, 3, 6, 7]
+"""Lanes of two registers: four columns of two rows become two columns of both rows, twice, and the other way round."""
 
 
 def _encode(terms: Sequence[T.Expr]) -> T.Expr:
@@ -39,97 +43,29 @@ def _encode(terms: Sequence[T.Expr]) -> T.Expr:
     return T.reinterpret("int64", T.bitwise_or(T.Cast("uint64", low), shifted))
 
 
-_INTRINSIC = "llvm.aarch64.neon.bfmmla"
-_DECLARED = f"declare <4 x float> @{_INTRINSIC}(<4 x float>, <8 x bfloat>, <8 x bfloat>)"
-
-
-def _function(rows: int, columns: int) -> str:
-    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them."""
-    squares = [(i, j) for i in range(0, rows, 2) for j in range(0, columns, 2)]
-    places, loads, stores = _sums(rows, columns)
-    sums = "\n".join(
-        f"  %sum.{i}.{j} = phi <4 x float> [ %first.{i}.{j}, %load ], [ zeroinitializer, %entry ], "
-        f"[ %next.{i}.{j}, %step ]"
-        for i, j in squares
-    )
-    return f"""
-{head_of_function(_MULTIPLY, rows, columns)}
-entry:
-{places}
-  %new = icmp eq i32 %added, 0
-  br i1 %new, label %step, label %load
-load:
-{loads}
-  br label %step
-step:
-  %n = phi i32 [ 0, %load ], [ 0, %entry ], [ %n.next, %step ]
-  %l = phi ptr [ %left, %load ], [ %left, %entry ], [ %l.next, %step ]
-  %r = phi ptr [ %right, %load ], [ %right, %entry ], [ %r.next, %step ]
-{sums}
-{_step(rows, columns)}
-  %l.next = getelementptr i8, ptr %l, i64 {_BYTES}
-  %r.next = getelementptr i8, ptr %r, i64 {columns * _BYTES}
-  %n.next = add i32 %n, 1
-  %more = icmp slt i32 %n.next, %steps
-  br i1 %more, label %step, label %end
-end:
-{stores}
-  ret i32 0
-}}
-"""
-
-
-def _sums(rows: int, columns: int) -> tuple[str, str, str]:
-    """Returns where sums are in memory, how they are loaded, and how they are stored.
-
-    In memory they lie row by row. A register has two columns of a row, and the same two of the next one.
-    """
-
-    def moved(sources: tuple[str, str], made: tuple[str, str]) -> list[str]:
-        """Returns four columns of two rows as two registers of either kind."""
-        halves = zip(made, ("i32 0, i32 1, i32 4, i32 5", "i32 2, i32 3, i32 6, i32 7"), strict=True)
-        first, second = (f"<4 x float> %{name}" for name in sources)
-        return [f"  %{name} = shufflevector {first}, {second}, <4 x i32> <{lanes}>" for name, lanes in halves]
-
-    places, loads, stores = [], [], []
-    for i in range(0, rows, 2):
-        for j in range(0, columns, 4):
-            lines, wholes = ((f"{name}.{i}.{j}", f"{name}.{i + 1}.{j}") for name in ("line", "whole"))
-            firsts, nexts = ((f"{name}.{i}.{j}", f"{name}.{i}.{j + 2}") for name in ("first", "next"))
-            stores += moved(nexts, wholes)
-            for row, line, whole in zip((i, i + 1), lines, wholes, strict=True):
-                place = f"%place.{row}.{j}"
-                places.append(f"  {place} = getelementptr i8, ptr %sums, i64 {4 * (row * columns + j)}")
-                loads.append(f"  %{line} = load <4 x float>, ptr {place}, align 4")
-                stores.append(f"  store <4 x float> %{whole}, ptr {place}, align 4")
-            loads += moved(lines, firsts)
-    return "\n".join(places), "\n".join(loads), "\n".join(stores)
-
-
-def _step(rows: int, columns: int) -> str:
-    """Returns the products of one element of the depth."""
-    lines = []
-    for i in range(0, rows, 2):
-        for row in (i, i + 1):
-            lines += [
-                f"  %offset.{row} = mul i64 %row, {row}",
-                f"  %left.{row} = getelementptr i8, ptr %l, i64 %offset.{row}",
-                f"  %element.{row} = load i64, ptr %left.{row}, align 8",
-            ]
-        lines += [
-            f"  %one.{i} = insertelement <2 x i64> poison, i64 %element.{i}, i32 0",
-            f"  %both.{i} = insertelement <2 x i64> %one.{i}, i64 %element.{i + 1}, i32 1",
-            f"  %a.{i} = bitcast <2 x i64> %both.{i} to <8 x bfloat>",
-        ]
-    for j in range(0, columns, 2):
-        lines += [
-            f"  %right.{j} = getelementptr i8, ptr %r, i64 {j * _BYTES}",
-            f"  %b.{j} = load <8 x bfloat>, ptr %right.{j}, align 8",
-        ]
-        for i in range(0, rows, 2):
-            operands = f"<4 x float> %sum.{i}.{j}, <8 x bfloat> %a.{i}, <8 x bfloat> %b.{j}"
-            lines.append(f"  %next.{i}.{j} = call <4 x float> @{_INTRINSIC}({operands})")
-    return "\n".join(lines)
+def _multiply(kernel: MicroKernel, product: PanelProduct) -> None:
+    """Emits a product whose sums stay in registers during a chunk of the depth, each two columns of two rows."""
+    tile, sums, p, first = product.tile, product.sums, product.p, product.first
+    whole, squares = T.Ramp(0, 1, 4), dict[tuple[int, int], T.Buffer]()
+    product.b.fetch(p, first, None)
+    for i, j in itertools.product(range(0, tile.rows, 2), range(0, tile.columns, 2)):
+        squares[i, j] = registers((4,))
+        T.buffer_store(squares[i, j], T.Broadcast(fp32(0.0), 4), [whole])
+    pairs = [(i, j) for i, j in squares if j % 4 == 0]
+    with T.If(product.added), T.Then():
+        for i, j in pairs:
+            lines = [sums.buffer[sums.vector(p, i + n, j, tile, 4)] for n in range(2)]
+            for n, lanes in enumerate(_SWAPPED):
+                T.buffer_store(squares[i, j + 2 * n], T.Shuffle(lines, lanes), [whole])
+    with T.serial(0, product.count) as k:
+        for (i, j), square in squares.items():
+            left = T.Shuffle([product.a.number(p, first, k, i + n) for n in range(2)], [0, 1])
+            right = product.b.element(first, k, T.Ramp(j, 1, 2))
+            T.buffer_store(square, T.call_extern("float32x4", _MULTIPLY_ADD, square[whole], left, right), [whole])
+    for i, j in pairs:
+        both = [squares[i, j + 2 * n][whole] for n in range(2)]
+        for n, lanes in enumerate(_SWAPPED):
+            T.buffer_store(sums.buffer, T.Shuffle(both, lanes), sums.vector(p, i + n, j, tile, 4))
 
 
 BFMMLA = MicroKernel(
@@ -137,8 +73,8 @@ BFMMLA = MicroKernel(
     multiplies=BF16,
     a=PanelFormat("int64", TERMS, _encode, row_major=True),
     b=PanelFormat("int64", TERMS, _encode),
-    emit=call_function(_MULTIPLY),
-    source="\n".join([_DECLARED, *(_function(*shape) for shape in _SHAPES)]),
+    emit=_multiply,
+    source=function_of(_MULTIPLY_ADD, "llvm.aarch64.neon.bfmmla", 4, "<2 x i64>"),
     choose_tile=smallest_tile(_SHAPES),
     least_rows=LEAST_ROWS,
     longest=_LONGEST,

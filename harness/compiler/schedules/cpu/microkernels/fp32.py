@@ -16,7 +16,7 @@ def multiply(
     tile: Tile,
     count: T.Index,
     a: Callable[[T.Index, int], Sequence[T.Expr]],
-    b: Callable[[T.Index, T.Index], T.Expr],
+    b: Callable[[T.Index, T.Index], T.TensorLoad],
     fetch: Callable[[T.Index], None] = lambda k: None,
 ) -> list[T.Buffer]:
     """Emits a part of the product of one register tile and returns its rows.

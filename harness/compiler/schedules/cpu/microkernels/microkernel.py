@@ -21,7 +21,7 @@ from harness.compiler.schedules.cpu.tile import Tile, VectorUnit
 Scale = Callable[[T.Buffer, Callable[[T.Index, T.Index], Sequence[T.Index]], int, int, int], None]
 """(panels, (element of the chunk, row or column) → index, elements of the chunk, rows or columns, fp32 lanes): emits
 that elements become numbers with a common scale, which is stored at the index after them."""
-Step = Callable[[Tile, Sequence[T.Buffer], Callable[[int], Sequence[T.Expr]], Callable[[T.Index], T.Expr]], None]
+Step = Callable[[Tile, Sequence[T.Buffer], Callable[[int], Sequence[T.Expr]], Callable[[T.Index], T.TensorLoad]], None]
 """(tile, its rows of sums, row → numbers of an element of A, columns → elements of B): emits the product of one element
 of the depth."""
 
@@ -104,7 +104,7 @@ class PanelOfB:
         fetch: Emits the prefetches of a share of the next chunk.
     """
 
-    element: Callable[[T.Index, T.Index, T.Index], T.Expr]
+    element: Callable[[T.Index, T.Index, T.Index], T.TensorLoad]
     prepare: Callable[[T.Index, T.Index], None] = lambda first, count: None
     fetch: Fetch = lambda p, first, k: None
 
@@ -129,6 +129,11 @@ class Sums:
     def index(self, p: T.Index, i: T.Index, j: T.Index, position: T.Index) -> Sequence[T.Index]:
         """Returns the index of a sum of panel p: of row i and column j, which have that position in the tile."""
         return (p, position) if self.place is None else self.place(p, i, j)
+
+    def vector(self, p: T.Index, i: int, j: int, tile: Tile, lanes: int) -> Sequence[T.Index]:
+        """Returns the index of a vector of sums of panel p: of row i, from column j on."""
+        *outer, first = self.index(p, i, j, i * tile.columns + j)
+        return (*outer, T.Ramp(first, 1, lanes))
 
 
 @dataclass(frozen=True)

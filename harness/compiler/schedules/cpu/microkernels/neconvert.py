@@ -7,38 +7,30 @@ and keep denormal numbers (Intel's manual of instruction set extensions, VCVTNEE
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from harness.compiler import tir as T
 from harness.compiler.schedules.cpu.microkernels import bf16
 from harness.compiler.schedules.cpu.tile import VectorUnit, choose_tile
 
 _UNIT = VectorUnit(lanes=8, registers=16)
-_FLOATS = f"<{_UNIT.lanes} x float>"
-_EVEN, _ODD = (f"llvm.x86.vcvtne{half}bf162ps{32 * _UNIT.lanes}" for half in "eo")
 _SHAPES = ((4, 2), (1, 4), (10, 1))
 """Rows and vectors of tiles: sums, both halves of a row of B and two numbers of A, where LLVM repeats a step, too."""
-_NAME = "multiply_add_loaded_pairs"
-_SOURCE = f"""
-declare {_FLOATS} @{_EVEN}(ptr)
-declare {_FLOATS} @{_ODD}(ptr)
 
-define linkonce_odr {_FLOATS} @{_NAME}({_FLOATS} %sums, {_FLOATS} %low, {_FLOATS} %high, ptr %right) alwaysinline {{
-  %right.high = call {_FLOATS} @{_ODD}(ptr %right)
-  %right.low = call {_FLOATS} @{_EVEN}(ptr %right)
-  %first = fmul contract {_FLOATS} %high, %right.high
-  %sum = fadd contract {_FLOATS} %sums, %first
-  %second = fmul contract {_FLOATS} %low, %right.low
-  %result = fadd contract {_FLOATS} %sum, %second
-  ret {_FLOATS} %result
-}}
-"""
+
+def _multiply_add(sums: T.Expr, numbers: Sequence[T.Expr], right: T.TensorLoad) -> T.Expr:
+    *row, columns = right.indices
+    assert isinstance(columns, T.Ramp)
+    place = T.address_of(right.source[(*row, columns.base)])
+    terms = [T.call_llvm_intrin("float32x8", f"llvm.x86.vcvtne{half}bf162ps256", place) for half in "eo"]
+    return bf16.multiply_add_pairs(sums, numbers, terms)
 
 
 CONVERSIONS = replace(
     bf16.shifts(_UNIT),
     name="bf16_vcvtne",
-    step=bf16.calls(_NAME, by_address=True),
-    source=_SOURCE,
+    step=bf16.in_vectors(_multiply_add),
     choose_tile=lambda unit, rows, columns: choose_tile(unit, rows, columns, _SHAPES),
 )
 """Linear layers of one row, which are too few for whole panels, and others that panels do not take."""

@@ -23,12 +23,12 @@ from dataclasses import replace
 from functools import reduce
 
 from harness.compiler import tir as T
-from harness.compiler.schedules.common.kernel import registers
+from harness.compiler.schedules.common.kernel import registers, variable
 from harness.compiler.schedules.cpu.bf16 import BF16, terms_of
-from harness.compiler.schedules.cpu.emit import for_each_vector
+from harness.compiler.schedules.cpu.emit import for_each_vector, further
 from harness.compiler.schedules.cpu.microkernels.bf16 import PAIRS
-from harness.compiler.schedules.cpu.microkernels.functions import call_function, head_of_function, smallest_tile
-from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel
+from harness.compiler.schedules.cpu.microkernels.microkernel import MicroKernel, PanelProduct
+from harness.compiler.schedules.cpu.tile import smallest_tile
 
 _SHAPES = {
     8: ((4, 2), (3, 2), (2, 2)),
@@ -39,7 +39,6 @@ LEAST_ROWS = 2
 """A product of one row is bound by memory, and fp32 keeps more of it."""
 LONGEST = 64
 """Pairs of a chunk, which the first cache holds: its end costs as much as some four pairs."""
-_BYTES = 4
 LEAST = 2.0**-100
 """The largest term of a row in a chunk counts as so much at least: its inverse is a normal number."""
 _EXPONENT = 0x7F800000
@@ -49,7 +48,6 @@ _EXACT = -0x100
 _TO_INTEGER = 1.5 * 2.0**23
 """An fp32 number of small absolute value that this was added to has the nearest integer, even of two, in its last bits.
 """
-_MULTIPLY = "multiply_scaled_integers"
 _INTRINSICS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
@@ -64,8 +62,7 @@ def scaled_integers(lanes: int) -> MicroKernel:
         multiplies=BF16,
         a=replace(PAIRS, row_major=True, scale=_scale_rows),
         b=replace(PAIRS, scale=_scale_columns),
-        emit=call_function(_MULTIPLY, fetches_a=True),
-        source="\n".join([_declared(lanes), *(_function(*shape, lanes) for shape in _SHAPES[lanes])]),
+        emit=_multiply,
         layers_only=True,
         choose_tile=smallest_tile([(rows, vectors * lanes) for rows, vectors in _SHAPES[lanes]]),
         least_rows=LEAST_ROWS,
@@ -97,9 +94,8 @@ def _scale_rows(
 
         for_each_vector(count, lanes, find)
         of_lanes: list[T.Expr] = [highest[lane] for lane in range(lanes)]
-        factor = registers((1,))
         highest_term = T.Bind(reduce(T.max, of_lanes))
-        T.buffer_store(factor, _factor(highest_term, count), [0])
+        factor = variable(_factor(highest_term, count))
         for_each_vector(count, lanes, convert)
         T.buffer_store(panel, _scale(highest_term, factor[0]), index(count, i))
 
@@ -155,98 +151,35 @@ def _int(value: int) -> T.Expr:
     return T.const(value, "int32")
 
 
-def _declared(lanes: int) -> str:
-    integers, pairs, floats = f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{lanes} x float>"
-    return (
-        f"declare {integers} @{_INTRINSICS[lanes]}({pairs}, {pairs})\n"
-        f"declare {floats} @{_fused(lanes)}({floats}, {floats}, {floats})"
-    )
+def _multiply(kernel: MicroKernel, product: PanelProduct) -> None:
+    """Emits a product whose sums of integers stay in registers during a chunk, after which they are scaled."""
+    tile, a, b, sums = product.tile, product.a, product.b, product.sums
+    p, first, chunk, lanes = product.p, product.first, product.chunk, product.tile.lanes
+    totals = [registers((tile.columns,), "int32") for _ in range(tile.rows)]
+    vectors = [(i, j) for i in range(tile.rows) for j in range(0, tile.columns, lanes)]
 
+    def column(k: T.Index, j: int) -> T.Expr:
+        return further(b.element(first, 0, T.Ramp(j, 1, lanes)), k)
 
-def _fused(lanes: int) -> str:
-    return f"llvm.fma.v{lanes}f32"
+    def pairs(numbers: T.Expr) -> T.Expr:
+        return T.reinterpret(f"int16x{2 * lanes}", numbers)
 
-
-def _function(rows: int, vectors: int, lanes: int) -> str:
-    """Returns the function that adds the product of one left and one right panel to sums in memory, or makes them."""
-    integers, floats, pairs = f"<{lanes} x i32>", f"<{lanes} x float>", f"<{2 * lanes} x i16>"
-    width = vectors * lanes * _BYTES
-    sums = [(i, j) for i in range(rows) for j in range(vectors)]
-
-    def row(i: int, name: str, base: str, ty: str, wide: str) -> list[str]:
-        """Loads one number of a row into all lanes."""
-        return [
-            f"  %at.{name}.{i} = getelementptr i8, ptr {base}, i64 %offset.{i}",
-            f"  %one.{name}.{i} = load {ty}, ptr %at.{name}.{i}, align 4",
-            f"  %first.{name}.{i} = insertelement {wide} poison, {ty} %one.{name}.{i}, i32 0",
-            f"  %{name}.{i} = shufflevector {wide} %first.{name}.{i}, {wide} poison, {integers} zeroinitializer",
-        ]
-
-    def columns(name: str, base: str, ty: str) -> list[str]:
-        """Loads the vectors of a row of columns."""
-        lines = []
-        for j in range(vectors):
-            lines += [
-                f"  %at.{name}.{j} = getelementptr i8, ptr {base}, i64 {j * lanes * _BYTES}",
-                f"  %{name}.{j} = load {ty}, ptr %at.{name}.{j}, align 4",
-            ]
-        return lines
-
-    offsets = "\n".join(f"  %offset.{i} = mul i64 %row, {i}" for i in range(rows))
-    totals = "\n".join(
-        f"  %sum.{i}.{j} = phi {integers} [ zeroinitializer, %entry ], [ %next.{i}.{j}, %step ]" for i, j in sums
-    )
-    step, scaled = columns("b", "%r", pairs), columns("column", "%r.next", floats)
-    for i in range(rows):
-        step += [*row(i, "both", "%l", "i32", integers), f"  %a.{i} = bitcast {integers} %both.{i} to {pairs}"]
-        scaled += row(i, "row", "%l.next", "float", floats)
-        for j in range(vectors):
-            step += [
-                f"  %product.{i}.{j} = call {integers} @{_INTRINSICS[lanes]}({pairs} %a.{i}, {pairs} %b.{j})",
-                f"  %next.{i}.{j} = add {integers} %sum.{i}.{j}, %product.{i}.{j}",
-            ]
-            scaled += [
-                f"  %number.{i}.{j} = sitofp {integers} %next.{i}.{j} to {floats}",
-                f"  %by.column.{i}.{j} = fmul {floats} %number.{i}.{j}, %column.{j}",
-                f"  %place.{i}.{j} = getelementptr i8, ptr %sums, i64 {i * width + j * lanes * _BYTES}",
-            ]
-    stored = "\n".join(
-        f"  %result.{i}.{j} = fmul {floats} %by.column.{i}.{j}, %row.{i}\n"
-        f"  store {floats} %result.{i}.{j}, ptr %place.{i}.{j}, align 4"
-        for i, j in sums
-    )
-    added = "\n".join(
-        f"  %before.{i}.{j} = load {floats}, ptr %place.{i}.{j}, align 4\n"
-        f"  %after.{i}.{j} = call {floats} @{_fused(lanes)}({floats} %by.column.{i}.{j}, {floats} %row.{i}, "
-        f"{floats} %before.{i}.{j})\n"
-        f"  store {floats} %after.{i}.{j}, ptr %place.{i}.{j}, align 4"
-        for i, j in sums
-    )
-    return f"""
-{head_of_function(_MULTIPLY, rows, vectors * lanes)}
-entry:
-{offsets}
-  br label %step
-step:
-  %n = phi i32 [ 0, %entry ], [ %n.next, %step ]
-  %l = phi ptr [ %left, %entry ], [ %l.next, %step ]
-  %r = phi ptr [ %right, %entry ], [ %r.next, %step ]
-{totals}
-{chr(10).join(step)}
-  %l.next = getelementptr i8, ptr %l, i64 {_BYTES}
-  %r.next = getelementptr i8, ptr %r, i64 {width}
-  %n.next = add i32 %n, 1
-  %more = icmp slt i32 %n.next, %steps
-  br i1 %more, label %step, label %end
-end:
-{chr(10).join(scaled)}
-  %new = icmp eq i32 %added, 0
-  br i1 %new, label %make, label %add
-make:
-{stored}
-  ret i32 0
-add:
-{added}
-  ret i32 0
-}}
-"""
+    a.fetch(p, first, None)
+    b.fetch(p, first, None)
+    for i, j in vectors:
+        T.buffer_store(totals[i], T.Broadcast(_int(0), lanes), [T.Ramp(j, 1, lanes)])
+    with T.serial(0, chunk) as k:
+        for i, j in vectors:
+            row, index = T.Broadcast(a.number(p, first, k, i), lanes), T.Ramp(j, 1, lanes)
+            terms = T.call_llvm_intrin(f"int32x{lanes}", _INTRINSICS[lanes], pairs(row), pairs(column(k, j)))
+            T.buffer_store(totals[i], totals[i][index] + terms, [index])
+    for i, j in vectors:
+        floats = f"float32x{lanes}"
+        row_scale = T.reinterpret(floats, T.Broadcast(a.number(p, first, chunk, i), lanes))
+        by_column = T.Cast(floats, totals[i][T.Ramp(j, 1, lanes)]) * T.reinterpret(floats, column(chunk, j))
+        place = sums.vector(p, i, j, tile, lanes)
+        with T.If(product.added):
+            with T.Then():
+                T.buffer_store(sums.buffer, T.fma(by_column, row_scale, sums.buffer[place]), place)
+            with T.Else():
+                T.buffer_store(sums.buffer, by_column * row_scale, place)
