@@ -13,7 +13,7 @@ import torch
 from conformance.support.scripted_video import INSIDE, LONGEST, OUTSIDE, SIZE, Script, pick
 from harness.runtime.sam3.video.detector import select_detections
 from harness.runtime.sam3.video.masks import SUPPRESSED_LOGIT, corrected_logits
-from harness.runtime.sam3.video.planner import Observations, plan_frame
+from harness.runtime.sam3.video.planner import plan_frame
 from harness.runtime.sam3.video.rules import MULTIPLEX, VideoState
 
 SESSIONS = 150
@@ -56,14 +56,13 @@ class PlannedVideo:
         said = [script.tracked(frame, each) for each in before.ids]
         tracked = np.array([mask for mask, _ in said], np.float32).reshape(-1, SIZE, SIZE)
         present = np.array([logit for _, logit in said], np.float32)
-        seen = Observations(frame, tracked > 0, present, detections, reverse)
-        self.state, plan = plan_frame(before, seen, MULTIPLEX)
+        self.state, plan = plan_frame(before, frame, tracked > 0, present, detections, rules=MULTIPLEX, reverse=reverse)
         for object_id, detection in plan.reconditionings.items():
             row = before.ids.index(object_id)
             tracked[row] = corrected_logits(tracked[row], detections.logits[detection])
         tracked[plan.suppressed] = SUPPRESSED_LOGIT
         return {
-            "births": [[birth.object_id, queries[birth.detection]] for birth in plan.births],
+            "births": [[object_id, queries[detection]] for object_id, detection in plan.births.items()],
             "unmatched": list(plan.association.unmatched),
             "matches": {queries[d]: list(ids) for d, ids in enumerate(plan.association.matches) if ids},
             "confident": sorted([each, queries[d]] for each, d in plan.association.confident.items()),

@@ -6,7 +6,7 @@ TVM's next cut moves this IR to a package of its own and renames much of it: in 
 `Tensor`, `PrimFunc` is `Function`, and `alloc_buffer`, `decl_buffer` and `buffer_store` end with `tensor`.
 """
 
-# ruff: noqa: F401 (the names are for the modules of kernels)
+
 
 from tvm.ir import Expr, TensorLoad
 from tvm.script.ir_builder import IRBuilder
