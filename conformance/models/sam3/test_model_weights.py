@@ -116,7 +116,7 @@ def test_no_parameter_of_full_starts_like_another() -> None:
 def test_no_degenerate_tensor() -> None:
     for name, parameter in interactive_model().named_parameters():
         values = parameter.numpy().reshape(-1)
-        assert -8 < values.min() and values.max() < 8, name  # no comparison with NaN is true
+        assert values.min() > -8 and values.max() < 8, name  # no comparison with NaN is true
         assert np.count_nonzero(values) > (1 - 1e-5) * values.size, name  # a normal is zero once in 17 million
         # What this tensor adds to a sum of as many terms is of order one, and nowhere near 1e-6.
         assert np.linalg.norm(values) > 0.02, name
