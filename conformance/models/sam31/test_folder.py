@@ -1,4 +1,4 @@
-"""SAM 3.1, compiled: its folder takes no option but the checkpoint, and finds and clicks what PyTorch does."""
+"""SAM 3.1, compiled: its folder knows the model by the checkpoint, and finds and clicks what PyTorch does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conformance.support.commands import run_command
-from conformance.support.folders import change_manifest
+from conformance.support.folders import CompiledCheckpoint, change_manifest
 from conformance.support.sentences import sentence
 from conformance.support.whole import verified
 from harness.app.ui.sessions import make_page
@@ -37,32 +36,29 @@ from harness.models.sam31.components import BUILDER
 from harness.models.sam31.deployed.entry_points import FLOAT32
 from harness.parity.references import select
 from harness.runtime import Sam3
+from harness.runtime.artifact import Artifact
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import read_any_manifest
 from harness.runtime.sam3.images import load_image
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file as the published one, with the numbers of seed 0."""
-    model, path = build_architecture(TINY), tmp_path_factory.mktemp("weights") / "sam3.1_multiplex.pt"
-    seed_weights(model, 0)
-    torch.save(model.state_dict(), path)
-    return path
+@pytest.fixture
+def folder(sam31_artifact: CompiledCheckpoint) -> Path:
+    return sam31_artifact.folder
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("compiled") / "sam31"
-    done = run_command("compile", "--checkpoint", str(checkpoint), "--scale", TINY, "--out", str(path))
-    assert done.returncode == 0, done.stderr
-    assert "sam3.1_multiplex.pt: SAM 3.1 under upstream's names" in done.stdout
-    return path
+@pytest.fixture
+def checkpoint(sam31_artifact: CompiledCheckpoint) -> Path:
+    return sam31_artifact.checkpoint
 
 
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy", copy_function=os.link))
+
+
+def test_the_checkpoint_says_which_model_it_is(sam31_artifact: CompiledCheckpoint) -> None:
+    assert "sam3.1_multiplex.pt: SAM 3.1 under upstream's names" in sam31_artifact.printed
 
 
 def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
@@ -115,9 +111,12 @@ def test_the_page_offers_clicks_and_kinds(folder: Path, tmp_path: Path) -> None:
     assert (page.abilities["clicks"], page.abilities["boxes"]) == (16, 48)
 
 
-def test_it_has_no_video(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="so it tracks nothing"):
-        Sam3.load(folder, check=False).start_session([])
+def test_a_folder_that_was_compiled_without_tracking_says_so(folder: Path) -> None:
+    artifact = Artifact.load(folder, check=False)
+    entries = {name: entry for name, entry in artifact.manifest.entries.items() if name != "encode_memory"}
+    artifact.manifest = msgspec.structs.replace(artifact.manifest, entries=entries)
+    with pytest.raises(ModelError, match=sentence("no-tracking", missing="encode_memory")):
+        Sam3(artifact).start_session([])
 
 
 def test_weights_of_the_other_model_are_refused(copy: Path, checkpoint: Path, tmp_path: Path) -> None:
