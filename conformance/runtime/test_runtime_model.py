@@ -244,7 +244,8 @@ def test_each_part_of_a_prompt_matters(image: EncodedImage, found: Found) -> Non
         assert np.abs(other.outputs.logits - found.outputs.logits).max() > 1e-4, changed
 
 
-@pytest.mark.parametrize("text", [None, "cat"])
+# Without a text every night: it is the text "visual" (`test_runtime_prompts.py`).
+@pytest.mark.parametrize("text", [pytest.param(None, marks=pytest.mark.wide), "cat"])
 def test_boxes_and_points_on_an_exemplar_are_upstreams_tokens_of_it(model: Sam3, text: str | None) -> None:
     """Upstream's `_encode_prompt` gets the exemplar's features, and all that follows it the image's."""
     exemplar, image = model.set_image(CAT), model.set_image(COFFEE)
