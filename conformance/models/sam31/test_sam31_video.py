@@ -182,6 +182,8 @@ def test_a_saved_session_goes_on(artifact: AnswersOnce, tmp_path: Path) -> None:
     assert [frame.ids.tolist() for frame in resumed] == [frame.ids.tolist() for frame in whole]
 
 
+# Every night: the command is that of SAM 3 (`conformance/cli/test_track_command.py`), and sessions are as above.
+@pytest.mark.wide
 def test_the_command_tracks_without_an_option(folder: Path, tmp_path: Path) -> None:
     clip, out = tmp_path / "clip", tmp_path / "out"
     clip.mkdir()
