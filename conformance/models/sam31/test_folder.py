@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conformance.support.folders import CompiledCheckpoint, change_manifest
+from conformance.support.folders import CompiledCheckpoint, EncodesOnce, change_manifest
 from conformance.support.sentences import sentence
 from conformance.support.whole import verified
 from harness.app.ui.sessions import make_page
@@ -67,6 +68,17 @@ def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
     assert Sam3.load(folder).description.capacity.clicks == 16
 
 
+@pytest.fixture(scope="module")
+def compiled(sam31_artifact: CompiledCheckpoint) -> Sam3:
+    return Sam3(EncodesOnce.load(sam31_artifact.folder, check=False))
+
+
+@cache
+def pytorch_for(_script: ModuleType) -> UpstreamModel:
+    """Returns the model that encodes a photograph once for the questions of a script."""
+    return UpstreamModel(Case("", DEFAULT_STRATEGY, HOST.name, TINY), SEEDED, BUILDER)
+
+
 @pytest.mark.parametrize(
     ("script", "question", "judge"),
     [
@@ -75,13 +87,13 @@ def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
         pytest.param(interactive, "clicks", interactive.judge_round, id="one mask"),
     ],
 )
-def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, folder: Path) -> None:
+def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, compiled: Sam3) -> None:
     asked = next(one for one in script.load_questions() if one.name == question)
     asked = msgspec.structs.replace(asked, float64=False)
     with upstream():
-        pytorch = UpstreamModel(Case("", DEFAULT_STRATEGY, HOST.name, TINY), SEEDED, BUILDER)
+        pytorch = pytorch_for(script)
         expected = pytorch.answer(script.UPSTREAM, asked)
-        (actual,) = script.ask_compiled(Sam3.load(folder, check=False), [asked], pytorch)
+        (actual,) = script.ask_compiled(compiled, [asked], pytorch)
         size = load_image(asked.image).size
         verdicts = [
             verdict
