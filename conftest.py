@@ -25,6 +25,7 @@ from harness.core.settings import Settings
 from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.runtime.errors import ModelError
+from harness.runtime.sam3.description import SAM_3_1
 from harness.verify.runner import library_template
 
 pytest_plugins = ["conformance.layers", "conformance.skips"]
@@ -244,12 +245,14 @@ def parameter(case: Case, *others: str) -> object:
 def is_wide(case: Case) -> bool:
     """Returns whether a case is for every night alone, because cheaper tests see its faults.
 
-    Every output of `vision_backbone` is one of `image_encoder`, computed alike. `test_rope*.py` hold each strategy on
-    smaller programs; `memory_attention` keeps the control, a strategy that rewrites complex numbers, and one with a
-    kernel of its own.
+    Every output of `vision_backbone` is one of `image_encoder`, computed alike, and so is what `vit` computes.
+    `test_rope*.py` hold each strategy on smaller programs; `memory_attention` keeps the control.
+    `conformance/models/sam31` holds each entry point of a compiled SAM 3.1 to PyTorch, and its modules to mlx-vlm's.
     """
-    strategies = ("none", "lowering", "tensorir") if case.component == "memory_attention" else ()
-    return case.component == "vision_backbone" or case.strategy not in (DEFAULT_STRATEGY, *strategies)
+    strategies = (DEFAULT_STRATEGY, *(("none",) if case.component == "memory_attention" else ()))
+    if case.component in ("vit", "vision_backbone") or case.strategy not in strategies:
+        return True
+    return subjects()[case.component].model == SAM_3_1 and not subjects()[case.component].whole
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -50,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Durations(), "layer-durations")
 
 
-def layer_of(item: pytest.Item) -> str | None:
-    """Returns the layer that the nearest marker of a test names, or its folder's; None for a benchmark."""
+def layer_of(item: pytest.Item | pytest.Module) -> str | None:
+    """Returns the layer that the nearest marker of a test or its file names, or its folder's; None for a benchmark."""
     for marker in item.iter_markers():
         if marker.name in LAYERS:
             return marker.name

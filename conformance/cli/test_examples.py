@@ -50,6 +50,8 @@ def test_every_example_is_listed() -> None:
     assert linked == folders
 
 
+# Every night: the data set's example calls the same command, with more options.
+@pytest.mark.wide
 def test_first_photo(tiny_artifact: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     out = tmp_path / "out"
     run(ROOT / "examples/01_first_photo/run.sh", tiny_artifact, out, cwd=tmp_path, environment=environment)
@@ -104,10 +106,17 @@ def workplace(tiny_artifact: Path, environment: dict[str, str], tmp_path_factory
     return folder
 
 
-@pytest.mark.parametrize("name", SNIPPETS)
+WITHIN = ("README.md:0", "docs/use/video.md:0")
+"""Snippets whose every call is in the longer one of `docs/use/python.md` or `docs/use/video.md`, for every night."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] if name in WITHIN else []) for name in SNIPPETS]
+)
 def test_python_snippet(name: str, workplace: Path, environment: dict[str, str]) -> None:
     run("python", "-c", SNIPPETS[name], cwd=workplace, environment=environment)
 
 
 def test_there_are_snippets() -> None:
     assert len(SNIPPETS) >= 8
+    assert SNIPPETS.keys() > {*WITHIN}

@@ -17,6 +17,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
 from harness.app.results.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
@@ -37,6 +38,11 @@ def segment(
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=out.parent, timeout=600, check=False)
 
 
+@pytest.fixture(scope="module")
+def model(tiny_artifact: Path) -> Sam3:
+    return Sam3(EncodesOnce.load(tiny_artifact))
+
+
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
     """A folder with a photograph, a broken one, a photograph in a smaller size, and a text."""
@@ -50,8 +56,8 @@ def photographs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_results_are_those_of_the_library(tiny_artifact: Path, tmp_path: Path) -> None:
-    image = Sam3.load(tiny_artifact).set_image(CAT)
+def test_results_are_those_of_the_library(tiny_artifact: Path, model: Sam3, tmp_path: Path) -> None:
+    image = model.set_image(CAT)
     asked = Prompt("a cat", boxes=[(60, 20, 400, 290)], points=[(5, 6)], point_labels=[False])
     (everything,) = image.segment_batch([asked], threshold=0)
     best = np.sort(everything.scores)[::-1]
@@ -116,7 +122,7 @@ def test_a_folder_with_a_broken_image(tiny_artifact: Path, photographs: Path, tm
     assert not (tmp_path / "out" / "c_overlay.png").exists()
 
 
-def test_several_classes_and_a_killed_run(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+def test_several_classes_and_a_killed_run(tiny_artifact: Path, model: Sam3, photographs: Path, tmp_path: Path) -> None:
     """Each class is a category; a run that was killed after the first image goes on with the second."""
     (photographs / "b.jpg").unlink()
     classes = tmp_path / "classes.txt"
@@ -151,7 +157,7 @@ def test_several_classes_and_a_killed_run(tiny_artifact: Path, photographs: Path
     assert [image["file_name"] for image in data_set.dataset["images"]] == ["a.png", "c.png"]
     (image,) = data_set.loadImgs([1])
     objects = data_set.loadAnns(data_set.getAnnIds(imgIds=[image["id"]]))
-    expected = Sam3.load(tiny_artifact).set_image(photographs / "a.png")
+    expected = model.set_image(photographs / "a.png")
     for name in names.values():
         found = expected.segment(name, threshold=0)
         scores = [entry["score"] for entry in objects if names[entry["category_id"]] == name]
@@ -159,9 +165,9 @@ def test_several_classes_and_a_killed_run(tiny_artifact: Path, photographs: Path
     assert len(list((out / "a_masks").iterdir())) == len(objects) == 600
 
 
-def test_clicks_are_those_of_the_library(tiny_artifact: Path, tmp_path: Path) -> None:
+def test_clicks_are_those_of_the_library(tiny_artifact: Path, model: Sam3, tmp_path: Path) -> None:
     """One click takes the best of three masks; a box, or several clicks, mean one mask. No torch is imported for it."""
-    image = Sam3.load(tiny_artifact).set_image(CAT)
+    image = model.set_image(CAT)
     one = image.predict([(200, 150)])
     assert one.masks.shape == (3, 300, 451) and one.logits.shape == (3, 288, 288) and one.iou.shape == (3,)
     refined = image.predict([(200, 150), (20, 20)], [1, 0], mask=one.logits[one.best], multimask=False)

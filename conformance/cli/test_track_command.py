@@ -15,6 +15,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
 from harness.app.results.journal import JOURNAL
 from harness.models.sam3.tracker.scene import SCENE
@@ -29,6 +30,11 @@ def track(*arguments: str | Path, out: Path, model: Path) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=out.parent, timeout=600, check=False)
 
 
+@pytest.fixture(scope="module")
+def tracker(tiny_artifact: Path) -> Sam3:
+    return Sam3(EncodesOnce.load(tiny_artifact))
+
+
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:
     """A folder with two frames of the scene."""
@@ -39,7 +45,7 @@ def clip(tmp_path: Path) -> Path:
     return folder
 
 
-def test_results_are_those_of_a_session(tiny_artifact: Path, clip: Path, tmp_path: Path) -> None:
+def test_results_are_those_of_a_session(tiny_artifact: Path, tracker: Sam3, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     texts = ["dog", "cup"]
     done = track(clip, "--text", "dog", "--text", "cup", out=out, model=tiny_artifact)
@@ -47,7 +53,7 @@ def test_results_are_those_of_a_session(tiny_artifact: Path, clip: Path, tmp_pat
     assert "The weights are untrained" in done.stdout
     assert "in 2 frames" in done.stdout
     assert "frames/s" in done.stdout
-    session = Sam3.load(tiny_artifact).start_session(clip)
+    session = tracker.start_session(clip)
     session.add_prompt(0, texts)
     expected = list(session.propagate())
     names = [JOURNAL, "annotations.json", "masks", "masks/00000.png", "masks/00001.png", "overlay.mp4", "tracks.csv"]
@@ -69,14 +75,14 @@ def test_results_are_those_of_a_session(tiny_artifact: Path, clip: Path, tmp_pat
             np.testing.assert_array_equal(data_set.annToMask(entry).astype(bool), mask)
 
 
-def test_clicks_are_one_object(tiny_artifact: Path, clip: Path, tmp_path: Path) -> None:
+def test_clicks_are_one_object(tiny_artifact: Path, tracker: Sam3, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     clicks = ("--click", "60,120", "--click-out", "150,60", "--no-overlay")
     for told in ("frames/s", "done by an earlier run"):
         done = track(clip, *clicks, out=out, model=tiny_artifact)
         assert done.returncode == 0, done.stderr
         assert "1 object in 2 frames" in done.stdout and told in done.stdout
-    session = Sam3.load(tiny_artifact).start_session(clip)
+    session = tracker.start_session(clip)
     session.add_prompt(0, object_id=0, points=[(60, 120), (150, 60)], labels=[1, 0])
     for frame in session.propagate():
         (mask,) = frame.masks

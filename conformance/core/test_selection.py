@@ -152,8 +152,8 @@ def test_only_cases_are_left_where_an_option_names_them(capsys: pytest.CaptureFi
 
 def test_what_is_left_to_the_night_runs_where_it_is_named() -> None:
     daily = collected("-m", "llvm and not wide")
-    assert {name.split("-")[0] for name in daily if "-real-" in name} == {*COMPONENTS, *MULTIPLEX} - {"vision_backbone"}
-    assert {name.split("-")[0] for name in daily if "-real-" not in name} == {"memory_attention"}
+    assert {name.split("-")[0] for name in daily if "-real-" in name} == {*COMPONENTS} - {"vit", "vision_backbone"}
+    assert {name for name in daily if "-real-" not in name} == {"memory_attention-none-llvm-shallow"}
     assert collected("-m", "llvm") == {case.id for case in select(targets=["llvm"])} > daily
     named = ("--component", "vit", "--strategy", "lowering", "--target", "llvm")
     assert collected(*named) == {"vit-lowering-llvm-shallow"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from conformance.support.examples import examples
+from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
 from harness.core.case import TINY
 from harness.models.sam3.build import build_model
@@ -39,8 +41,8 @@ ASKED = {"text": "cat", "boxes": [(60, 20, 400, 290)], "points": [(200, 150), (5
 
 
 @pytest.fixture(scope="module")
-def artifact(tiny_artifact: Path) -> Artifact:
-    return Artifact.load(tiny_artifact)
+def artifact(tiny_artifact: Path) -> EncodesOnce:
+    return EncodesOnce.load(tiny_artifact)
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +195,8 @@ class OneEntryPoint(OneHead):
         return found | head
 
 
-def test_what_finds_nothing_makes_no_masks_until_one_asks(tiny_artifact: Path, everything: Found) -> None:
-    recording = Recording(Artifact.load(tiny_artifact, check=False))
+def test_what_finds_nothing_makes_no_masks_until_one_asks(artifact: Artifact, everything: Found) -> None:
+    recording = Recording(artifact)
     nothing = Sam3(recording).set_image(CAT).segment(**ASKED, threshold=1)
     assert recording.called == ["preprocess", "encode_image", "encode_text", "ground"]
     np.testing.assert_array_equal(nothing.outputs.masks, everything.outputs.masks)
@@ -202,8 +204,8 @@ def test_what_finds_nothing_makes_no_masks_until_one_asks(tiny_artifact: Path, e
     assert recording.called[4:] == ["embed_pixels", *["mask_predictor"] * 13]
 
 
-def test_masks_are_predicted_for_what_is_found_alone(tiny_artifact: Path, everything: Found) -> None:
-    recording = Recording(Artifact.load(tiny_artifact, check=False))
+def test_masks_are_predicted_for_what_is_found_alone(artifact: Artifact, everything: Found) -> None:
+    recording = Recording(artifact)
     image = Sam3(recording).set_image(CAT)
     best = np.sort(everything.scores)[::-1]
     for count, calls in ((1, 1), (16, 1), (17, 2)):
@@ -215,10 +217,9 @@ def test_masks_are_predicted_for_what_is_found_alone(tiny_artifact: Path, everyt
 
 @pytest.mark.parametrize("older", [OneHead, OneEntryPoint])
 def test_an_older_folder_finds_the_same(
-    older: type[OneHead], tiny_artifact: Path, found: Found, threshold: float
+    older: type[OneHead], artifact: Artifact, found: Found, threshold: float
 ) -> None:
-    loaded = older(Artifact.load(tiny_artifact, check=False))
-    assert_same(Sam3(loaded).set_image(CAT).segment(**ASKED, threshold=threshold), found)
+    assert_same(Sam3(older(artifact)).set_image(CAT).segment(**ASKED, threshold=threshold), found)
 
 
 def test_a_batch_is_the_prompts_one_by_one(image: EncodedImage, found: Found, threshold: float) -> None:
@@ -243,7 +244,8 @@ def test_each_part_of_a_prompt_matters(image: EncodedImage, found: Found) -> Non
         assert np.abs(other.outputs.logits - found.outputs.logits).max() > 1e-4, changed
 
 
-@pytest.mark.parametrize("text", [None, "cat"])
+# Without a text every night: it is the text "visual" (`test_runtime_prompts.py`).
+@pytest.mark.parametrize("text", [pytest.param(None, marks=pytest.mark.wide), "cat"])
 def test_boxes_and_points_on_an_exemplar_are_upstreams_tokens_of_it(model: Sam3, text: str | None) -> None:
     """Upstream's `_encode_prompt` gets the exemplar's features, and all that follows it the image's."""
     exemplar, image = model.set_image(CAT), model.set_image(COFFEE)
@@ -260,12 +262,19 @@ def test_boxes_and_points_on_an_exemplar_are_upstreams_tokens_of_it(model: Sam3,
     assert_same(same, exemplar.segment(text, **places, threshold=0))
 
 
+@cache
+def upstreams_photographs() -> tuple[Any, tuple[dict[str, Any], ...]]:
+    """Returns upstream's model, and its features of the cat and of the coffee."""
+    model = build_model(TINY)
+    with upstream(), torch.no_grad():
+        return model, tuple(model.backbone.forward_image(preprocess(load_image(path))) for path in (CAT, COFFEE))
+
+
 def ground_with_exemplar(text: str, prompt: EncodedPrompt) -> dict[str, torch.Tensor]:
     """Returns upstream's outputs for the coffee, asked with places on the cat."""
-    upstreams = build_model(TINY)
+    upstreams, (shown, searched) = upstreams_photographs()
     with upstream(), torch.no_grad():
         places = upstream_prompt({name: torch.from_numpy(array) for name, array in prompt.geometry.items()})
-        shown, searched = (upstreams.backbone.forward_image(preprocess(load_image(path))) for path in (CAT, COFFEE))
         language = upstreams.backbone.forward_text([text], device="cpu")
 
         def encode_prompt(original: Any, features: Any, stage: Any, geometry: Any) -> Any:
@@ -278,14 +287,12 @@ def ground_with_exemplar(text: str, prompt: EncodedPrompt) -> dict[str, torch.Te
     return outputs
 
 
-def test_an_exemplar_that_cannot_be_used_is_refused(
-    image: EncodedImage, model: Sam3, artifact: Artifact, tiny_artifact: Path
-) -> None:
+def test_an_exemplar_that_cannot_be_used_is_refused(image: EncodedImage, model: Sam3, artifact: Artifact) -> None:
     with pytest.raises(ModelError, match=sentence("nothing-shown")):
         image.segment("cat", exemplar=image)
     with pytest.raises(ModelError, match=sentence("outside", width=451, height=300)):
         model.set_image(COFFEE).segment(points=[(460, 10)], exemplar=image)
-    other = Sam3(Artifact.load(tiny_artifact, check=False))
+    other = Sam3(Recording(artifact))
     with pytest.raises(ModelError, match=sentence("foreign-exemplar")):
         other.set_image(CAT).segment(boxes=[(9, 9, 99, 99)], exemplar=image)
     ground = other.manifest.entries["ground"]

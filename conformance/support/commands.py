@@ -28,7 +28,7 @@ from conformance.support.forked import fork_programs
 from harness.core.processes.call import CAN_FORK
 from harness.core.settings import REPOSITORY
 
-SECONDS = 600
+SECONDS = 900
 """Seconds after which a command is ended."""
 
 

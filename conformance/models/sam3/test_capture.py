@@ -133,7 +133,7 @@ def test_a_component_alone_gets_the_weights_it_has_in_the_whole_model(name: str)
     component = COMPONENTS[name]
     model, buffers = architecture(component.interactive)
     part = component.build(model)
-    for parameter in model.parameters():
+    for parameter in part.parameters():
         parameter.fill_(float("nan"))
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)  # another component may have got it

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ def digests(model: Any) -> dict[str, str]:
     }
 
 
+@cache
+def interactive_digests() -> dict[str, str]:
+    return digests(interactive_model())
+
+
 def test_equal_in_another_process_and_after_other_random_numbers() -> None:
     script = (
         "import json, torch\n"
@@ -50,11 +56,11 @@ def test_equal_in_another_process_and_after_other_random_numbers() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == digests(interactive_model())
+    assert json.loads(done.stdout.splitlines()[-1]) == interactive_digests()
 
 
 def test_interactive_model_has_the_same_weights_and_more() -> None:
-    plain, interactive = digests(shallow_model()), digests(interactive_model())
+    plain, interactive = digests(shallow_model()), interactive_digests()
     assert plain.items() < interactive.items()
 
 
@@ -109,17 +115,16 @@ def test_no_parameter_of_full_starts_like_another() -> None:
 
 def test_no_degenerate_tensor() -> None:
     for name, parameter in interactive_model().named_parameters():
-        values = parameter.numpy().astype(np.float64)
-        assert np.isfinite(values).all(), name
-        assert (values == 0).mean() < 1e-5, name  # a float32 normal is exactly zero once in 17 million
-        assert np.abs(values).max() < 8, name
-        rms = np.sqrt((values**2).mean())
+        values = parameter.numpy().reshape(-1)
+        assert values.min() > -8 and values.max() < 8, name  # no comparison with NaN is true
+        assert np.count_nonzero(values) > (1 - 1e-5) * values.size, name  # a normal is zero once in 17 million
         # What this tensor adds to a sum of as many terms is of order one, and nowhere near 1e-6.
-        assert rms * values.size**0.5 > 0.02, name
+        assert np.linalg.norm(values) > 0.02, name
         if values.size > 1:
             assert values.std() > 1e-3, name
-            assert len(np.unique(parameter.numpy())) > 0.5 * min(values.size, 10_000), name
-    hashes = digests(interactive_model())
+            some = values[:: max(1, values.size // 10_000)]
+            assert len(np.unique(some)) > 0.5 * min(some.size, 10_000), name
+    hashes = interactive_digests()
     parameters = [hashes[name] for name, _ in interactive_model().named_parameters()]
     assert len(set(parameters)) == len(parameters)
 

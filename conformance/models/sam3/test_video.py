@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional as F
 
+from conformance.support.folders import AnswersOnce
 from conformance.support.sentences import sentence
 from conformance.support.video_model import video_model
 from harness.core.outcome import VerdictKind
@@ -29,7 +29,7 @@ from harness.models.sam3.video.questions import number_frames
 from harness.models.sam3.video.upstream import vectorized_component_areas
 from harness.models.sam3.video.upstream_session import UpstreamSession
 from harness.runtime import Sam3
-from harness.runtime.artifact import Artifact, Tensors
+from harness.runtime.artifact import Artifact
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.masklets import Bucket
@@ -54,23 +54,9 @@ def clip(request: pytest.FixtureRequest) -> Clip:
     return [SCENE.picture(8 * number) for number in range(request.param)]
 
 
-class EncodesOnce(Artifact):
-    """It encodes a picture once, whichever session asks for it; half of a session's time would go there."""
-
-    def call(self, entry: str, **inputs: Any) -> Tensors:
-        if entry not in ("encode_image", "interactive_features"):
-            return super().call(entry, **inputs)
-        known: dict[tuple[str, ...], Tensors] = vars(self).setdefault("known", {})
-        digests = (hashlib.sha256(self.fetch(tensor)).hexdigest() for tensor in inputs.values())
-        key = (entry, *digests)
-        if key not in known:
-            known[key] = super().call(entry, **inputs)
-        return known[key]
-
-
 @pytest.fixture(scope="module")
 def model(shallow_artifact: Path) -> Sam3:
-    return Sam3(EncodesOnce.load(shallow_artifact))
+    return Sam3(AnswersOnce.load(shallow_artifact))
 
 
 Step = tuple[list[TrackedFrame], list[Arrays]]

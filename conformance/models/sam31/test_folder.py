@@ -1,9 +1,10 @@
-"""SAM 3.1, compiled: its folder takes no option but the checkpoint, and finds and clicks what PyTorch does."""
+"""SAM 3.1, compiled: its folder knows the model by the checkpoint, and finds and clicks what PyTorch does."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conformance.support.commands import run_command
-from conformance.support.folders import change_manifest
+from conformance.support.folders import CompiledCheckpoint, EncodesOnce, change_manifest
 from conformance.support.sentences import sentence
 from conformance.support.whole import verified
 from harness.app.ui.sessions import make_page
@@ -39,27 +39,20 @@ from harness.models.sam31.build import build_architecture
 from harness.models.sam31.components import BUILDER
 from harness.parity.references import select
 from harness.runtime import Sam3
+from harness.runtime.artifact import Artifact
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import read_any_manifest
 from harness.runtime.sam3.images import load_image
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file as the published one, with the numbers of seed 0."""
-    model, path = build_architecture(TINY), tmp_path_factory.mktemp("weights") / "sam3.1_multiplex.pt"
-    seed_weights(model, 0)
-    torch.save(model.state_dict(), path)
-    return path
+@pytest.fixture
+def folder(sam31_artifact: CompiledCheckpoint) -> Path:
+    return sam31_artifact.folder
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("compiled") / "sam31"
-    done = run_command("compile", "--checkpoint", str(checkpoint), "--scale", TINY, "--out", str(path))
-    assert done.returncode == 0, done.stderr
-    assert "sam3.1_multiplex.pt: SAM 3.1 under upstream's names" in done.stdout
-    return path
+@pytest.fixture
+def checkpoint(sam31_artifact: CompiledCheckpoint) -> Path:
+    return sam31_artifact.checkpoint
 
 
 @pytest.fixture
@@ -67,10 +60,25 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy", copy_function=os.link))
 
 
+def test_the_checkpoint_says_which_model_it_is(sam31_artifact: CompiledCheckpoint) -> None:
+    assert "sam3.1_multiplex.pt: SAM 3.1 under upstream's names" in sam31_artifact.printed
+
+
 def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
     manifest = read_any_manifest(folder)
     assert (manifest.model, manifest.trained) == ("sam3.1", True)
     assert Sam3.load(folder).description.capacity.clicks == 16
+
+
+@pytest.fixture(scope="module")
+def compiled(sam31_artifact: CompiledCheckpoint) -> Sam3:
+    return Sam3(EncodesOnce.load(sam31_artifact.folder, check=False))
+
+
+@cache
+def pytorch_for(_script: ModuleType) -> UpstreamModel:
+    """Returns the model that encodes a photograph once for the questions of a script."""
+    return UpstreamModel(Case("", DEFAULT_STRATEGY, HOST.name, TINY), SEEDED, BUILDER)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +89,13 @@ def test_the_manifest_says_which_model_it_is(folder: Path) -> None:
         pytest.param(interactive, "clicks", interactive.judge_round, id="one mask"),
     ],
 )
-def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, folder: Path) -> None:
+def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, compiled: Sam3) -> None:
     asked = next(one for one in read_questions(script.QUESTIONS, script.Question) if one.name == question)
     asked = msgspec.structs.replace(asked, float64=False)
     with upstream():
-        pytorch = UpstreamModel(Case("", DEFAULT_STRATEGY, HOST.name, TINY), SEEDED, BUILDER)
+        pytorch = pytorch_for(script)
         expected = pytorch.answer(script.UPSTREAM, asked)
-        actual = script.ask_compiled(Sam3.load(folder, check=False).set_image(asked.image), asked, pytorch)
+        actual = script.ask_compiled(compiled.set_image(asked.image), asked, pytorch)
         size = load_image(asked.image).size
         verdicts = [
             verdict
@@ -119,9 +127,12 @@ def test_the_page_offers_clicks_and_kinds(folder: Path, tmp_path: Path) -> None:
     assert (page.abilities["clicks"], page.abilities["boxes"]) == (16, 48)
 
 
-def test_it_has_no_video(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="so it tracks nothing"):
-        Sam3.load(folder, check=False).start_session([])
+def test_a_folder_that_was_compiled_without_tracking_says_so(folder: Path) -> None:
+    artifact = Artifact.load(folder, check=False)
+    entries = {name: entry for name, entry in artifact.manifest.entries.items() if name != "encode_memory"}
+    artifact.manifest = msgspec.structs.replace(artifact.manifest, entries=entries)
+    with pytest.raises(ModelError, match=sentence("no-tracking", missing="encode_memory")):
+        Sam3(artifact).start_session([])
 
 
 def test_weights_of_the_other_model_are_refused(copy: Path, checkpoint: Path, tmp_path: Path) -> None:

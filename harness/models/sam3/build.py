@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ MEMORY_SIZES = (72,)
 """Height and width of the tracker's memories of a frame."""
 Load = Callable[..., frozenset[str]]
 """Takes a model, the path of a checkpoint and `allow_partial`, as `load_checkpoint` does."""
+_TABLES: dict[tuple[Any, ...], Any] = {}
+"""The tables of positions that were computed in this process, by the settings of their encoding and their size."""
 _DRAWING = {Weights.SEEDED: seed_weights, Weights.OUTLIERS: outlier_weights}
 
 
@@ -166,8 +169,12 @@ def build_video_model(image_model: Any, scale: str) -> Any:
 
 @contextmanager
 def building(scale: str) -> Iterator[None]:
-    """Builds at a scale, and skips upstream's random initialisation, a minute of work whose result is overwritten."""
+    """Builds at a scale, and skips upstream's random initialisation, a minute of work whose result is overwritten.
+
+    The models of a process share the tokenizer, whose vocabulary takes longer to read than a module to build.
+    """
     import sam3.model.vitdet
+    import sam3.model_builder
     import torch
 
     def keep(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -178,19 +185,31 @@ def building(scale: str) -> Iterator[None]:
             if name.endswith("_") and not name.startswith("_"):
                 stack.enter_context(replaced(torch.nn.init, name, keep))
         stack.enter_context(replaced(sam3.model.vitdet, "trunc_normal_", keep))
+        stack.enter_context(replaced(torch.nn.MultiheadAttention, "_reset_parameters", keep))
+        stack.enter_context(replaced(sam3.model_builder, "SimpleTokenizer", _tokenizer))
         # Upstream draws some buffers from the global generator, which belongs to the caller.
         for context in (scaled(scale), torch.random.fork_rng(devices=[]), without_known_warnings()):
             stack.enter_context(context)
         yield
 
 
+@cache
+def _tokenizer(bpe_path: str) -> Any:
+    from sam3.model.tokenizer_ve import SimpleTokenizer
+
+    return SimpleTokenizer(bpe_path=bpe_path)
+
+
 def fill_position_cache(encoding: Any, sizes: Sequence[int]) -> None:
-    """Computes once the position encodings that the model will use.
+    """Gives an encoding the tables of positions that the model will use; models share them.
 
     Upstream fills its cache in the first run; a first run under torch.export would cache a tensor without values.
     """
     import torch
 
     for size in sizes:
-        encoding(torch.zeros(1, 1, size, size))
-        encoding.cache[size, size] = encoding.cache[size, size].clone().detach()
+        settings = (encoding.num_pos_feats, encoding.temperature, encoding.normalize, encoding.scale, size)
+        if settings not in _TABLES:
+            encoding(torch.zeros(1, 1, size, size))
+            _TABLES[settings] = encoding.cache[size, size].clone().detach()
+        encoding.cache[size, size] = _TABLES[settings]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.core.case import TINY
 from harness.core.settings import FIXTURES, Settings
 from harness.models.model import Model
 from harness.models.sam3.checkpoints.loading import describe_checkpoint
@@ -11,14 +12,21 @@ from harness.models.sam3.subjects import SUBJECTS
 from harness.runtime.sam3.description import NAME
 
 
-def _import_libraries() -> None:
+def _prepare() -> None:
+    """Imports libraries, and builds a model: that computes the tables that all models of a process share."""
+    import torch
     from tqdm import tqdm
 
+    from harness.models.sam3.build import build_architecture
     from harness.models.sam3.source import Source  # noqa: F401
     from harness.models.sam3.upstream import import_sam3
 
     tqdm.monitor_interval = 0  # the progress bars that the import makes would start a thread
     import_sam3()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the others that a loop would start are missing in a fork
+    build_architecture(TINY, interactive=True)
+    torch.set_num_threads(threads)
 
 
 def _check(settings: Settings) -> None:
@@ -34,7 +42,7 @@ MODEL = Model(
     subjects=SUBJECTS,
     deployable=DEPLOYABLE,
     context=DEPLOYABLE.context,
-    prepare=_import_libraries,
+    prepare=_prepare,
     check=_check,
     describe_checkpoint=describe_checkpoint,
     inspect_checkpoint=inspect_checkpoint,

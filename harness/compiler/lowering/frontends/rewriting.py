@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, GraphModule, Node
 
 UNDECOMPOSED = (torch.ops.aten.scaled_dot_product_attention.default,)
@@ -20,11 +21,14 @@ _PYTORCH = "/torch/nn/"
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Returns a program in core ATen operators and `UNDECOMPOSED`."""
-    table = torch.export.default_decompositions()
-    for operator in UNDECOMPOSED:
-        table.pop(operator, None)
-    decomposed: ExportedProgram = program.run_decompositions(table)
+    decomposed: ExportedProgram = program.run_decompositions(_decompositions())
     return decomposed
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Returns PyTorch's table without `UNDECOMPOSED`; making it takes longer than decomposing a small program."""
+    return {operator: rule for operator, rule in default_decompositions().items() if operator not in UNDECOMPOSED}
 
 
 def overloads(names: str, *suffixes: str) -> tuple[Any, ...]:
