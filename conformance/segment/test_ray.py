@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from conformance.support.sentences import sentence
+from conformance.support.shards import serve, write_parquet, write_tar
 from harness import __version__
 from harness.app.results.journal import JOURNAL, results_folder
 from harness.core.cluster import connect
@@ -215,6 +216,27 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
     assert f"{len(before)} images had been done by an earlier run" in finished.stdout
     assert {name: (out / f"{name}_overlay.png").stat().st_mtime_ns for name in before} == times
     assert sorted(done(out)) == sorted(path.stem for path in photographs.iterdir())
+    assert results(out) == results(alone)
+
+
+def test_shards_and_addresses(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """Their images are tried again, too, when all workers are killed."""
+    pytest.importorskip("ray")
+    content = [path.read_bytes() for path in sorted(photographs.iterdir())]
+    tar = write_tar(tmp_path / "0.tar", [(f"{number}.png", content[number]) for number in (0, 1, 1)])
+    parquet = write_parquet(tmp_path / "1.parquet", {"image": content[3:6]})
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    with serve(photographs) as address:
+        (tmp_path / "list.txt").write_text(f"{address}/6.png\n{address}/7.png\n{parquet.name}\n")
+        given = str(tmp_path / "list.txt")
+        assert run(command(tar, alone, tiny_artifact, given, "--threads", "1")).returncode == 0
+        with start(command(tar, out, tiny_artifact, given, "--ray")) as process:
+            wait(process, lambda: done(out))
+            for worker in workers(process):
+                worker.kill()
+            _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert sorted(done(out)) == ["0_0", "0_1", "0_1_2", "1_0", "1_1", "1_2", "6", "7"]
     assert results(out) == results(alone)
 
 

@@ -8,22 +8,18 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
-import threading
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from conformance.support.known_answers import KnownSegmenter, write_pictures
 from conformance.support.sentences import sentence
+from conformance.support.shards import SENT, serve, write_parquet, write_tar
 from harness.app.results.journal import JOURNAL
 from harness.app.segment import job as segmenting
 from harness.app.segment import sources
@@ -62,24 +58,6 @@ def data_set(out: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-def write_parquet(path: Path, columns: dict[str, Sequence[Any]], **settings: Any) -> Path:
-    pytest.importorskip("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table(columns), path, **settings)
-    return path
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> list[Path]:
     return write_pictures(tmp_path / "pictures", 4)
@@ -94,33 +72,11 @@ def memory(tmp_path: Path) -> Iterator[Any]:
     system.rm("/", recursive=True)
 
 
-class Server(SimpleHTTPRequestHandler):
-    """Serves files without parts of them, counts those that it sends, and refuses those that are called secret."""
-
-    sent: ClassVar[Counter[str]] = Counter()
-
-    def send_head(self) -> Any:
-        if "secret" in self.path:
-            self.send_error(403)
-            return None
-        self.sent[f"{self.command} {self.path}"] += 1
-        return super().send_head()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Says nothing."""
-
-
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[str]:
     """The address of a server of the files in the test's folder."""
-    pytest.importorskip("aiohttp")
-    Server.sent = Counter()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(tmp_path))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serve(tmp_path) as address:
+        yield address
 
 
 def stop(_result: object) -> None:
@@ -309,7 +265,7 @@ def test_the_web_sends_each_file_once(
     names = {"1", "0.png", *(f"0.tar_{number}" for number in range(4)), *(f"0.tar_{number}_2" for number in range(4))}
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {f"{name}_overlay.png" for name in names}
     paths = ("/list.txt", "/pictures/1.png", "/0.tar", "/pictures/0.png?size=large")
-    assert {path: Server.sent[f"GET {path}"] for path in paths} == dict.fromkeys(paths, 1)
+    assert {path: SENT[f"GET {path}"] for path in paths} == dict.fromkeys(paths, 1)
     assert segment(given, tmp_path / "out") == (0, [])
     assert not list(temporary.iterdir())
 
