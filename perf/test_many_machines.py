@@ -92,11 +92,11 @@ def test_many_machines(whole_case: Case, benchmark: Any, options: Options) -> No
 
 def writing_seconds(model: Path, folder: Path, count: int = 500) -> float:
     """Seconds of the process that writes, for an image with five objects, without computing any."""
-    images = folder / "images"
-    images.mkdir()
-    job = jobs.Job([images / f"{number}.png" for number in range(count)], [Prompt("cat")], folder / "written", 0.5)
-    for image in job.images:
-        image.touch()
+    (folder / "images").mkdir()
+    images = [folder / "images" / f"{number}.png" for number in range(count)]
+    job = jobs.Job(images, [Prompt("cat")], folder / "written", 0.5)
+    for path in images:
+        path.touch()
     annotation = {"category": "cat", "score": 0.5, "bbox": [0.0] * 4, "area": 1, "predicted_bbox": [0.0] * 4}
     annotation["segmentation"] = {"size": [600, 800], "counts": "0" * 400}
 

@@ -236,7 +236,7 @@ def _run(
     photographs: list[_Photograph] = []  # those of shards as they are found there
 
     def pending() -> Iterator[PendingImage]:
-        for index, photograph in enumerate(_photographs(job.images, names)):
+        for index, (photograph, read) in enumerate(_photographs(job.images, names)):
             photographs.append(photograph)
             previous = entries.get(photograph.name.casefold())
             if (
@@ -247,7 +247,7 @@ def _run(
                 results[index] = _resumed(photograph.image, previous)
             else:
                 try:
-                    content = None if photograph.read is None else photograph.read()
+                    content = read()
                 except (HarnessError, ModelError) as error:
                     results[index] = FailedImage(photograph.image, str(error))
                 else:
@@ -288,30 +288,33 @@ class _Photograph:
         image: The image; a shard where that cannot be read to its end.
         name: The name of its results.
         key: The key by which the journal recognizes the unchanged image with the same name.
-        read: Returns the contents of its file; None for those that are read where they are segmented.
     """
 
     image: Image
     name: str
     key: str
-    read: Callable[[], bytes] | None = None
 
 
-def _photographs(images: Sequence[Image], names: Sequence[str]) -> Iterator[_Photograph]:
-    """Yields images with the names of their results, and of a shard its images, whose names begin with the shard's."""
+def _photographs(
+    images: Sequence[Image], names: Sequence[str]
+) -> Iterator[tuple[_Photograph, Callable[[], bytes | None]]]:
+    """Yields images and functions that return the contents of their files, None for those that are read elsewhere.
+
+    The images of a shard have names that begin with the shard's.
+    """
     distinct = DistinctNames()
     for name in names:
         distinct.take(name)
     for source, name in zip(images, names, strict=True):
         if not is_shard(source):
-            yield _Photograph(source, name, _image_key(source, name, source))
+            yield _Photograph(source, name, _image_key(source, name, source)), lambda: None
             continue
         try:
             for image, read in images_of(source):
                 longer = distinct.take(_short(f"{name}_{image.stem}"))
-                yield _Photograph(image, longer, _image_key(image, longer, source), read)
+                yield _Photograph(image, longer, _image_key(image, longer, source)), read
         except (HarnessError, ModelError) as error:
-            yield _Photograph(source, name, "", partial(_fail, error))
+            yield _Photograph(source, name, ""), partial(_fail, error)
 
 
 def _fail(error: Exception) -> bytes:
