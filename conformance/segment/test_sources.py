@@ -259,12 +259,12 @@ def test_the_web_sends_each_file_once(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     write_tar(tmp_path / "0.tar", [(f"{picture.stem}.png", picture.read_bytes()) for picture in pictures] * 2)
-    (tmp_path / "list.txt").write_text("pictures/1.png\n0.tar\n")
-    given = [f"{web}/list.txt", f"{web}/pictures/0.png?size=large"]
+    (tmp_path / "list.txt").write_text("pictures/1.png\n0.tar?key=a/b\n")
+    given = [f"{web}/list.txt?key=a/b", f"{web}/pictures/0.png?size=large"]
     assert segment(given, tmp_path / "out") == (10, [])
     names = {"1", "0.png", *(f"0.tar_{number}" for number in range(4)), *(f"0.tar_{number}_2" for number in range(4))}
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {f"{name}_overlay.png" for name in names}
-    paths = ("/list.txt", "/pictures/1.png", "/0.tar", "/pictures/0.png?size=large")
+    paths = ("/list.txt?key=a/b", "/pictures/1.png", "/0.tar?key=a/b", "/pictures/0.png?size=large")
     assert {path: SENT[f"GET {path}"] for path in paths} == dict.fromkeys(paths, 1)
     assert segment(given, tmp_path / "out") == (0, [])
     assert not list(temporary.iterdir())

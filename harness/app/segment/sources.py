@@ -18,7 +18,6 @@ from io import BytesIO
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
 from harness.app.results.coco import DistinctNames
 from harness.core.errors import HarnessError
@@ -60,7 +59,8 @@ class Address:
         return self.address
 
     def __truediv__(self, name: str) -> Self:
-        return replace(self, address=f"{self.address}{'' if self.address.endswith('/') else '/'}{name}")
+        path = self._path if self._path.endswith("/") else f"{self._path}/"
+        return replace(self, address=f"{path}{name}")
 
     def resolve(self) -> Self:
         """Returns the address itself: it is not relative."""
@@ -69,13 +69,12 @@ class Address:
     @property
     def parent(self) -> Self:
         """The address of its folder."""
-        return replace(self, address=self.address[: self.address.rindex("/") + 1])
+        return replace(self, address=self._path[: self._path.rindex("/") + 1])
 
     @property
     def name(self) -> str:
         """The last part of the address, without the query of a web server's."""
-        path = urlsplit(self.address).path if self.address.startswith(_WEB) else self.address
-        return path.rstrip("/").rpartition("/")[2]
+        return self._path.rstrip("/").rpartition("/")[2]
 
     @property
     def stem(self) -> str:
@@ -86,6 +85,10 @@ class Address:
     def suffix(self) -> str:
         """The suffix of the name."""
         return PurePosixPath(self.name).suffix
+
+    @property
+    def _path(self) -> str:
+        return self.address.partition("?")[0] if self.address.startswith(_WEB) else self.address
 
 
 Image = Path | Address
