@@ -28,15 +28,18 @@ from harness.core.errors import HarnessError
 
 ROOT = Path(__file__).resolve().parents[2]
 CAT = ROOT / "fixtures" / "images" / "cat.png"
-POISON = "poison.png"
-ENDS_WORKERS = f"""
-import os, sys
-def end(event, arguments):
-    if event == "open" and str(arguments[0]).endswith({POISON!r}):
-        os._exit(9)
-sys.addaudithook(end)
+POISON, LAST = "poison.png", "3.png"
+MISBEHAVES = """
+import os, sys, time
+def hook(event, arguments):
+    if event == "open" and str(arguments[0]).endswith({!r}):
+        {}
+sys.addaudithook(hook)
 """
+ENDS_WORKERS = MISBEHAVES.format(POISON, "os._exit(9)")
 """Ends a process that opens the picture, as one does that needs too much memory."""
+HOLDS_WORKERS = MISBEHAVES.format(LAST, "time.sleep(600)")
+"""Holds a process that opens the picture."""
 
 
 def command(photographs: Path, out: Path, model: Path, *arguments: str) -> list[str]:
@@ -290,7 +293,7 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
 
 
 def test_nodes_that_are_lost(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
-    """A node that is killed while it segments, the last one, one of another version, and one that continues."""
+    """A node that is killed while it segments, the last one, one of another version, and the head."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -320,8 +323,14 @@ def test_nodes_that_are_lost(tiny_artifact: Path, photographs: Path, tmp_path: P
             assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
             assert re.search(sentence("node-has-other-version", version="0.0", expected=__version__), refused.stderr)
             cluster.remove_node(stranger)
-            cluster.add_node()
-            assert run(command(photographs, other, tiny_artifact, *address)).returncode == 0
+            (tmp_path / "sitecustomize.py").write_text(HOLDS_WORKERS)  # or it would end before the head is missed
+            cluster.add_node(env_vars={"PYTHONPATH": environment(tmp_path)["PYTHONPATH"]})
+            with start(command(photographs, other, tiny_artifact, *address)) as process:
+                wait(process, lambda: len(done(other)) == 3)
+                cluster.head_node.kill_gcs_server()
+                _, stderr = process.communicate(timeout=100)
+            assert process.returncode == 2 and re.fullmatch(f"error: {sentence('head-lost')}\n", stderr), stderr
         finally:
             cluster.shutdown()
+    assert run(command(photographs, other, tiny_artifact, "--ray")).returncode == 0
     assert results(out) == results(other) == results(alone)

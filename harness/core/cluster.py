@@ -117,6 +117,18 @@ def _check(address: str) -> None:
         raise _no_cluster(address, reason(error)) from error
 
 
+def has_head() -> bool:
+    """Returns whether the head of this process's cluster accepts connections; Ray's own calls would wait for it."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def _no_cluster(place: str, problem: str) -> HarnessError:
     return HarnessError(
         f"No Ray cluster can be used at {place} ({problem}); start one with `ray start` on this machine, "

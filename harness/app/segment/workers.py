@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Any
 from harness import __version__
 from harness.app.segment.job import Computation, FailedImage, Job, PendingImage, Segmentation, segment
 from harness.app.segment.sources import Image
+from harness.core.cluster import has_head
 from harness.core.errors import HarnessError
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, share_cpus
@@ -34,8 +36,10 @@ _MEMORY = 2 << 30
 """Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
 _TRIES = 3
 """Number of workers that an image may end, and of workers that may fail to start one after another."""
+_MISSED = 2
+"""Number of times in a row that the cluster's head is looked for until it counts as lost."""
 _SECONDS = 10
-"""Time without a result, after which the nodes are counted."""
+"""Time without a result, after which the nodes are counted, and time after which the cluster's head is looked for."""
 
 
 def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
@@ -172,7 +176,7 @@ def _compute(
     """Yields segmentations as workers return them; a worker that is lost is replaced, and its image tried again.
 
     Raises:
-        HarnessError: Workers do not start, or no node is left for them.
+        HarnessError: Workers do not start, no node is left for them, or the cluster's head is lost.
     """
     import ray
 
@@ -181,7 +185,7 @@ def _compute(
     losses: Counter[int] = Counter()
     # What a worker is doing: its image, or None while it starts, which it may do when a node has room.
     running: dict[Any, tuple[Any, PendingImage | None]] = {}
-    failed_starts = 0
+    failed_starts, missed, looked = 0, 0, time.monotonic()
 
     def start() -> None:
         worker = create(*arguments)
@@ -191,8 +195,12 @@ def _compute(
         start()
     while waiting or any(pending is not None for _, pending in running.values()):
         answers, _ = ray.wait(list(running), timeout=_SECONDS)
+        if not answers or time.monotonic() > looked + _SECONDS:
+            missed, looked = 0 if has_head() else missed + 1, time.monotonic()
+            if missed == _MISSED:  # after a minute Ray would end this process without a sentence
+                raise HarnessError("The head of the Ray cluster is lost; the same command continues when it is back.")
         if not answers:
-            if not _rooms(threads):
+            if not missed and not _rooms(threads):
                 raise HarnessError(
                     "No node of the cluster has room for a worker any more; the same command continues when one has."
                 )
