@@ -243,6 +243,17 @@ def test_shards_and_addresses(tiny_artifact: Path, photographs: Path, tmp_path: 
     assert results(out) == results(alone)
 
 
+def test_images_of_a_shard_wait_for_room(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object store has room for one of them, and the disk counts as full."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", str(80 << 20))
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0001")
+    shard = write_tar(tmp_path / "0.tar", [(f"{number}.png", bytes(50 << 20)) for number in range(4)])
+    finished = run(command(shard, tmp_path / "out", tiny_artifact, "--ray"))
+    assert finished.returncode == 1
+    assert len(re.findall(sentence("unknown-format"), finished.stderr)) == finished.stderr.count("\n") == 4
+
+
 def test_a_signal_to_all_processes_while_ray_starts(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
     """As from `timeout`, or from a terminal that is closed."""
     pytest.importorskip("ray")

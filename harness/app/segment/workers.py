@@ -236,8 +236,12 @@ def _compute(
                 waiting.extend(islice(images, 1))  # it is read while others are segmented
             try:
                 answer = worker.segment.remote(following.image.resolve(), following.content)
-            except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
-                yield following.index, FailedImage(following.image, full)
+            except ray.exceptions.OutOfDiskError:
+                if any(other is not None for _, other in running.values()):
+                    waiting.appendleft(following)  # what the others have leaves the store
+                    time.sleep(1)
+                else:
+                    yield following.index, FailedImage(following.image, full)
                 running[worker.start.remote()] = worker, None
             else:
                 running[answer] = worker, following
