@@ -237,7 +237,7 @@ def test_shards_and_addresses(tiny_artifact: Path, photographs: Path, tmp_path: 
             wait(process, lambda: done(out))
             for worker in workers(process):
                 worker.kill()
-            _, stderr = process.communicate(timeout=300)
+            _, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     assert sorted(done(out)) == ["0_0", "0_1", "0_1_2", "1_0", "1_1", "1_2", "6", "7"]
     assert results(out) == results(alone)

@@ -47,10 +47,10 @@ def results(out: Path) -> dict[str, bytes]:
 def data_set(out: Path) -> dict[str, list[dict[str, Any]]]:
     """The annotations of each picture, by its name in the data set."""
     read = json.loads((out / "annotations.json").read_text())
-    own = ("id", "image_id")
+    ids = ("id", "image_id")
     return {
         image["file_name"]: [
-            {name: value for name, value in entry.items() if name not in own}
+            {name: value for name, value in entry.items() if name not in ids}
             for entry in read["annotations"]
             if entry["image_id"] == image["id"]
         ]
