@@ -232,8 +232,6 @@ def _compute(
         full = "Ray's object store and the disk of its node have no room for it or its results; free some space there."
         if waiting:
             following = waiting.popleft()
-            if not waiting:
-                waiting.extend(islice(images, 1))  # it is read while others are segmented
             try:
                 answer = worker.segment.remote(following.image.resolve(), following.content)
             except ray.exceptions.OutOfDiskError:
@@ -247,3 +245,5 @@ def _compute(
                 running[answer] = worker, following
         if pending is not None:
             yield pending.index, result or FailedImage(pending.image, full)
+        if not waiting:
+            waiting.extend(islice(images, 1))  # it is read while others are segmented
