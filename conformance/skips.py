@@ -26,7 +26,7 @@ SKIPS = {
     # What is installed.
     r"nvcc was not found.*|this build of TVM .*|the LLVM in this build of TVM .*": "cuda.yml, metal.yml",
     r"Chromium is not installed.*": "nightly.yml",
-    r"could not import '(onnxruntime|openvino|ray)'.*": "nightly.yml",
+    r"could not import '(aiohttp|onnxruntime|openvino|pyarrow|ray)'.*": "nightly.yml",
     r"could not import '(cvat_sdk|label_studio_)\S+'.*": "a machine with the libraries of examples/07 and 08",
     r"mlx-vlm is not installed.*": "a machine with the extra [mlx]",
     r"ziglang is not installed|torch.compile needs a C\+\+ compiler|.*(links|link) .*": "llvm.yml",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +92,18 @@ def test_many_machines(whole_case: Case, benchmark: Any, options: Options) -> No
 
 def writing_seconds(model: Path, folder: Path, count: int = 500) -> float:
     """Seconds of the process that writes, for an image with five objects, without computing any."""
-    images = folder / "images"
-    images.mkdir()
-    job = jobs.Job([images / f"{number}.png" for number in range(count)], [Prompt("cat")], folder / "written", 0.5)
-    for image in job.images:
-        image.touch()
+    (folder / "images").mkdir()
+    images = [folder / "images" / f"{number}.png" for number in range(count)]
+    job = jobs.Job(images, [Prompt("cat")], folder / "written", 0.5)
+    for path in images:
+        path.touch()
     annotation = {"category": "cat", "score": 0.5, "bbox": [0.0] * 4, "area": 1, "predicted_bbox": [0.0] * 4}
     annotation["segmentation"] = {"size": [600, 800], "counts": "0" * 400}
 
-    def compute(pending: Sequence[Path]) -> Iterator[tuple[int, jobs.Segmentation]]:
-        for index in range(len(pending)):
-            yield index, jobs.Segmentation((800, 600), [annotation] * 5, (), bytes(500_000), [bytes(2000)] * 5, 1.0)
+    def compute(pending: Iterator[jobs.PendingImage]) -> Iterator[tuple[int, jobs.Segmentation]]:
+        written = jobs.Segmentation((800, 600), [annotation] * 5, (), bytes(500_000), [bytes(2000)] * 5, 1.0)
+        for image in pending:
+            yield image.index, written
 
     loaded = Sam3.load(model)
     start = time.perf_counter()

@@ -19,6 +19,7 @@ from pycocotools.coco import COCO
 from conformance.support.bare import BARE
 from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
+from conformance.support.shards import write_tar
 from harness.app.results.journal import JOURNAL
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.artifact import Artifact
@@ -163,6 +164,22 @@ def test_several_classes_and_a_killed_run(tiny_artifact: Path, model: Sam3, phot
         scores = [entry["score"] for entry in objects if names[entry["category_id"]] == name]
         assert scores == found.scores.tolist()
     assert len(list((out / "a_masks").iterdir())) == len(objects) == 600
+
+
+def test_a_shard_needs_no_further_package(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """A tar of photographs has the objects that the photographs have in a folder."""
+    names = ("a.png", "b.jpg", "c.png")
+    shard = write_tar(tmp_path / "0.tar", [(name, (photographs / name).read_bytes()) for name in names])
+    bare = BARE.replace("sys\n", "sys\nsys.modules['fsspec'] = sys.modules['pyarrow'] = None\n", 1)
+    found = {}
+    for source in (photographs, shard):
+        out = tmp_path / f"out of {source.name}"
+        done = segment(source, "--text", "cat", "--threshold", "0", out=out, model=tiny_artifact, how=("-c", bare))
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stdout + done.stderr
+        assert re.match("error: " + sentence("damaged", name=source / "b.jpg"), done.stderr)
+        found[source] = (out / "annotations.json").read_bytes()
+    assert found[shard] == found[photographs]
+    assert (tmp_path / "out of 0.tar" / "0_a_masks" / "000.png").is_file()
 
 
 def test_clicks_are_those_of_the_library(tiny_artifact: Path, model: Sam3, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import pytest
 from PIL import Image
 
 from conformance.support.sentences import sentence
+from conformance.support.shards import serve, write_parquet, write_tar
 from harness import __version__
 from harness.app.results.journal import JOURNAL, results_folder
 from harness.core.cluster import connect
@@ -30,15 +31,18 @@ from harness.core.errors import HarnessError
 
 ROOT = Path(__file__).resolve().parents[2]
 CAT = ROOT / "fixtures" / "images" / "cat.png"
-POISON = "poison.png"
-ENDS_WORKERS = f"""
-import os, sys
-def end(event, arguments):
-    if event == "open" and str(arguments[0]).endswith({POISON!r}):
-        os._exit(9)
-sys.addaudithook(end)
+POISON, LAST = "poison.png", "3.png"
+MISBEHAVES = """
+import os, sys, time
+def hook(event, arguments):
+    if event == "open" and str(arguments[0]).endswith({!r}):
+        {}
+sys.addaudithook(hook)
 """
+ENDS_WORKERS = MISBEHAVES.format(POISON, "os._exit(9)")
 """Ends a process that opens the picture, as one does that needs too much memory."""
+HOLDS_WORKERS = MISBEHAVES.format(LAST, "time.sleep(600)")
+"""Holds a process that opens the picture."""
 
 
 def command(photographs: Path, out: Path, model: Path, *arguments: str) -> list[str]:
@@ -248,6 +252,38 @@ def test_what_is_killed_or_interrupted_goes_on(tiny_artifact: Path, photographs:
     assert results(out) == results(alone)
 
 
+def test_shards_and_addresses(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
+    """Their images are tried again, too, when all workers are killed."""
+    pytest.importorskip("ray")
+    content = [path.read_bytes() for path in sorted(photographs.iterdir())]
+    tar = write_tar(tmp_path / "0.tar", [(f"{number}.png", content[number]) for number in (0, 1, 1)])
+    parquet = write_parquet(tmp_path / "1.parquet", {"image": content[3:6]})
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    with serve(photographs) as address:
+        (tmp_path / "list.txt").write_text(f"{address}/6.png\n{address}/7.png\n{parquet.name}\n")
+        given = str(tmp_path / "list.txt")
+        assert run(command(tar, alone, tiny_artifact, given, "--threads", "1")).returncode == 0
+        with start(command(tar, out, tiny_artifact, given, "--ray")) as process:
+            wait(process, lambda: done(out))
+            for worker in workers(process):
+                worker.kill()
+            _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 0, stderr
+    assert sorted(done(out)) == ["0_0", "0_1", "0_1_2", "1_0", "1_1", "1_2", "6", "7"]
+    assert results(out) == results(alone)
+
+
+def test_images_of_a_shard_wait_for_room(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object store has room for one of them, and the disk counts as full."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", str(80 << 20))
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0001")
+    shard = write_tar(tmp_path / "0.tar", [(f"{number}.png", bytes(50 << 20)) for number in range(4)])
+    finished = run(command(shard, tmp_path / "out", tiny_artifact, "--ray"))
+    assert finished.returncode == 1
+    assert len(re.findall(sentence("unknown-format"), finished.stderr)) == finished.stderr.count("\n") == 4
+
+
 def test_a_signal_to_all_processes_while_ray_starts(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
     """As from `timeout`, or from a terminal that is closed."""
     pytest.importorskip("ray")
@@ -298,7 +334,7 @@ def test_a_cluster(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> No
 
 
 def test_nodes_that_are_lost(tiny_artifact: Path, photographs: Path, tmp_path: Path) -> None:
-    """A node that is killed while it segments, the last one, one of another version, and one that continues."""
+    """A node that is killed while it segments, the last one, one of another version, and the head."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -328,8 +364,14 @@ def test_nodes_that_are_lost(tiny_artifact: Path, photographs: Path, tmp_path: P
             assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
             assert re.search(sentence("node-has-other-version", version="0.0", expected=__version__), refused.stderr)
             cluster.remove_node(stranger)
-            cluster.add_node()
-            assert run(command(photographs, other, tiny_artifact, *address)).returncode == 0
+            (tmp_path / "sitecustomize.py").write_text(HOLDS_WORKERS)  # or it would end before the head is missed
+            cluster.add_node(env_vars={"PYTHONPATH": environment(tmp_path)["PYTHONPATH"]})
+            with start(command(photographs, other, tiny_artifact, *address)) as process:
+                wait(process, lambda: len(done(other)) == 3)
+                cluster.head_node.kill_gcs_server()
+                _, stderr = process.communicate(timeout=100)
+            assert process.returncode == 2 and re.fullmatch(f"error: {sentence('head-lost')}\n", stderr), stderr
         finally:
             cluster.shutdown()
+    assert run(command(photographs, other, tiny_artifact, "--ray")).returncode == 0
     assert results(out) == results(other) == results(alone)

@@ -25,7 +25,8 @@ from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
 from harness.app.results.journal import JOURNAL, Journal, entries_of
 from harness.app.results.objects import Objects, concatenate_objects, encode_objects, run_lengths
 from harness.app.results.overlay import NEGATIVE, POSITIVE, colors, draw, mask_png, outline
-from harness.app.segment.job import SegmentedImage, find_images, unique_names
+from harness.app.segment.job import SegmentedImage, unique_names
+from harness.app.segment.sources import find_images
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
 from harness.cli.segment_display import images_table, objects_table
 from harness.core.errors import HarnessError
@@ -250,7 +251,7 @@ def test_images_and_folders(tmp_path: Path) -> None:
         find_images([tmp_path / "folder.png"])
 
 
-def test_lists_of_images_and_sources_that_are_none(tmp_path: Path) -> None:
+def test_lists_of_images(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     for name in ("below/b.png", "a.png"):
         (tmp_path / name).touch()
@@ -263,9 +264,6 @@ def test_lists_of_images_and_sources_that_are_none(tmp_path: Path) -> None:
     file.write_text("\n")
     with pytest.raises(HarnessError, match=sentence("no-images", kind="list", path="list.txt")):
         find_images([file])
-    for source, code in (("s3://photos/", "remote-images"), ("a.parquet", "shard"), ("1.tar", "shard")):
-        with pytest.raises(HarnessError, match=sentence(code)):
-            find_images([Path(source)])
 
 
 def test_of_many_masks_few_are_in_memory_at_once() -> None:

@@ -27,8 +27,12 @@ ClickBoxOption = Annotated[str | None, typer.Option(help="Box of that object: x0
 
 
 def segment(
-    images: Annotated[
-        list[Path], typer.Argument(help="Images, folders of images, and lists of images (.txt).", metavar="IMAGE…")
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Images, folders, lists (.txt) or shards (.tar, .parquet) of images, and addresses of these (s3://…).",
+            metavar="SOURCE…",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
     text: Annotated[
@@ -63,7 +67,8 @@ def segment(
 
     Exit code 0: all images were done. 1: some were not. 2: wrong usage or environment.
     """
-    from harness.app.segment.job import Job, failures, find_images
+    from harness.app.segment.job import Job, failures
+    from harness.app.segment.sources import find_images
     from harness.cli.segment_display import run_job
     from harness.core.processes.memory import hide_torch
     from harness.core.processes.threads import configure_threads
@@ -75,7 +80,7 @@ def segment(
         raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
     options.check_ray(ray, ray_address, {"--remote": remote})
     prompts = make_prompts(texts, *geometry) if object_prompt is None else [object_prompt]
-    job = Job(find_images(images), prompts, out, threshold)
+    job = Job(find_images(sources), prompts, out, threshold)
     folder = choose_model(model)
     device = None if remote is None else Remote(remote)
     hide_torch()

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.app.segment.job import Computation, FailedImage, Job, Result, SegmentedImage, run
+from harness.app.segment.sources import is_shard
 from harness.cli.console import console, print_sentence, progress
 from harness.cli.loading import load_model, warn_if_untrained
 from harness.core.errors import HarnessError
@@ -38,7 +39,8 @@ def run_job(folder: Path, job: Job, remote: Remote | None = None, compute: Compu
     warn_if_untrained(model.manifest)
     start = time.perf_counter()
     with progress("images") as bar:
-        task = bar.add_task(job.images[0].name, total=len(job.images))
+        total = None if any(map(is_shard, job.images)) else len(job.images)
+        task = bar.add_task(job.images[0].name, total=total)
         failed = 0
 
         def on_done(result: Result) -> None:

@@ -67,7 +67,7 @@ def connect(address: str | None = None, resources: Mapping[str, float] | None = 
     start = partial(_start, partial(ray.init, address or "local", **settings))
     # In a thread, so that an interrupt waits for what Ray is starting; all of that ends with the thread.
     with ThreadPoolExecutor(1) as executor, ExitStack() as cleanup:
-        cleanup.callback(ray.shutdown)
+        cleanup.callback(_disconnect)
         try:
             with _silence():
                 started = executor.submit(start)
@@ -83,6 +83,14 @@ def connect(address: str | None = None, resources: Mapping[str, float] | None = 
             raise _no_cluster(address or "this machine", reason(error)) from error
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # for which Ray prints its stack
         yield context.dashboard_url or None
+
+
+def _disconnect() -> None:
+    """Leaves the cluster; where its head is lost, Ray does so when this process ends, for it waits for the head."""
+    import ray
+
+    if not ray.is_initialized() or has_head():
+        ray.shutdown()
 
 
 def _start(init: Callable[[], Any]) -> Any:
@@ -115,6 +123,18 @@ def _check(address: str) -> None:
         socket.create_connection((host, int(port)), _SECONDS).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, reason(error)) from error
+
+
+def has_head() -> bool:
+    """Returns whether the head of this process's cluster accepts connections; Ray's own calls would wait for it."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _no_cluster(place: str, problem: str) -> HarnessError:

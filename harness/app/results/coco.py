@@ -144,18 +144,28 @@ def write_video_data_set(
         file.write("}\n")
 
 
-def distinct_names(names: Iterable[tuple[str, str]]) -> list[str]:
-    """Joins stems and suffixes to names, with a number after the stem where an earlier name is equal but for case."""
-    taken: set[str] = set()
-    distinct = []
-    for stem, suffix in names:
-        name, number = f"{stem}{suffix}", 1
-        while name.casefold() in taken:
+class DistinctNames:
+    """Names that differ in more than case."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def take(self, stem: str, suffix: str = "") -> str:
+        """Joins a stem and a suffix to a name, with a number after the stem where an earlier name is equal."""
+        name = first = f"{stem}{suffix}"
+        number = self._numbers.get(first.casefold(), 1)
+        while name.casefold() in self._numbers:
             number += 1
             name = f"{stem}_{number}{suffix}"
-        taken.add(name.casefold())
-        distinct.append(name)
-    return distinct
+        self._numbers[name.casefold()] = 1
+        self._numbers[first.casefold()] = number
+        return name
+
+
+def distinct_names(names: Iterable[tuple[str, str]]) -> list[str]:
+    """Joins stems and suffixes to names, with a number after the stem where an earlier name is equal but for case."""
+    distinct = DistinctNames()
+    return [distinct.take(stem, suffix) for stem, suffix in names]
 
 
 def _image_entries(images: Iterable[AnnotatedImage]) -> Iterator[dict[str, Any]]:

@@ -11,82 +11,39 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 from msgspec.structs import asdict
 
-from harness.app.results.coco import AnnotatedImage, Annotation, coco_annotations, data_set, distinct_names
+from harness.app.results.coco import (
+    AnnotatedImage,
+    Annotation,
+    DistinctNames,
+    coco_annotations,
+    data_set,
+    distinct_names,
+)
 from harness.app.results.journal import Journal, existing_files, has_form, results_folder
 from harness.app.results.objects import concatenate_objects
 from harness.app.results.overlay import mask_png, png
 from harness.app.segment.prompts import category_name, check_prompts, run_prompts
+from harness.app.segment.sources import Image, images_of, is_location, is_shard, read_image, version
 from harness.compiler.execution.remote.client import RemoteError
 from harness.core.errors import HarnessError
 from harness.core.files import make_folder, write_bytes, write_json
 from harness.runtime import ObjectPrompt, Prompt, Sam3
 from harness.runtime.errors import ModelError
-from harness.runtime.sam3.images import image_suffixes
 
 _LONGEST = 200
-_LIST = ".txt"
-_SHARDS = (".parquet", ".tar", ".tfrecord")
-_ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/")
-"""Matches `s3://…` and the like, of which a path has one slash."""
 
 
-def find_images(paths: Iterable[Path]) -> list[Path]:
-    """Returns the images among the paths and in the folders among them, sorted by name; each image once.
-
-    A file is taken whatever its suffix, but a file `.txt` is a list of images: one a line, relative to its folder. Of a
-    folder, files with the suffix of an image are taken, without subfolders.
-
-    Raises:
-        HarnessError: A path does not exist, is an address or a shard, or has no image.
-    """
-    unique: dict[Path, Path] = {}
-    for path in paths:
-        if _ADDRESS.match(str(path)):
-            raise HarnessError(f"{path} is not on this machine; mount or copy it, and give the folder.")
-        if path.suffix in _SHARDS:
-            raise HarnessError(f"{path} is a shard of a data set; unpack it, and give the folder of its images.")
-        if not path.exists():
-            raise HarnessError(f"{path} does not exist; give images or folders of images.")
-        images = _in_folder(path) if path.is_dir() else _in_list(path) if path.suffix == _LIST else [path]
-        if not images:
-            kind = "folder" if path.is_dir() else "list"
-            raise HarnessError(f"The {kind} {path} has no images; give one that has.")
-        for image in images:
-            unique.setdefault(image.resolve(), image)
-    return list(unique.values())
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    suffixes, hidden = image_suffixes(), "."
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(hidden)
-    )
-
-
-def _in_list(file: Path) -> list[Path]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise HarnessError(f"{file} cannot be read as text in UTF-8 ({error}); give a list of images.") from error
-    images = [file.parent / line.strip() for line in lines if line.strip()]
-    for image in images:
-        if not image.is_file():
-            raise HarnessError(f"{image} of the list {file} does not exist; correct the list.")
-    return images
-
-
-def unique_names(images: Sequence[Path]) -> list[str]:
+def unique_names(images: Sequence[Image]) -> list[str]:
     """Returns a name for the results of each image: its stem, or its file name or a number where stems are equal.
 
     Names differ in more than case, which some file systems ignore, and leave room for suffixes.
@@ -113,15 +70,15 @@ class Job:
     """The inputs of a run.
 
     Attributes:
-        images: Files.
+        images: Images and shards of images.
         prompts: The prompts for each image, which is encoded once. Of a prompt for one object the best mask is kept.
         out: Folder for the results: for each image `NAME_overlay.png` and `NAME_masks/000.png` and so on, one for each
             object in the order of `annotations.json`. This file is a data set in COCO's format of all images with the
-            same prompts, including those of earlier jobs.
+            same prompts, including those of earlier jobs. The names of a shard's images begin with the shard's.
         threshold: Objects score above this.
     """
 
-    images: Sequence[Path]
+    images: Sequence[Image]
     prompts: Sequence[Prompt | ObjectPrompt]
     out: Path
     threshold: float
@@ -137,7 +94,7 @@ class SegmentedImage:
     """An image that was segmented.
 
     Attributes:
-        image: The file.
+        image: The image.
         size: Width and height in pixels.
         annotations: The objects, entries of `harness.app.results.coco.coco_annotations`.
         notes: A sentence for each part of a prompt that was changed or ignored.
@@ -145,7 +102,7 @@ class SegmentedImage:
         resumed: Whether the results are from an earlier run.
     """
 
-    image: Path
+    image: Image
     size: tuple[int, int]
     annotations: Sequence[dict[str, Any]]
     notes: Sequence[str]
@@ -155,14 +112,14 @@ class SegmentedImage:
 
 @dataclass(frozen=True)
 class FailedImage:
-    """An image that was not segmented.
+    """An image that was not segmented, or a shard that was not read to its end.
 
     Attributes:
-        image: The file.
+        image: The image or the shard.
         reason: The sentence that says why.
     """
 
-    image: Path
+    image: Image
     reason: str
 
 
@@ -190,7 +147,22 @@ class Segmentation:
     seconds: float
 
 
-Computation = Callable[[Sequence[Path]], Iterator[tuple[int, Segmentation | FailedImage]]]
+@dataclass(frozen=True)
+class PendingImage:
+    """An image that is to be segmented.
+
+    Attributes:
+        index: Its place in the job.
+        image: The image.
+        content: The contents of its file; None for those that are read where it is segmented.
+    """
+
+    index: int
+    image: Image
+    content: bytes | None = None
+
+
+Computation = Callable[[Iterator[PendingImage]], Iterator[tuple[int, Segmentation | FailedImage]]]
 """Segments images: yields the index of each and its segmentation, in any order."""
 
 
@@ -221,19 +193,31 @@ def run(
             model.check_prompt(prompt)
     names = unique_names(job.images)
     inputs = {image.resolve() for image in job.images}
-    for name in names:
-        if overlay_path(job.out, name).resolve() in inputs:
-            raise HarnessError(f"{overlay_path(job.out, name)} would be replaced; give another folder with --out.")
+    overlays = _paths(job, names, overlay_path)
+    for overlay in overlays:
+        if overlay.resolve() in inputs:
+            raise HarnessError(f"{overlay} would be replaced; give another folder with --out.")
     with results_folder(job.out):
-        files = (job.out / ANNOTATIONS, *(overlay_path(job.out, name) for name in names))
-        existing = existing_files(files, (masks_path(job.out, name) for name in names), _MASK_FILE)
+        files = (job.out / ANNOTATIONS, *overlays)
+        existing = existing_files(files, _paths(job, names, masks_path), _MASK_FILE)
         journal = Journal(job.out, _question(model, job), existing)
         return _run(job, names, journal, on_done, compute or partial(_compute, model, job))
 
 
-def _compute(model: Sam3, job: Job, images: Sequence[Path]) -> Iterator[tuple[int, Segmentation | FailedImage]]:
-    for index, image in enumerate(images):
-        yield index, segment(model, job.prompts, job.threshold, image)
+def _paths(job: Job, names: Sequence[str], path_of: Callable[[Path, str], Path]) -> list[Path]:
+    """Returns the paths of results; of a shard, those that are there and begin with its name."""
+    paths: list[Path] = []
+    for image, name in zip(job.images, names, strict=True):
+        if is_shard(image):
+            paths += job.out.glob(path_of(Path(), f"{escape(name)}*").name)
+        else:
+            paths.append(path_of(job.out, name))
+    return paths
+
+
+def _compute(model: Sam3, job: Job, images: Iterator[PendingImage]) -> Iterator[tuple[int, Segmentation | FailedImage]]:
+    for pending in images:
+        yield pending.index, segment(model, job.prompts, job.threshold, pending.image, pending.content)
 
 
 def _run(
@@ -249,36 +233,46 @@ def _run(
         journal.remove_listed(annotations)  # they belong to another question
     journal.list_files([annotations])
     results: dict[int, Result] = {}
-    try:
-        keys = [_image_key(image, name) for image, name in zip(job.images, names, strict=True)]
-        for index, (image, name) in enumerate(zip(job.images, names, strict=True)):
-            previous = entries.get(name.casefold())
+    photographs: list[_Photograph] = []  # those of shards as they are found there
+
+    def pending() -> Iterator[PendingImage]:
+        for index, (photograph, read) in enumerate(_photographs(job.images, names)):
+            photographs.append(photograph)
+            previous = entries.get(photograph.name.casefold())
             if (
                 previous is not None
-                and previous["key"] == keys[index]
-                and all(path.is_file() for path in _files(job.out, name, len(previous["annotations"])))
+                and previous["key"] == photograph.key
+                and all(path.is_file() for path in _files(job.out, photograph.name, len(previous["annotations"])))
             ):
-                results[index] = _resumed(image, previous)
-                on_done(results[index])
-        pending = [index for index in range(len(job.images)) if index not in results]
-        for position, segmentation in compute([job.images[index] for index in pending]):
-            index = pending[position]
-            image, name = job.images[index], names[index]
+                results[index] = _resumed(photograph.image, previous)
+            else:
+                try:
+                    content = read()
+                except (HarnessError, ModelError) as error:
+                    results[index] = FailedImage(photograph.image, str(error))
+                else:
+                    yield PendingImage(index, photograph.image, content)
+                    continue
+            on_done(results[index])
+
+    try:
+        for index, segmentation in compute(pending()):
+            photograph = photographs[index]
             if isinstance(segmentation, Segmentation):
-                result = _write(job.out, image, name, segmentation, journal)
+                result = _write(job.out, photograph.image, photograph.name, segmentation, journal)
                 entry = {field: getattr(result, field) for field in _JOURNAL_FIELDS}
-                entry |= {"name": name, "image": str(image.resolve()), "key": keys[index]}
+                entry |= {"name": photograph.name, "image": str(photograph.image.resolve()), "key": photograph.key}
                 journal.add(entry)
-                entries[name.casefold()] = entry
+                entries[photograph.name.casefold()] = entry
                 results[index] = result
             else:
                 results[index] = segmentation
             on_done(results[index])
     finally:
         if not (journal.is_whole and annotations.is_file()):
-            write_json(annotations, data_set(_annotated(job, names, entries), job.categories))
+            write_json(annotations, data_set(_annotated(job, photographs, entries), job.categories))
     journal.end()
-    return [results[index] for index in range(len(job.images))]
+    return [results[index] for index in range(len(photographs))]
 
 
 def _files(out: Path, name: str, count: int) -> list[Path]:
@@ -286,17 +280,62 @@ def _files(out: Path, name: str, count: int) -> list[Path]:
     return [overlay_path(out, name), *(masks_path(out, name) / f"{index:03}.png" for index in range(count))]
 
 
-def _annotated(job: Job, names: Sequence[str], done: dict[str, dict[str, Any]]) -> list[AnnotatedImage]:
+@dataclass(frozen=True)
+class _Photograph:
+    """An image of a job.
+
+    Attributes:
+        image: The image; a shard where that cannot be read to its end.
+        name: The name of its results.
+        key: The key by which the journal recognizes the unchanged image with the same name.
+    """
+
+    image: Image
+    name: str
+    key: str
+
+
+def _photographs(
+    images: Sequence[Image], names: Sequence[str]
+) -> Iterator[tuple[_Photograph, Callable[[], bytes | None]]]:
+    """Yields images and functions that return the contents of their files, None for those that are read elsewhere.
+
+    The images of a shard have names that begin with the shard's.
+    """
+    distinct = DistinctNames()
+    for name in names:
+        distinct.take(name)
+    for source, name in zip(images, names, strict=True):
+        if not is_shard(source):
+            yield _Photograph(source, name, _image_key(source, name, source)), lambda: None
+            continue
+        try:
+            for image, read in images_of(source):
+                longer = distinct.take(_short(f"{name}_{image.stem}"))
+                yield _Photograph(image, longer, _image_key(image, longer, source)), read
+        except (HarnessError, ModelError) as error:
+            yield _Photograph(source, name, ""), partial(_fail, error)
+
+
+def _fail(error: Exception) -> bytes:
+    raise error
+
+
+def _annotated(job: Job, photographs: Sequence[_Photograph], done: dict[str, dict[str, Any]]) -> list[AnnotatedImage]:
     """Returns the images of the data set: those of the job in its order, then those of earlier jobs by their paths.
 
-    The name of an image is its path relative to the common folder of all images.
+    The name of an image is its path relative to the common folder of all images. A shard is a folder, and so is what
+    an address begins with.
     """
-    entries = [done[name.casefold()] for name in names if name.casefold() in done]
+    keys = [photograph.name.casefold() for photograph in photographs]
+    entries = [done[key] for key in keys if key in done]
     images = {entry["image"] for entry in entries}
     others = [entry for entry in done.values() if entry["image"] not in images]
     entries += sorted(others, key=lambda entry: entry["image"])  # the journal has them as they were done
-    paths = [Path(entry["image"]) for entry in entries]
-    above = Path(os.path.commonpath([path.parent for path in (*paths, *(image.resolve() for image in job.images))]))
+    paths = [Path("/", entry["image"]) for entry in entries]
+    sources = [(Path("/", str(image.resolve())), is_shard(image)) for image in job.images]
+    folders = [*(path.parent for path in paths), *(path if is_folder else path.parent for path, is_folder in sources)]
+    above = Path(os.path.commonpath(folders))
     return [
         AnnotatedImage(path.relative_to(above).as_posix(), (entry["size"][0], entry["size"][1]), entry["annotations"])
         for path, entry in zip(paths, entries, strict=True)
@@ -318,7 +357,7 @@ class _Entry(TypedDict):
 def _entries(journal: Journal, categories: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yields the entries of images, without damaged ones and those with objects of other categories."""
     for entry in journal:
-        if has_form(entry, _Entry, categories) and Path(entry["image"]).is_absolute():
+        if has_form(entry, _Entry, categories) and is_location(entry["image"]):
             yield entry
 
 
@@ -339,34 +378,44 @@ def _question(model: Sam3, job: Job) -> dict[str, Any]:
     return {"model": hashlib.sha256(files.encode()).hexdigest(), "prompts": prompts, "threshold": job.threshold}
 
 
-def _image_key(image: Path, name: str) -> str:
-    """Returns a key by which the journal recognizes an unchanged image with the same result name."""
+def _image_key(image: Image, name: str, file: Image) -> str:
+    """Returns a key by which the journal recognizes an image in an unchanged file with the same result name."""
     try:
-        status = image.stat()
+        return json.dumps([str(image.resolve()), name, *version(file)])
     except OSError:
         return f"{image} cannot be read"  # reading it raises the reason
-    return json.dumps([str(image.resolve()), name, status.st_size, status.st_mtime_ns])
 
 
-def _resumed(image: Path, entry: dict[str, Any]) -> SegmentedImage:
+def _resumed(image: Image, entry: dict[str, Any]) -> SegmentedImage:
     width, height = entry["size"]
     return SegmentedImage(image, (width, height), entry["annotations"], entry["notes"], entry["seconds"], resumed=True)
 
 
 def segment(
-    model: Sam3, prompts: Sequence[Prompt | ObjectPrompt], threshold: float, image: Path
+    model: Sam3,
+    prompts: Sequence[Prompt | ObjectPrompt],
+    threshold: float,
+    image: Image,
+    content: bytes | None = None,
 ) -> Segmentation | FailedImage:
-    """Segments one image, which is encoded once for all prompts, and writes nothing."""
+    """Segments one image, which is encoded once for all prompts, and writes nothing.
+
+    Args:
+        model: The model.
+        prompts: The prompts.
+        threshold: Objects score above this.
+        image: The image.
+        content: The contents of its file; by default they are read.
+    """
     from harness.app.results.overlay import draw
-    from harness.runtime.sam3.images import to_pixels
 
     start = time.perf_counter()
     try:
-        pixels = to_pixels(image)
+        pixels = np.array(read_image(image, content))
         check_prompts(model, prompts, (pixels.shape[1], pixels.shape[0]))
         encoded = model.set_image(pixels)
         objects = concatenate_objects(run_prompts(encoded, prompts, threshold))
-    except (ModelError, RemoteError) as error:
+    except (HarnessError, ModelError, RemoteError) as error:
         return FailedImage(image, str(error))
     overlay = png(draw(pixels, objects, prompts))
     masks = [mask_png(objects.mask(index)) for index in range(len(objects.runs))]
@@ -374,7 +423,7 @@ def segment(
     return Segmentation(objects.size, annotations, objects.notes, overlay, masks, time.perf_counter() - start)
 
 
-def _write(out: Path, image: Path, name: str, segmentation: Segmentation, journal: Journal) -> SegmentedImage:
+def _write(out: Path, image: Image, name: str, segmentation: Segmentation, journal: Journal) -> SegmentedImage:
     """Writes an image's overlay and masks, and removes other masks of an earlier run."""
     overlay, *masks = files = _files(out, name, len(segmentation.masks))
     journal.list_files(files)

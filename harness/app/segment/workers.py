@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness import __version__
-from harness.app.segment.job import Computation, FailedImage, Job, Segmentation, segment
+from harness.app.segment.job import Computation, FailedImage, Job, PendingImage, Segmentation, segment
+from harness.app.segment.sources import Image
+from harness.core.cluster import has_head
 from harness.core.errors import HarnessError
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, share_cpus
@@ -32,8 +36,10 @@ _MEMORY = 2 << 30
 """Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
 _TRIES = 3
 """Number of workers that an image may end, and of workers that may fail to start one after another."""
+_MISSED = 2
+"""Number of times in a row that the cluster's head is looked for until it counts as lost."""
 _SECONDS = 10
-"""Time without a result, after which the nodes are counted."""
+"""Time without a result, after which the nodes are counted, and time after which the cluster's head is looked for."""
 
 
 def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
@@ -41,7 +47,7 @@ def distribute(folder: Path, job: Job, threads: int | None = None) -> Computatio
 
     Args:
         folder: Folder of the compiled model, by the same path on every node.
-        job: The job; nodes read its images by the same paths.
+        job: The job; nodes read its images by the same paths and addresses, and get those of shards from this process.
         threads: Threads of each worker; by default `DEFAULT_THREADS`.
 
     Raises:
@@ -156,52 +162,56 @@ class Segmenter:
     def start(self) -> None:
         """Returns when the worker can segment."""
 
-    def segment(self, image: Path) -> Segmentation | FailedImage:
+    def segment(self, image: Image, content: bytes | None) -> Segmentation | FailedImage:
         """Segments an image; one that cannot be segmented does not end the worker."""
         try:
-            return segment(self._model, self._prompts, self._threshold, image)
+            return segment(self._model, self._prompts, self._threshold, image, content)
         except Exception as error:
             return FailedImage(image, f"it cannot be segmented ({type(error).__name__}: {reason(error)}).")
 
 
 def _compute(
-    workers: int, threads: int, arguments: tuple[Any, ...], images: Sequence[Path]
+    workers: int, threads: int, arguments: tuple[Any, ...], images: Iterator[PendingImage]
 ) -> Iterator[tuple[int, Segmentation | FailedImage]]:
     """Yields segmentations as workers return them; a worker that is lost is replaced, and its image tried again.
 
     Raises:
-        HarnessError: Workers do not start, or no node is left for them.
+        HarnessError: Workers do not start, no node is left for them, or the cluster's head is lost.
     """
     import ray
 
     create = ray.remote(Segmenter).options(num_cpus=threads, memory=_MEMORY).remote
-    waiting = deque(range(len(images)))
-    losses = dict.fromkeys(waiting, 0)
-    # What a worker is doing: the index of its image, or None while it starts, which it may do when a node has room.
-    running: dict[Any, tuple[Any, int | None]] = {}
-    failed_starts = 0
+    waiting = deque(islice(images, workers))
+    losses: Counter[int] = Counter()
+    # What a worker is doing: its image, or None while it starts, which it may do when a node has room.
+    running: dict[Any, tuple[Any, PendingImage | None]] = {}
+    failed_starts, missed, looked = 0, 0, time.monotonic()
 
     def start() -> None:
         worker = create(*arguments)
         running[worker.start.remote()] = worker, None
 
-    for _ in range(min(workers, len(images))):
+    for _ in range(len(waiting)):
         start()
-    while waiting or any(index is not None for _, index in running.values()):
+    while waiting or any(pending is not None for _, pending in running.values()):
         answers, _ = ray.wait(list(running), timeout=_SECONDS)
+        if not answers or time.monotonic() > looked + _SECONDS:
+            missed, looked = 0 if has_head() else missed + 1, time.monotonic()
+            if missed == _MISSED:  # after a minute Ray would end this process without a sentence
+                raise HarnessError("The head of the Ray cluster is lost; the same command continues when it is back.")
         if not answers:
-            if not _rooms(threads):
+            if not missed and not _rooms(threads):
                 raise HarnessError(
                     "No node of the cluster has room for a worker any more; the same command continues when one has."
                 )
             continue
-        worker, index = running.pop(answers[0])
+        worker, pending = running.pop(answers[0])
         try:
             result = ray.get(answers[0])
         except ray.exceptions.OutOfDiskError:
             result = None
         except ray.exceptions.RayError as error:
-            if index is None:
+            if pending is None:
                 failed_starts += 1
                 if failed_starts >= _TRIES:
                     if running:
@@ -209,19 +219,31 @@ def _compute(
                     last = str(error).strip().splitlines()[-1]
                     raise HarnessError(f"No worker of Ray can start ({last}); give other --threads.") from error
             else:
-                losses[index] += 1
-                if losses[index] < _TRIES:
-                    waiting.appendleft(index)
+                losses[pending.index] += 1
+                if losses[pending.index] < _TRIES:
+                    waiting.appendleft(pending)
                 else:
                     sentence = f"its worker was lost {_TRIES} times, killed or out of memory; scale the image down."
-                    yield index, FailedImage(images[index], sentence)
+                    yield pending.index, FailedImage(pending.image, sentence)
             if waiting:
                 start()
             continue
-        failed_starts = 0 if index is None else failed_starts
+        failed_starts = 0 if pending is None else failed_starts
+        full = "Ray's object store and the disk of its node have no room for it or its results; free some space there."
         if waiting:
             following = waiting.popleft()
-            running[worker.segment.remote(images[following].resolve())] = worker, following
-        if index is not None:
-            full = "Ray's object store and the disk of its node have no room for its results; free some space there."
-            yield index, result or FailedImage(images[index], full)
+            try:
+                answer = worker.segment.remote(following.image.resolve(), following.content)
+            except ray.exceptions.OutOfDiskError:
+                if any(other is not None for _, other in running.values()):
+                    waiting.appendleft(following)  # what the others have leaves the store
+                    time.sleep(1)
+                else:
+                    yield following.index, FailedImage(following.image, full)
+                running[worker.start.remote()] = worker, None
+            else:
+                running[answer] = worker, following
+        if pending is not None:
+            yield pending.index, result or FailedImage(pending.image, full)
+        if not waiting:
+            waiting.extend(islice(images, 1))  # it is read while others are segmented

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.app.results.overlay import png
-from harness.app.segment.job import find_images
+from harness.app.segment.sources import find_images
 from harness.core.errors import HarnessError
 from harness.core.files import write_bytes
 from harness.runtime.errors import ModelError, reason
@@ -166,7 +166,8 @@ class ImageFolder:
         """
         if folder.exists() and not folder.is_dir():
             raise HarnessError(f"{folder} is a file; give a folder of images with --images.")
-        self._files = {path.name: path for path in find_images([folder])}
+        images = find_images([folder], has_shards=False)
+        self._files = {image.name: image for image in images if isinstance(image, Path)}
         self._problems: dict[str, str] = {}
         self._unchecked = len(self._files)
 

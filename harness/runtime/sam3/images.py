@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ _ORIENTATION = 0x0112
 """EXIF's tag of the orientation."""
 
 
-def load_image(path: str | Path, name: str | None = None) -> Image.Image:
+def load_image(path: str | Path | BinaryIO, name: str | None = None) -> Image.Image:
     """Reads an image file of any mode as upright 8-bit RGB.
 
     The rotation in the EXIF data is applied. Alpha is dropped, not blended, as `Image.convert("RGB")` and upstream's
@@ -31,19 +31,19 @@ def load_image(path: str | Path, name: str | None = None) -> Image.Image:
     has the range 0…1 if no value is above 1, otherwise 0…255. Of an animation the first frame is read.
 
     Args:
-        path: The file.
+        path: The file, or its open contents.
         name: Name of the file in sentences; the path by default.
 
     Raises:
         ModelError: If the file is missing, not an image of one of `FORMATS`, damaged, empty, or too large.
     """
-    path, name = Path(path), name or str(path)
+    path, name = Path(path) if isinstance(path, str) else path, name or str(path)
     with image_errors(f"The image {name}"), open_image(path) as file:
         file.load()
         return _to_rgb(_upright(file), f"The image {name}")
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: Path | BinaryIO) -> Image.Image:
     """Opens an image file of one of `FORMATS`, whatever its name; reads its header alone."""
     from PIL import Image
 
