@@ -6,8 +6,6 @@ TVM's next cut moves this IR to a package of its own and renames much of it: in 
 `Tensor`, `PrimFunc` is `Function`, and `alloc_buffer`, `decl_buffer` and `buffer_store` end with `tensor`.
 """
 
-
-
 from tvm.ir import Expr, TensorLoad
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder.tirx import (
