@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Literal
 
 from tvm import ir, relax, te, topi
-from tvm.relax.dpl import DFPattern, is_op, wildcard
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.graph import (
@@ -28,6 +27,7 @@ from harness.compiler.schedules.common.graph import (
     call,
     call_on_views,
     default,
+    is_call,
     number,
     reshaped,
     static_shape,
@@ -254,31 +254,43 @@ def _normalize(
 
 def _normalized(context: Context, divide: ir.Call) -> tuple[relax.Expr, float] | None:
     """Returns the tensor that a division normalizes over its channels, and ε; None for other divisions."""
-    data, epsilon, exponent = wildcard(), wildcard(), wildcard()
-    means: list[DFPattern] = []
-
-    def mean_of(value: DFPattern) -> DFPattern:
-        means.append(is_op("relax.mean")(value))
-        return means[-1]
-
-    def deviation() -> DFPattern:
-        return is_op("relax.subtract")(data, mean_of(data))
-
-    factor = deviation()
-    square = is_op("relax.power")(deviation(), exponent) | is_op("relax.multiply")(factor, factor)
-    root = is_op("relax.sqrt")(is_op("relax.add")(mean_of(square), epsilon))
-    matched = is_op("relax.divide")(deviation(), root).extract_matched_expr(divide, context.bindings)
-    added = None if matched is None else number(matched[epsilon])
-    if added is None or (exponent in matched and number(matched[exponent]) != 2.0):
+    data, root = _deviation_of(context, divide.args[0]), context.definition(divide.args[1])
+    if data is None or not is_call(root, "relax.sqrt"):
         return None
-    over_channels = all(_averages_channels(context.definition(matched[mean])) for mean in means if mean in matched)
-    return (matched[data], added) if over_channels else None
+    variance = context.definition(root.args[0])
+    epsilon = number(variance.args[1]) if is_call(variance, "relax.add") else None
+    if epsilon is None:
+        return None
+    squares = _averaged_by(context, variance.args[0])
+    deviation = None if squares is None else _squared_by(context, squares)
+    same = None if deviation is None else _deviation_of(context, deviation)
+    return (data, epsilon) if same is not None and same.same_as(data) else None
 
 
-def _averages_channels(mean: ir.Call) -> bool:
-    """Returns whether a mean is one over the channels of images, which keeps their dimension."""
-    axes = mean.attrs.axis
-    return bool(mean.attrs.keepdims) and axes is not None and [int(axis) % 4 for axis in axes] == [1]
+def _deviation_of(context: Context, value: relax.Expr) -> relax.Expr | None:
+    """Returns whose deviation from its mean over the channels a value is; None if it is none."""
+    subtract = context.definition(value)
+    if not is_call(subtract, "relax.subtract"):
+        return None
+    data, mean = subtract.args
+    averaged = _averaged_by(context, mean)
+    return data if averaged is not None and averaged.same_as(data) else None
+
+
+def _averaged_by(context: Context, value: relax.Expr) -> relax.Expr | None:
+    """Returns whose mean over the channels of images a value is, which keeps its dimension; None if it is none."""
+    mean = context.definition(value)
+    if not is_call(mean, "relax.mean") or not mean.attrs.keepdims or mean.attrs.axis is None:
+        return None
+    return mean.args[0] if [int(axis) % 4 for axis in mean.attrs.axis] == [1] else None
+
+
+def _squared_by(context: Context, value: relax.Expr) -> relax.Expr | None:
+    """Returns whose square a value is; None if it is none."""
+    square = context.definition(value)
+    if is_call(square, "relax.power") and number(square.args[1]) == 2.0:
+        return square.args[0]
+    return square.args[0] if is_call(square, "relax.multiply") and square.args[0].same_as(square.args[1]) else None
 
 
 def _greater(a: T.Expr, b: T.Expr) -> T.Expr:
