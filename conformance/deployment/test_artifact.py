@@ -475,7 +475,8 @@ def captured() -> dict[str, np.ndarray]:
     with upstream(), torch.inference_mode():
         encoding = ImageEncoding(shallow_model()).eval()
         attended = encoding.attend_to_image(torch.from_numpy(arrays["img_feats"])).numpy()
-        fine, coarse = encoding.filtered(*(torch.from_numpy(arrays[name]) for name in ("fpn_0", "fpn_1")))
+        filter_1, filter_0 = encoding.filters
+        fine, coarse = filter_0(torch.from_numpy(arrays["fpn_0"])), filter_1(torch.from_numpy(arrays["fpn_1"]))
     return arrays | {"fpn_2": fpn_2, "attended": attended, "filtered_0": fine.numpy(), "filtered_1": coarse.numpy()}
 
 

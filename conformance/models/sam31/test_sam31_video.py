@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from harness.models.sam31.deployed.tracking import VideoFeatures
 from harness.runtime import Sam3
 from harness.runtime.artifact import Artifact
 from harness.runtime.sam3.video.detector import Detections, Detector
-from harness.runtime.sam3.video.multiplex import MEMORIES
+from harness.runtime.sam3.video.multiplex import MEMORIES, MultiplexTracker
+from harness.runtime.sam3.video.rules import MULTIPLEX
 from harness.runtime.sam3.video.session import Session, TrackedFrame
 
 FRAMES = 3
@@ -134,6 +136,8 @@ def detections(index: int) -> Detections:
 @pytest.fixture(autouse=True)
 def scripted_detector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Detector, "detect", lambda _self, frame, *_: (detections(frame.index),))
+    # Masks of drawn weights cover the picture, and by the smaller area every detection would be one of them.
+    monkeypatch.setattr(MultiplexTracker, "rules", replace(MULTIPLEX, multiplex=False))
 
 
 def slots(session: Session) -> dict[tuple[int, ...], tuple[int, ...]]:
