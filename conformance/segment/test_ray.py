@@ -148,7 +148,7 @@ def test_ray_sends_nothing_to_its_makers_unless_the_user_says_so(
 
     ray = ModuleType("ray")
     ray.__spec__ = ModuleSpec("ray", None)
-    vars(ray).update(init=init, shutdown=lambda: None)
+    vars(ray).update(init=init, is_initialized=lambda: False, shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "ray", ray)
     others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with mock.patch.dict(os.environ, others | user, clear=True), socket.create_server(("127.0.0.1", 0)) as server:
