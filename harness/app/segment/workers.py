@@ -35,7 +35,7 @@ DEFAULT_THREADS = 1
 _MEMORY = 2 << 30
 """Bytes of memory that a worker is granted beside the weights, which all workers of a node share."""
 _TRIES = 3
-"""Number of workers that an image may end, and of workers that may fail to start one after another."""
+"""Number of workers that an image may end, that may fail to start one after another, and that find no room for one."""
 _MISSED = 2
 """Number of times in a row that the cluster's head is looked for until it counts as lost."""
 _SECONDS = 10
@@ -183,6 +183,7 @@ def _compute(
     create = ray.remote(Segmenter).options(num_cpus=threads, memory=_MEMORY).remote
     waiting = deque(islice(images, workers))
     losses: Counter[int] = Counter()
+    refusals: Counter[int] = Counter()
     # What a worker is doing: its image, or None while it starts, which it may do when a node has room.
     running: dict[Any, tuple[Any, PendingImage | None]] = {}
     failed_starts, missed, looked = 0, 0, time.monotonic()
@@ -235,8 +236,9 @@ def _compute(
             try:
                 answer = worker.segment.remote(following.image.resolve(), following.content)
             except ray.exceptions.OutOfDiskError:
-                if any(other is not None for _, other in running.values()):
-                    waiting.appendleft(following)  # what the others have leaves the store
+                refusals[following.index] += all(other is None for _, other in running.values())
+                if refusals[following.index] < _TRIES:
+                    waiting.appendleft(following)  # what was segmented, or is, leaves the store
                     time.sleep(1)
                 else:
                     yield following.index, FailedImage(following.image, full)
