@@ -37,7 +37,7 @@ _BLOCK = 1 << 20
 """Bytes that are read at once."""
 _SAMPLE = 16
 """Rows of a Parquet file that are searched for images where several columns have bytes."""
-_ENDS = ("EOFHeaderError", "EmptyHeaderError")
+_ENDS = (tarfile.EOFHeaderError, tarfile.EmptyHeaderError)  # type: ignore[attr-defined]  # typeshed lacks them
 """Errors of `tarfile` at the end of a tar; it passes over other errors of headers as if the tar ended there."""
 _REQUESTS = 32
 """Number of addresses that are looked up at the same time."""
@@ -339,9 +339,9 @@ class _Member(tarfile.TarInfo):
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(archive)
+        except _ENDS:
+            raise
         except tarfile.HeaderError as error:
-            if type(error).__name__ in _ENDS:
-                raise
             raise tarfile.ReadError(str(error)) from error
 
 
