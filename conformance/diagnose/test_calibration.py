@@ -116,12 +116,18 @@ def test_a_fault_beyond_its_time_is_the_end_of_itself_alone(tmp_path: Path) -> N
 SOURCES = [path for path in sorted((REPOSITORY / "harness").rglob("*.py")) if list(edits(path.read_bytes()))]
 
 
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[bytes, str, Edit]:
+    """Draws the source of a file, and a kind of fault with its edit there."""
+    source = draw(st.sampled_from(SOURCES)).read_bytes()
+    return source, *draw(st.sampled_from(list(edits(source))))
+
+
 @pytest.mark.law
-@given(data=st.data())
+@given(changes())
 @examples(50)
-def test_a_change_of_a_source_file_is_one_expression_of_code_that_still_parses(data: st.DataObject) -> None:
-    source = data.draw(st.sampled_from(SOURCES)).read_bytes()
-    kind, edit = data.draw(st.sampled_from(list(edits(source))))
+def test_a_change_of_a_source_file_is_one_expression_of_code_that_still_parses(change: tuple[bytes, str, Edit]) -> None:
+    source, kind, edit = change
     changed = edit.applied(source)
     assert kind in KINDS
     assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
@@ -129,11 +135,10 @@ def test_a_change_of_a_source_file_is_one_expression_of_code_that_still_parses(d
 
 
 @pytest.mark.law
-@given(data=st.data())
+@given(changes())
 @examples(50)
-def test_a_mark_runs_before_the_statement_that_an_edit_is_in(data: st.DataObject) -> None:
-    source = data.draw(st.sampled_from(SOURCES)).read_bytes()
-    _, edit = data.draw(st.sampled_from(list(edits(source))))
+def test_a_mark_runs_before_the_statement_that_an_edit_is_in(change: tuple[bytes, str, Edit]) -> None:
+    source, _, edit = change
     changed = marked(source, [(edit, "mark")])
     lines = changed.splitlines()
     number = next(number for number, line in enumerate(lines) if line.strip() == b"mark")
