@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +119,7 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
     with tempfile.TemporaryDirectory(prefix="sam3-tvm-") as name, ExitStack() as stack:
         found: dict[str, Side] = {}
         errors: Errors = {}
+        files: dict[str, float] = {}
 
         def add_side(
             side: str, function: str, request: Any, facts: dict[str, Any], artifact: Path | None = None
@@ -146,8 +147,8 @@ def answering_sides(questions: Questions, case: Case, options: Options) -> Itera
             setting = {"setting": PEERS[peer].setting}
             memory = found[TORCH].process.memory()
             try:
-                chosen = ModelPeer(peer, case, questions.options, Path(name) / "onnx")
-                seconds = prepare(chosen, Path(name) / UNTUNED, memory.run if memory else 0)
+                chosen = ModelPeer(peer, case, questions.options, Path(name) / "peers")
+                seconds = prepare(chosen, Path(name) / UNTUNED, memory.run if memory else 0, files)
                 request = FolderRequest(calls, Path(name) / UNTUNED, chosen)
                 answer = add_side(peer, FOLDER_SIDE, request, setting | {"compile_seconds": seconds})
                 found[peer].facts |= _verdict(questions, answer, expected)
@@ -167,10 +168,15 @@ def _verdict(questions: Questions, answer: Any, expected: Any) -> dict[str, Any]
     return {"verdict": SAME}
 
 
+def _leave_out(name: str, error: object, sides: dict[str, Side], errors: Errors) -> None:
+    """Moves a peer whose process has ended from the sides to the errors."""
+    errors[name] = {"setting": sides.pop(name).facts["setting"], "error": str(error)}
+
+
 def measure(
     question: str,
     questions: Questions,
-    sides: Mapping[str, Side],
+    sides: dict[str, Side],
     errors: Errors,
     case: Case,
     options: Options,
@@ -183,8 +189,8 @@ def measure(
     Args:
         question: Name of the function that the sides have for it.
         questions: What it is one of; memory belongs to the first one.
-        sides: The sides.
-        errors: Peers that cannot be measured.
+        sides: The sides; a peer that fails is taken out.
+        errors: Peers that cannot be measured; that one is added.
         case: What they run.
         options: How many rounds there are.
         benchmark: The fixture of pytest-benchmark, which keeps the result as extra information.
@@ -198,9 +204,14 @@ def measure(
     is_first = question == questions.first
     if not is_first:
         answers: dict[str, Any] = {}
-        for name, side in sides.items():
-            side.process.result(questions.encode)
-            side.facts["first_call"], answers[name] = side.process.first(question)
+        for name, side in list(sides.items()):
+            try:
+                side.process.result(questions.encode)
+                side.facts["first_call"], answers[name] = side.process.first(question)
+            except BenchmarkProcessError as error:
+                if name not in PEERS:
+                    raise
+                _leave_out(name, error, sides, errors)
         for name in answers.keys() & set(OURS) if check and case.precision == DEFAULT_PRECISION else ():
             questions.check(answers[name], answers[TORCH])
         answers.clear()
@@ -211,7 +222,8 @@ def measure(
     )
     peaks.append(measured_peaks(threads))
     assert not failed.keys() - PEERS.keys(), failed
-    errors = errors | {name: {"error": error} for name, error in failed.items()}
+    for name, problem in failed.items():
+        _leave_out(name, problem, sides, errors)
     results: dict[str, dict[str, Any]] = {
         name: summary(rounds)
         | sides[name].facts

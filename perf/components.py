@@ -27,14 +27,14 @@ from harness.core.precision import PRECISIONS
 from harness.core.processors import THIS_MACHINE, Processors
 from harness.core.program import Arrays, Call, Output
 from harness.core.settings import SEEDED
-from harness.models.registry import subjects
+from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.monte_carlo import judge_by_draws
 from harness.parity.verdict import judge
 from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
 from perf.results import NOTHING_FOUND, TUNED, UNTUNED, judged
-from perf.sides import IMPORTED, save, saving
+from perf.sides import IMPORTED, save
 
 Judge = Callable[[Sequence[np.ndarray]], dict[str, Any]]
 """Takes the outputs of a side in order and returns the worst verdict with its figures."""
@@ -85,8 +85,10 @@ def prepare(
         HarnessError: The subject is no trace of calls, so that there is no reference of a single call; it has no such
             sample; the program has not all of the groups; or a weight is beyond the range of the precision's dtype.
     """
+    import timm  # noqa: F401  (pickle finds its layers by name; the model's context alone imports and forgets them)
+
     subject, route = subjects()[case.component], Route.from_case(case, float32)
-    with saving(subject.model):
+    with models()[subject.model].context():
         workload = subject.open(case, SEEDED)
         if not isinstance(workload, TracedWorkload):
             raise HarnessError(f"{case.component} is no trace of calls: measure a component that is one")

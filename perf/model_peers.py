@@ -106,12 +106,12 @@ def folder_side(request: FolderRequest) -> Iterator[Load]:
     load_runtime()
     calls: Callable[[Sam3], Calls] = resolve_name(request.calls)()
     with ExitStack() as stack:
-        sides = {} if request.peer is None else _open_sides(request.peer, stack)
+        open_sides = None if request.peer is None else _opening(request.peer, stack)
 
         def load() -> Calls:
-            if not sides:
+            if open_sides is None:
                 return calls(Sam3.load(request.artifact))
-            loaded = {name: load_entry() for name, load_entry in sides.items()}
+            loaded = {name: load_entry() for name, load_entry in open_sides().items()}
             runs = {name: functions[RUN] for name, functions in loaded.items()}
             model = Sam3(PeerModel(Artifact.load(request.artifact, check=False), runs))
             return {**loaded["encode_image"], **calls(model)}
@@ -119,15 +119,22 @@ def folder_side(request: FolderRequest) -> Iterator[Load]:
         yield load
 
 
-def _open_sides(peer: ModelPeer, stack: ExitStack) -> dict[str, Load]:
-    """Opens the peer's side of each entry point; a peer that reads files needs no model of PyTorch."""
-    if PEERS[peer.name].prepare is not None:
-        requests = {folder.name: EntryRequest(folder, NAME) for folder in peer.folder.iterdir()}
-    else:
-        stack.enter_context(Request(peer.folder, NAME).context())
-        requests = peer.requests()
+def _opening(peer: ModelPeer, stack: ExitStack) -> Callable[[], dict[str, Load]]:
+    """Returns the function that opens the peer's side of each entry point.
+
+    A peer that reads files is imported at once, and needs no model of PyTorch. The model of another peer belongs to
+    what it loads.
+    """
     open_side = resolve_name(PEERS[peer.name].side)
-    return {name: stack.enter_context(open_side(entry)) for name, entry in requests.items()}
+
+    def open_all(requests: Mapping[str, EntryRequest]) -> dict[str, Load]:
+        return {name: stack.enter_context(open_side(entry)) for name, entry in requests.items()}
+
+    if PEERS[peer.name].prepare is not None:
+        sides = open_all({folder.name: EntryRequest(folder, NAME) for folder in peer.folder.iterdir()})
+        return lambda: sides
+    stack.enter_context(Request(peer.folder, NAME).context())
+    return lambda: open_all(peer.requests())
 
 
 class PeerModel:
@@ -158,13 +165,14 @@ def export_entry_points(peer: ModelPeer, on_stage: Callable[[str], None]) -> flo
         return sum(peers.export_onnx(request, on_stage) for request in peer.requests().values())
 
 
-def prepare(peer: ModelPeer, artifact: Path, run_bytes: int) -> float:
+def prepare(peer: ModelPeer, artifact: Path, run_bytes: int, done: dict[str, float]) -> float:
     """Writes what a peer loads, and returns the seconds that this takes.
 
     Args:
         peer: The peer.
         artifact: The compiled folder, which has the model's weights.
         run_bytes: Memory that PyTorch needs for a question, beside the weights.
+        done: As for `perf.peers.prepare`.
 
     Raises:
         PeerError: The peer cannot be measured.
@@ -173,6 +181,8 @@ def prepare(peer: ModelPeer, artifact: Path, run_bytes: int) -> float:
     if kind.prepare not in (None, EXPORT):
         raise PeerError("it is measured beside components alone")
     peers.check_room(kind, sum(path.stat().st_size for path in artifact.iterdir()), run_bytes)
-    if kind.prepare is None or peer.folder.exists():
+    if kind.prepare is None:
         return 0.0
-    return float(peers.run_step("perf.model_peers:export_entry_points", peer))
+    if kind.prepare not in done:
+        done[kind.prepare] = float(peers.run_step("perf.model_peers:export_entry_points", peer))
+    return done[kind.prepare]

@@ -63,17 +63,6 @@ class Request:
         return read(self.folder, "input")
 
 
-@contextmanager
-def saving(model: str) -> Iterator[None]:
-    """The context of a model in which modules are built that `save` writes."""
-    import timm  # noqa: F401  (pickle finds its layers by name; upstream's context alone imports them and forgets them)
-
-    from harness.models.registry import models
-
-    with models()[model].context():
-        yield
-
-
 def save(module: torch.nn.Module, inputs: Sequence[torch.Tensor], weights: Sequence[np.ndarray], folder: Path) -> None:
     """Writes what the sides read.
 
@@ -170,7 +159,9 @@ def runner(
     device = inputs[0].device.type
 
     def run(arrays: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-        tensors = inputs if arrays is None else [torch.tensor(array, device=device) for array in arrays]
+        tensors = inputs
+        if arrays is not None:  # copied where PyTorch must not write into them
+            tensors = [torch.from_numpy(np.require(array, requirements="W")).to(device) for array in arrays]
         with torch.no_grad(), torch.autocast(device, autocast, enabled=autocast is not None):
             outputs = module(*tensors)
         several = outputs if isinstance(outputs, tuple | list) else (outputs,)

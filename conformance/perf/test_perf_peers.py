@@ -113,7 +113,7 @@ def test_torch_compile_in_bf16_runs_under_autocast(request_of_linear: Request) -
 def test_a_peer_answers_through_the_entry_points_of_a_folder(tiny_artifact: Path, tmp_path: Path) -> None:
     case = Case(END_TO_END.name, DEFAULT_STRATEGY, "llvm", TINY)
     peer = ModelPeer("torch bf16", case, Sam3Options(), tmp_path)
-    assert prepare(peer, tiny_artifact, run_bytes=0) == 0
+    assert prepare(peer, tiny_artifact, run_bytes=0, done={}) == 0
     artifact = Artifact.load(tiny_artifact)
     ours = folder_calls()(Sam3(artifact))[PHOTO_AND_TEXT]()
     with upstream():
