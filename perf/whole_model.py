@@ -46,10 +46,11 @@ class Answer:
 
 def check(found: Answer, expected: Answer) -> None:
     """Checks for the same queries, scores within 1e-5, boxes within 0.01 pixel, a millionth of the masks' pixels."""
-    assert len(found.scores) == len(expected.scores) > 0
+    assert len(found.scores) == len(expected.scores) > 0, f"{len(found.scores)} objects, not {len(expected.scores)}"
     np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=0, atol=0.01)
-    assert (found.masks != expected.masks).mean() <= 1e-6
+    different = (found.masks != expected.masks).mean()
+    assert different <= 1e-6, f"{different:.2g} of the masks' pixels differ"
 
 
 def folder_calls() -> Callable[[Sam3], Calls]:

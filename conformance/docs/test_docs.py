@@ -108,7 +108,7 @@ def test_figures_of_a_guide_are_marked_and_current(page: Path) -> None:
     assert not found, f"mark these figures, or say `measured on DATE on MACHINE`: {', '.join(found)}"
 
 
-MARKED = "It takes <!-- figure: latency; photo and text; TVM untuned; median -->{}<!-- end -->."
+MARKED = "It takes <!-- figure: latency-1; photo and text; TVM untuned; median -->{}<!-- end -->."
 
 
 @pytest.mark.parametrize("file", ["Makefile", "README.md"])

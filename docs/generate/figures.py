@@ -1,8 +1,9 @@
 """Fills the figures that are marked in the front page and the guides, and finds those that are not.
 
-A mark names a table of docs/evidence/performance, a row, a side of it and a column:
+A mark names a table of docs/evidence/performance, a row, a side of it and a column; a table ends with the number of its
+machine on the page:
 
-    <!-- figure: latency; photo and text; TVM untuned; median -->12.8 s<!-- end -->
+    <!-- figure: latency-1; photo and text; TVM untuned; median -->12.8 s<!-- end -->
 
 The table `verification` is of the verification report, and `cases` counts those that a command runs:
 
@@ -77,7 +78,7 @@ def _value(key: str) -> str:
 def _rows(table: str) -> list[dict[str, str]]:
     if table in _COUNTED:
         return [{"name": name, "value": value} for name, value in _COUNTED[table]().items()]
-    path = TABLES / f"{table}-1.csv"
+    path = TABLES / f"{table}.csv"
     if not path.exists():
         raise LookupError(f"there is no table {table} in {TABLES}")
     with path.open(encoding="utf-8", newline="") as file:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from harness.verify.report.performance import tables
 from harness.verify.report.performance.reading import LABELS, PYTORCH, TUNED, UNTUNED
-from harness.verify.report.performance.tables import divide_times, duration, gain, percent, select_side
+from harness.verify.report.performance.tables import divide_by_ours, divide_times, duration, gain, percent, select_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,18 +158,16 @@ def _kernels(runs: pd.DataFrame) -> Figure:
 
 
 def _peers(runs: pd.DataFrame) -> Figure:
-    best, peers = runs[runs["best"]], tables.select_peers(runs)
+    peers = tables.select_peers(runs)
     names = peers.index.unique()
-    wins = (divide_times(peers, best)["value"] >= 1).sum()
+    wins = (divide_by_ours(peers)["value"] >= 1).sum()
     title = f"Ours is at least as fast in {wins} of {len(peers)} comparisons with peers"
     figure, axes = _figure(1.35 + 0.27 * len(names), title)
     sides = pd.concat([select_side(runs, PYTORCH).loc[names], peers]).groupby("side", sort=False)
     for number, (side, rows) in enumerate(sides):
         y, colour = names.get_indexer(rows.index), f"C{number % 6}"
         style = {"marker": _MARKERS[number % len(_MARKERS)], "s": 34, "edgecolors": colour, "label": side}
-        axes.scatter(
-            divide_times(rows, best)["value"], y, facecolors=np.where(rows["unsound"], "white", colour), **style
-        )
+        axes.scatter(divide_by_ours(rows)["value"], y, facecolors=np.where(rows["unsound"], "white", colour), **style)
     _name_rows(axes, names, "its time / ours; to the right of the line it is slower (open: fails the parity gate)")
     figure.legend(loc="outside lower center", ncols=6)
     return figure

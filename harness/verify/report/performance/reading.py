@@ -86,9 +86,9 @@ def read_results(paths: Sequence[Path]) -> pd.DataFrame:
 
     `kind` is `component`, `question` (to the whole model), `kernel` (alone, in one row) or `other`, without
     figures; `name` is the subject with the parts of its case that are no defaults. Times are seconds of one call:
-    `seconds` holds the rounds, `torch` is PyTorch's median. A side that could not be measured has the reason in
-    `error`. The row of the `best` of ours has a table of the kernels in it. Where tuning changed nothing, the tuned
-    side is `copied` from the untuned one.
+    `seconds` holds the rounds, `best_seconds` those of the best of ours, and `torch` is PyTorch's median. A side that
+    could not be measured has the reason in `error`. The row of the `best` of ours has a table of the kernels in it.
+    Where tuning changed nothing, the tuned side is `copied` from the untuned one.
 
     Raises:
         HarnessError: A file cannot be read, is in another layout, mixes machines, or has the name of another file.
@@ -156,6 +156,7 @@ def _benchmark_rows(benchmark: str, extra: Mapping[str, Any]) -> list[dict[str, 
         **{"scale": str(case.scale), "precision": case.precision},
         **{key: _number(extra, key) for key in ("flop", "peak_flops", "peak_bandwidth")},
         "torch": np.median(_positive(sides[PYTORCH], "seconds")),
+        "best_seconds": _positive(sides[best], "seconds"),
         "profiled": best,
     }
     rows = {key: row | _side_columns(key, side) for key, side in sides.items()}

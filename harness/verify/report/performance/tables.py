@@ -74,14 +74,24 @@ def divide_times(numerators: pd.DataFrame, denominators: pd.DataFrame) -> pd.Dat
         A table by name: `value` is the ratio of the medians; the interval from `low` to `high` holds it and, by the
             sign test, the median of the rounds' ratios; both are NaN if rounds are too few or not paired.
     """
-    pairs, rows = numerators.merge(denominators, left_index=True, right_index=True), []
-    for a, b, upper, lower in pairs[["median_x", "median_y", "seconds_x", "seconds_y"]].itertuples(index=False):
-        low, high = np.nan, np.nan
+    pairs = numerators.merge(denominators, left_index=True, right_index=True)
+    return _ratios(pairs["seconds_x"], pairs["seconds_y"])
+
+
+def divide_by_ours(rows: pd.DataFrame) -> pd.DataFrame:
+    """Divides times by those of the best of ours in the same run, see `divide_times`."""
+    return _ratios(rows["seconds"], rows["best_seconds"])
+
+
+def _ratios(numerators: pd.Series, denominators: pd.Series) -> pd.DataFrame:
+    rows = []
+    for upper, lower in zip(numerators, denominators, strict=True):
+        value, low, high = np.median(upper) / np.median(lower), np.nan, np.nan
         outside = int(binom.ppf((1 - CONFIDENCE) / 2, len(upper), 0.5))
         if outside and len(upper) == len(lower):
             low, high = np.sort(upper / lower)[[outside - 1, -outside]]
-        rows.append((a / b, np.minimum(low, a / b), np.maximum(high, a / b)))
-    return pd.DataFrame(rows, columns=["value", "low", "high"], index=pairs.index, dtype=float)
+        rows.append((value, np.minimum(low, value), np.maximum(high, value)))
+    return pd.DataFrame(rows, columns=["value", "low", "high"], index=numerators.index, dtype=float)
 
 
 def format_ratios(ratios: pd.DataFrame, write: Write = factor) -> pd.Series:
@@ -97,6 +107,8 @@ def format_ratios(ratios: pd.DataFrame, write: Write = factor) -> pd.Series:
 class Section:
     """The measurements of one machine with one number of threads; the newest of a figure in two files.
 
+    The sides of PyTorch and ours are of one run. A peer is of the newest run that has it.
+
     Attributes:
         place: CPU, threads and GPUs.
         machine: Facts about the machine and the installed packages; where two files differ, those of the newer one.
@@ -104,7 +116,7 @@ class Section:
         absent: Rows of those that could not be measured.
         kernels: Rows of kernels alone, by their names.
         benchmarks: A row of each benchmark that is shown.
-        superseded: A row of each of which another file has a newer run.
+        superseded: A row of each of which other files have newer runs of all sides.
     """
 
     place: str
@@ -128,15 +140,20 @@ def split_sections(results: pd.DataFrame, order: Sequence[str]) -> list[Section]
 
 
 def _build_section(rows: pd.DataFrame, order: list[str]) -> Section:
-    benchmarks = rows.drop_duplicates(["file", "benchmark"])
+    run = ["file", "benchmark"]
+    benchmarks = rows.drop_duplicates(run)
     newest = benchmarks.loc[benchmarks.groupby("name", sort=False)["created"].idxmax()]
-    newest_rows = newest[["file", "benchmark"]].merge(rows).set_index("name")
+    is_peer = ~rows["key"].isin(["", *OWN_SIDES])
+    peers = rows[is_peer].sort_values("created", kind="stable").drop_duplicates(["name", "key"], keep="last")
+    newest_rows = pd.concat([newest[run].merge(rows[~is_peer]), peers])
+    shown = newest_rows.drop_duplicates(run)
+    newest_rows = newest_rows.set_index("name")
     newest_rows["rank"] = [
         order.index(subject) if subject in order else len(order) for subject in newest_rows["subject"]
     ]
     runs = newest_rows[newest_rows["kind"] != "kernel"].sort_values(["kind", "rank"], kind="stable")
     machine: dict[str, Any] = {}
-    for facts in newest.sort_values("created", kind="stable")["machine"]:
+    for facts in shown.sort_values("created", kind="stable")["machine"]:
         machine |= facts
     return Section(
         newest.loc[newest["created"].idxmax(), "place"],
@@ -144,8 +161,8 @@ def _build_section(rows: pd.DataFrame, order: list[str]) -> Section:
         runs[runs["error"] == ""],
         runs[runs["error"] != ""],
         newest_rows[newest_rows["kind"] == "kernel"].rename_axis("kernel"),
-        newest,
-        benchmarks.drop(newest.index),
+        shown,
+        benchmarks[~pd.MultiIndex.from_frame(benchmarks[run]).isin(pd.MultiIndex.from_frame(shown[run]))],
     )
 
 
@@ -166,11 +183,10 @@ def select_own_sides(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_peers(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of the peers, with their times divided by this project's best."""
-    rows, best = runs[~runs["key"].isin(OWN_SIDES)], runs[runs["best"]]
-    return rows.assign(
-        **{"ours": best["median"][rows.index].array, "its time / ours": format_ratios(divide_times(rows, best))}
-    )
+    """Returns the rows of the peers, with their times divided by this project's best of the same run."""
+    rows = runs[~runs["key"].isin(OWN_SIDES)]
+    ours = rows["best_seconds"].map(np.median)
+    return rows.assign(**{"ours": ours, "its time / ours": format_ratios(divide_by_ours(rows))})
 
 
 def compare_peers(peers: pd.DataFrame) -> pd.DataFrame:
@@ -190,7 +206,8 @@ def collect_rows(section: Section) -> dict[str, pd.DataFrame]:
         columns = ["side", *measured, *costs, "verdict", "worst r_rms", "file", "benchmark"]
         rows["latency"] = select_own_sides(runs)[columns].rename_axis("name")
     if len(peers := select_peers(runs)):
-        columns = ["side", "ours", "median", "its time / ours", "verdict", "worst r_rms", "setting", "reason"]
+        measured = ["side", "ours", "median", "its time / ours", "together", "verdict", "worst r_rms"]
+        columns = [*measured, "setting", "reason", "file"]
         rows["peers"] = peers[columns].rename_axis("component")
     if len(profiled := select_profiled(runs)):
         columns = ["component", "size", "calls", "time", "share", "GFLOP/s", "of peak", "GB/s"]
