@@ -146,14 +146,14 @@ def _build_section(rows: pd.DataFrame, order: list[str]) -> Section:
     is_peer = ~rows["key"].isin(["", *OWN_SIDES])
     peers = rows[is_peer].sort_values("created", kind="stable").drop_duplicates(["name", "key"], keep="last")
     newest_rows = pd.concat([newest[run].merge(rows[~is_peer]), peers])
-    shown = newest_rows.drop_duplicates(run)
+    visible = newest_rows.drop_duplicates(run)
     newest_rows = newest_rows.set_index("name")
     newest_rows["rank"] = [
         order.index(subject) if subject in order else len(order) for subject in newest_rows["subject"]
     ]
     runs = newest_rows[newest_rows["kind"] != "kernel"].sort_values(["kind", "rank"], kind="stable")
     machine: dict[str, Any] = {}
-    for facts in shown.sort_values("created", kind="stable")["machine"]:
+    for facts in visible.sort_values("created", kind="stable")["machine"]:
         machine |= facts
     return Section(
         newest.loc[newest["created"].idxmax(), "place"],
@@ -161,8 +161,8 @@ def _build_section(rows: pd.DataFrame, order: list[str]) -> Section:
         runs[runs["error"] == ""],
         runs[runs["error"] != ""],
         newest_rows[newest_rows["kind"] == "kernel"].rename_axis("kernel"),
-        shown,
-        benchmarks[~pd.MultiIndex.from_frame(benchmarks[run]).isin(pd.MultiIndex.from_frame(shown[run]))],
+        visible,
+        benchmarks[~pd.MultiIndex.from_frame(benchmarks[run]).isin(pd.MultiIndex.from_frame(visible[run]))],
     )
 
 
@@ -185,8 +185,9 @@ def select_own_sides(runs: pd.DataFrame) -> pd.DataFrame:
 def select_peers(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows of the peers, with their times divided by this project's best of the same run."""
     rows = runs[~runs["key"].isin(OWN_SIDES)]
-    ours = rows["best_seconds"].map(np.median)
-    return rows.assign(**{"ours": ours, "its time / ours": format_ratios(divide_by_ours(rows))})
+    return rows.assign(
+        **{"ours": rows["best_seconds"].map(np.median), "its time / ours": format_ratios(divide_by_ours(rows))}
+    )
 
 
 def compare_peers(peers: pd.DataFrame) -> pd.DataFrame:
