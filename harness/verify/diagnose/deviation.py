@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.program import Array
 from harness.parity import metrics
@@ -122,7 +121,7 @@ class Fault:
         return cls(kind, actual.shape, np.packbits(wrong).tobytes())
 
     @property
-    def wrong(self) -> npt.NDArray[np.bool_]:
+    def wrong(self) -> Array:
         """Returns whether each element is wrong, as an array."""
         count = math.prod(self.shape)
         bits = np.unpackbits(np.frombuffer(self.packed, np.uint8), count=count)
