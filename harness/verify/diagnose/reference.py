@@ -241,9 +241,7 @@ class Upstream:
         """Returns the outputs that a verification rejects, each with the reason."""
         verdicts = judge(
             outputs,
-            self.reference.first,
-            self.reference.exact,
-            reference_again=self.reference.again,
+            self.reference,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
             ill_conditioned=self.case.ill_conditioned,
