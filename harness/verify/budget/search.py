@@ -18,7 +18,7 @@ from harness.core.files import write_text
 from harness.core.outcome import Stage
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
-from harness.models.registry import models, subjects
+from harness.models.registry import component_of, models, subjects
 from harness.runtime.decoding import convert
 from harness.verify.budget.choice import Contribution, choose, predict_errors
 
@@ -160,8 +160,7 @@ def find_budget(
         )
     if not PRECISIONS[case.precision].is_half:
         raise HarnessError(f"a budget needs a half precision, and {case.precision} is none: give another --precision")
-    if subjects()[case.component].whole:
-        raise HarnessError(f"{case.component} is a whole model: make a budget for each of its components")
+    component_of(case.component, "measure")
     worker = run_isolated(f"{__name__}:search_budget", case, settings, limit, rates, log, on_stage=on_stage)
     budget_result: Result = worker.require(f"no budget for {case.id}")
     return budget_result
