@@ -79,13 +79,8 @@ def draw(pixels: Pixels, objects: Objects, prompts: Sequence[Prompt | ObjectProm
     return image
 
 
-def colors(count: int) -> list[Color]:
-    """Returns `count` colours, bright and saturated, each far in hue from those before it."""
-    return [color_of(index) for index in range(count)]
-
-
 def color_of(index: int) -> Color:
-    """Returns the colour of `colors` with this index, from 0."""
+    """Returns the colour with this index, from 0: bright, saturated, and far in hue from those before it."""
     lightness = (0.56, 0.46, 0.66)[index // 12 % 3]
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN_ANGLE) % 1, lightness, 0.95)
     return round(red * 255), round(green * 255), round(blue * 255)

@@ -202,8 +202,9 @@ class Results(AbstractContextManager["Results"]):
     def _remove_stale(self) -> None:
         """Removes files of an earlier run: masks of frames that are not done, and all results of another question."""
         for path in self._existing_files():
-            number = _MASK_FILE.fullmatch(path.name)
-            if int(number[1]) >= self._journal_length if number else not self._journal_length:
+            mask = _MASK_FILE.fullmatch(path.name)
+            is_stale = int(mask[1]) >= self._journal_length if mask else self._journal_length == 0
+            if is_stale:
                 self._journal.remove_listed(path)
 
 
