@@ -53,6 +53,10 @@ class Rates:
         """Returns the estimated time of products."""
         return operations / (self.half if half else self.fp32) / 1e9
 
+    def saved_seconds(self, operations: int) -> float:
+        """Returns the estimated time that products save in half precision."""
+        return self.seconds(operations, half=False) - self.seconds(operations, half=True)
+
 
 @dataclass(frozen=True)
 class GroupError:
@@ -268,40 +272,42 @@ class Search:
 
         chosen, refused = self._fastest_within(limit)
         half = frozenset(chosen.half)
-        names = self._bench.groups
         target = TARGETS[case.target].tvm_target(settings.processors)
+        budget = Budget(
+            subjects()[case.component].model,
+            case.component,
+            str(case.scale),
+            case.target,
+            case.precision,
+            limit,
+            tuple(name for name in self._bench.groups if name not in half),
+        )
+        groups = tuple(
+            GroupError(
+                contribution.group,
+                self._bench.operations(contribution.group),
+                {output: math.sqrt(square) for output, square in contribution.squares.items()},
+                contribution.group not in half,
+            )
+            for contribution in self._contributions
+        )
+        outputs = {
+            output: {"fp32": self._base.r_rms[output], "half": self._half.r_rms[output], "chosen": error}
+            for output, error in chosen.r_rms.items()
+        }
         return Result(
-            Budget(
-                subjects()[case.component].model,
-                case.component,
-                str(case.scale),
-                case.target,
-                case.precision,
-                limit,
-                tuple(name for name in names if name not in half),
-            ),
-            tuple(
-                GroupError(
-                    contribution.group,
-                    self._bench.operations(contribution.group),
-                    {output: math.sqrt(square) for output, square in contribution.squares.items()},
-                    contribution.group not in half,
-                )
-                for contribution in self._contributions
-            ),
-            self._bench.untouched,
-            self._front(),
-            self._point(chosen),
-            {
-                output: {"fp32": self._base.r_rms[output], "half": self._half.r_rms[output], "chosen": error}
-                for output, error in chosen.r_rms.items()
-            },
-            self._rates,
-            str(target.attrs.get("mcpu", "")),
-            bool(rounding_kernels(target)) if "cpu" in target.keys else None,
-            refused,
-            len(self._used) - self._new_count,
-            self._new_count,
+            budget,
+            groups,
+            untouched=self._bench.untouched,
+            front=self._front(),
+            chosen=self._point(chosen),
+            outputs=outputs,
+            rates=self._rates,
+            cpu=str(target.attrs.get("mcpu", "")),
+            gains=bool(rounding_kernels(target)) if "cpu" in target.keys else None,
+            refused=refused,
+            reused_count=len(self._used) - self._new_count,
+            new_count=self._new_count,
         )
 
     def _fastest_within(self, limit: float) -> tuple[Measurement, int]:
@@ -341,8 +347,7 @@ class Search:
 
     def _contribution(self, group: str, measurement: Measurement) -> Contribution:
         """Returns the effects of a group from the measurement of it alone in half precision."""
-        operations = self._bench.operations(group)
-        saved_seconds = self._rates.seconds(operations, half=False) - self._rates.seconds(operations, half=True)
+        saved_seconds = self._rates.saved_seconds(self._bench.operations(group))
         squares = {
             output: max(measurement.r_rms[output] ** 2 - error**2, 0.0) for output, error in self._base.r_rms.items()
         }
