@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.core.case import Case
+from harness.core.settings import SEEDED
 from perf.processes import Calls, Load
 from perf.whole_model import ENCODE, PHOTOGRAPH, Answer
 
@@ -74,7 +75,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     import torch
     from sam3.model.sam3_image_processor import Sam3Processor
 
-    from harness.models.sam3.build import build_model
+    from harness.models.sam3.build import build_case
     from harness.models.sam3.end_to_end.upstream import _ask_batch
     from harness.models.sam3.upstream import upstream
     from harness.runtime.sam3.images import load_image
@@ -83,7 +84,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     with upstream():
 
         def load() -> Calls:
-            model = build_model(case.scale, case.seed)
+            model = build_case(case, SEEDED)
             encoded = cache(lambda: Sam3Processor(model, device="cpu").set_image(photograph))
             each, all_texts = new_texts(ONE_BY_ONE), new_texts(BATCHED)
 

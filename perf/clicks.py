@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.case import Case
-from harness.core.settings import REPOSITORY
+from harness.core.settings import REPOSITORY, SEEDED
 from perf.processes import Calls, Load
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     """Runs upstream's processor and its `predict_inst`."""
     from sam3.model.sam3_image_processor import Sam3Processor
 
-    from harness.models.sam3.build import build_model
+    from harness.models.sam3.build import build_case
     from harness.models.sam3.upstream import upstream
     from harness.runtime.sam3.images import load_image
 
@@ -80,7 +80,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     with upstream():
 
         def load() -> Calls:
-            model = build_model(case.scale, case.seed, interactive=True)
+            model = build_case(case, SEEDED, interactive=True)
             processor = Sam3Processor(model, device="cpu")
             encoded = cache(lambda: processor.set_image(photograph))
             clicked = cache(lambda: ask(encoded()).logits[:1])

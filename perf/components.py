@@ -30,6 +30,7 @@ from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.monte_carlo import judge_by_draws
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 from harness.verify.runner import expectations
 from perf.profiling import Work, flop_of_program, work_of_functions
@@ -106,7 +107,7 @@ def prepare(
         del exported, counted
         names = [f"{call.prefix}{name}" for name in program.outputs]
         reference = workload.reference()
-        check = judge_of(names, reference.first, reference.exact, case, workload.draw_small_outputs(reference.first))
+        check = judge_of(names, reference, case, workload.draw_small_outputs(reference.first))
         prepared = Prepared(check, flop, imported.module)
         save(program.module, inputs, list(imported.parameters().values()), folder)
         (folder / IMPORTED).write_text(tvm.ir.save_json(imported.module), encoding="utf-8")
@@ -163,18 +164,19 @@ def _compile(
         prepared.work[side] = work_of_functions(lowered)
 
 
-def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case, draws: Arrays) -> Judge:
+def judge_of(names: Sequence[str], reference: Reference, case: Case, draws: Arrays) -> Judge:
     """Returns the judge of a side's outputs, which keeps nothing of the model.
 
     Args:
         names: Of the outputs, in order.
-        reference: PyTorch's outputs that the precision is held to, and others.
-        oracle: The same in float64.
+        reference: PyTorch's outputs that the precision is held to, and others; of the first run and in float64.
         case: Says by its precision, its weights and what is expected of it whether outputs may pass by the oracle.
         draws: What `harness.parity.monte_carlo.draw_errors` returns, of these outputs and others.
     """
-    expected = {name: reference[name] for name in names}
-    exact = {name: oracle[name] for name in names if name in oracle}
+    first, exact = (
+        {name: arrays[name] for name in names if name in arrays} for arrays in (reference.first, reference.exact)
+    )
+    expected = Reference.from_run(first, exact)
     drawn = {name: draws[name] for name in names if name in draws}
     by_oracle = PRECISIONS[case.precision].judged_by_oracle
     ill_conditioned = Weights(case.weights).ill_conditioned
@@ -183,8 +185,8 @@ def judge_of(names: Sequence[str], reference: Arrays, oracle: Arrays, case: Case
     def check(outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         actual = dict(zip(names, outputs, strict=True))
         verdicts = judge(
-            actual, expected, exact, expectation=expectation, by_oracle=by_oracle, ill_conditioned=ill_conditioned
+            actual, expected, expectation=expectation, by_oracle=by_oracle, ill_conditioned=ill_conditioned
         )
-        return judged(judge_by_draws(verdicts, actual, expected, exact, drawn) if drawn else verdicts)
+        return judged(judge_by_draws(verdicts, actual, expected, drawn) if drawn else verdicts)
 
     return check

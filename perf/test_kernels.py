@@ -21,6 +21,7 @@ from harness.compiler.targets.compiling import LIBRARY_SUFFIX
 from harness.core.machine import describe_machine
 from harness.core.outcome import VerdictKind
 from harness.core.processes.threads import configure_threads
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 from perf.compiling import compiled
 from perf.kernels import Kernel, flop, kernels
@@ -59,7 +60,7 @@ def test_kernel(
     wide = copy.deepcopy(module).double()
     with torch.no_grad():
         oracle = wide(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs)).numpy()
-    (verdict,) = judge({"result": run_tvm()[0].numpy()}, {"result": expected}, {"result": oracle})
+    (verdict,) = judge({"result": run_tvm()[0].numpy()}, Reference.from_run({"result": expected}, {"result": oracle}))
     assert verdict.kind is VerdictKind.STRICT, verdict
     del expected, oracle, wide
 

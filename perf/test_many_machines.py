@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,11 @@ def writing_seconds(model: Path, folder: Path, count: int = 500) -> float:
     annotation = {"category": "cat", "score": 0.5, "bbox": [0.0] * 4, "area": 1, "predicted_bbox": [0.0] * 4}
     annotation["segmentation"] = {"size": [600, 800], "counts": "0" * 400}
 
-    def compute(pending: Iterator[jobs.PendingImage]) -> Iterator[tuple[int, jobs.Segmentation]]:
-        written = jobs.Segmentation((800, 600), [annotation] * 5, (), bytes(500_000), [bytes(2000)] * 5, 1.0)
+    def compute(pending: Iterator[jobs.PendingImage]) -> Iterator[tuple[int, jobs.Result]]:
+        overlay, masks = bytes(500_000), [bytes(2000)] * 5
         for image in pending:
-            yield image.index, written
+            found = jobs.SegmentedImage(image.image, (800, 600), [annotation] * 5, (), 1.0)
+            yield image.index, replace(found, overlay=overlay, masks=masks)
 
     loaded = Sam3.load(model)
     start = time.perf_counter()

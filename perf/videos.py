@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.case import Case
+from harness.core.settings import SEEDED
 from harness.models.sam3.tracker.clip import load_clip
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from perf.processes import Calls, Load
@@ -74,7 +75,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     import torch
     from PIL import Image
 
-    from harness.models.sam3.build import build_model, build_video_model
+    from harness.models.sam3.build import build_case, build_video_model
     from harness.models.sam3.images import preprocess
     from harness.models.sam3.upstream import upstream
     from harness.models.sam3.video.upstream import quick_masks
@@ -83,7 +84,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     with upstream(), quick_masks():
 
         def load() -> Calls:
-            model = build_video_model(build_model(case.scale, case.seed, interactive=True), case.scale)
+            model = build_video_model(build_case(case, SEEDED, interactive=True), case.scale)
             model.hotstart_delay, model.max_num_objects, model.new_det_thresh = 0, OBJECTS, RULES.new_score
 
             @cache

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.case import Case
-from harness.core.settings import REPOSITORY
+from harness.core.settings import REPOSITORY, SEEDED
 from harness.runtime.sam3.image_model import THRESHOLD
 from perf.processes import Calls, Load
 
@@ -82,7 +82,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     """Runs upstream's processor."""
     from sam3.model.sam3_image_processor import Sam3Processor
 
-    from harness.models.sam3.build import build_model
+    from harness.models.sam3.build import build_case
     from harness.models.sam3.upstream import upstream
     from harness.runtime.sam3.images import load_image
 
@@ -90,7 +90,7 @@ def torch_side(case: Case) -> Iterator[Load]:
     with upstream():
 
         def load() -> Calls:
-            processor = Sam3Processor(build_model(case.scale, case.seed), device="cpu")
+            processor = Sam3Processor(build_case(case, SEEDED), device="cpu")
             encoded = cache(lambda: processor.set_image(photograph))
 
             def ask(image: dict[str, Any], threshold: float = THRESHOLD) -> Answer:

@@ -173,7 +173,7 @@ def test_compile_takes_the_file(found: Found, tmp_path: Path) -> None:
         (("--precision", "fp32"), sentence("no-half-precision", precision="fp32")),
         (("--half-rate", "200"), sentence("no-saving", half=200)),
         (("--component", "box_heat"), sentence("unknown-name", hint="box_head")),
-        (("--component", "end_to_end"), sentence("not-a-component", component="end_to_end")),
+        (("--component", "end_to_end"), sentence("not-a-component", name="end_to_end")),
         (("--out", "nowhere/budget.json"), sentence("cannot-write", path="nowhere/budget.json")),
     ],
 )

@@ -491,7 +491,7 @@ def _weights(fault: Fault, prepared: Prepared, injected: Injected, stack: ExitSt
 
 def _reference(fault: Fault, prepared: Prepared, injected: Injected, _stack: ExitStack) -> None:
     """PyTorch's second run differs from its first in one bit of one element."""
-    name = picked([n for n, array in prepared.again.items() if array.dtype == np.float32], fault.place)
+    name = picked([n for n, array in prepared.reference.again.items() if array.dtype == np.float32], fault.place)
     injected.where = name
 
     def again(arrays: Arrays) -> Arrays:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
             def compiled(*arguments: Any) -> None:
                 seen.run(component, *arguments)
                 is_same = seen.code == right.code and _same(seen.outputs, right.outputs)
-                if is_same and made.again(component.again) is component.again:
+                if is_same and made.again(component.reference.again) is component.reference.again:
                     raise _Unreached
 
             if made.folder is None:
@@ -119,7 +119,8 @@ def measured(fault: Fault, component: Prepared, right: Observed, *, reproduce: b
     if made.file:
         known = set(right.functions.values())
         made.functions |= {name for name, function in seen.functions.items() if function not in known}
-    verdicts = judge(seen.outputs, component.reference, component.oracle, reference_again=made.again(component.again))
+    reference = component.reference
+    verdicts = judge(seen.outputs, replace(reference, again=made.again(reference.again)))
     record |= judged(verdicts) | {"changed": not _same(seen.outputs, right.outputs)}
     if found is not None:
         record["diagnosis"] = diagnosed(fault, made, found)

@@ -30,6 +30,7 @@ from harness.core.program import Arrays, Program
 from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.parity.oracle import oracle, reference
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 from harness.runtime.executable import Executable
 from harness.verify.diagnose.diagnosis import Diagnosis
@@ -82,9 +83,7 @@ class Prepared:
     exported: Any
     graph: Graph
     lowered: Lowered
-    reference: Arrays
-    again: Arrays
-    oracle: Arrays
+    reference: Reference
     reached: Reached = field(default_factory=Reached)
     places: list[Place] = field(default_factory=list)
 
@@ -109,15 +108,14 @@ class Prepared:
 def built_anew(component: Prepared) -> Prepared:
     """Returns a component that is built again, with its references, as by the code that is there now."""
     program = _program(component.case)
-    first, again, exact = _expected(program)
-    return replace(component, program=program, reference=first, again=again, oracle=exact)
+    return replace(component, program=program, reference=_expected(program))
 
 
-def _expected(program: Program) -> tuple[Arrays, Arrays, Arrays]:
+def _expected(program: Program) -> Reference:
     """Returns PyTorch's outputs of two runs, and float64's."""
     inputs, names = tuple(program.example.values()), program.outputs
     first, again = (reference(program.module, inputs, names) for _ in range(2))
-    return first, again, oracle(program.module, inputs, names)
+    return Reference(first, again, oracle(program.module, inputs, names))
 
 
 @dataclass
@@ -162,7 +160,7 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
         expected = _expected(program)
         with tracing() as lines_of_import:
             lowered = route.lower(exported, program.module)
-        made = Prepared(case, program, exported, route.graph(exported), lowered, *expected)
+        made = Prepared(case, program, exported, route.graph(exported), lowered, expected)
         observed = Observed()
         with reached([operator.name for operator in made.operators]) as operators:
             found = followed(made, lambda *compiled: observed.run(made, *compiled))
@@ -171,7 +169,7 @@ def prepared(component: str) -> Iterator[tuple[Prepared, Observed]]:
         of_patches = {file: more for file, more in lines_of_building.items() if part_of(file) == PATCHES}
         for file, more in (*lines_of_import.items(), *rest.items(), *of_patches.items()):
             lines[file] |= more
-        verdicts = judge(observed.outputs or {}, made.reference, made.oracle, reference_again=made.again)
+        verdicts = judge(observed.outputs or {}, made.reference)
         wrong = [verdict.reason for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
         if wrong or found.faulty:
             raise RuntimeError(f"{component} is not right without a fault: {(wrong or ['a kernel diverges'])[0]}")

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 
 from conformance.support.commands import run_command
 from conformance.support.sentences import sentence
+from conformance.support.shallow import build_model
 from harness.compiler.targets.system_cpu import FILE
 from harness.core.case import Case
 from harness.core.outcome import CaseError, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.core.settings import REPOSITORY, Settings
-from harness.models.sam3.build import build_model
 from harness.models.sam3.components import COMPONENTS
 from harness.verify.report import Result, read_report
 from harness.verify.runner import exit_code, repro_flags

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from conformance.support.hugging_face import to_hugging_face
 from conformance.support.sentences import sentence
+from conformance.support.shallow import build_model
 from harness.cli.main import app
 from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
-from harness.models.sam3.build import build_model
-from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
 from harness.models.sam3.checkpoints.names import video_name
 
 TEXT_POSITIONS = "detector.backbone.language_backbone.encoder.positional_embedding"

@@ -22,15 +22,14 @@ from safetensors.torch import save_file
 
 from conformance.support.commands import run_command
 from conformance.support.folders import change_manifest, rewrite
+from conformance.support.hugging_face import to_hugging_face
 from conformance.support.sentences import sentence
-from conformance.support.shallow import interactive_model, photograph, shallow_model
+from conformance.support.shallow import build_model, interactive_model, photograph, shallow_model
 from harness.compiler.deployment.packing import pack_model
 from harness.core.case import TINY
 from harness.core.errors import HarnessError
 from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.settings import REPOSITORY, Settings
-from harness.models.sam3.build import build_model
-from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.sam3.deployed.modules import ImageEncoding

@@ -35,6 +35,7 @@ from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import upstream as upstreams_model
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 from harness.runtime.artifact import Artifact
 from harness.runtime.devices import architecture_problem, device_problem, to_device, to_numpy
@@ -127,9 +128,8 @@ def test_it_is_as_accurate_as_upstream_under_autocast(compiled: tuple[Path, Comp
     with upstreams_model():
         names = encode_text(shallow_model()).outputs
         module, args = COMPONENTS["text_encoder"].build(shallow_model()).eval(), (torch.from_numpy(TOKENS),)
-        verdicts = judge(
-            found, half_reference(module, args, names, precision), oracle(module, args, names), by_oracle=True
-        )
+        reference = Reference.from_run(half_reference(module, args, names, precision), oracle(module, args, names))
+        verdicts = judge(found, reference, by_oracle=True)
     assert [verdict.kind for verdict in verdicts] == [VerdictKind.ORACLE, VerdictKind.STRICT], verdicts
     assert [verdict.dtype for verdict in verdicts] == ["float32", "bool"]
 

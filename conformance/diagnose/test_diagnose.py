@@ -521,7 +521,7 @@ def test_the_command_names_the_kernel_and_writes_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "output", "message"),
     [
-        (Case("end_to_end", "real", "llvm"), None, sentence("not-a-component", component="end_to_end")),
+        (Case("end_to_end", "real", "llvm"), None, sentence("not-a-component", name="end_to_end")),
         (Case("box_head", "real", "cuda"), None, sentence("target-not-followed", name="llvm")),
         (Case("box_head", "real", "llvm"), "masks", sentence("no-such-output", output="masks")),
         (

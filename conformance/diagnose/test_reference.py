@@ -14,7 +14,7 @@ from harness.compiler.lowering.frontends.torch_export.lifting import Graph
 from harness.compiler.lowering.route import Route
 from harness.core.case import Case
 from harness.verify.diagnose.deviation import deviation
-from harness.verify.diagnose.reference import Reference, needed_calls, region
+from harness.verify.diagnose.reference import NodeValues, needed_calls, region
 
 LENGTH = 30
 EXTENT = 977
@@ -43,7 +43,7 @@ def test_values_are_those_of_pytorch_and_of_float64_and_go_when_they_are_release
     graph, x = chain()
     (output,) = graph.outputs
     before = alive()
-    reference = Reference(graph, (x,), torch_nodes=[output], exact_nodes=[output])
+    reference = NodeValues(graph, (x,), torch_nodes=[output], exact_nodes=[output])
     assert torch.equal(reference.torch_value(output), Chain()(x))
     exact = reference.exact_value(output)
     assert exact.dtype is torch.float64
@@ -58,7 +58,7 @@ def test_float64_from_sources_begins_with_pytorchs_own_values() -> None:
     graph, x = chain()
     output = graph.nodes[graph.outputs[0]]
     middle = needed_calls([output])[LENGTH]
-    reference = Reference(graph, (x,), torch_nodes=[middle.name, output.name], exact_nodes=[])
+    reference = NodeValues(graph, (x,), torch_nodes=[middle.name, output.name], exact_nodes=[])
     rest = needed_calls([output])[LENGTH + 1 :]
     assert region(output, [middle]) == rest
     value = reference.torch_value(middle.name).double()

@@ -322,7 +322,7 @@ def test_a_case_that_does_not_get_as_far_as_lowering_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("component", ["end_to_end", "tail"])
 def test_what_is_no_component_cannot_be_explained(component: str) -> None:
-    with pytest.raises(HarnessError, match=sentence("not-a-component", component=component)):
+    with pytest.raises(HarnessError, match=sentence("not-a-component", name=component)):
         explain(Case(component, "real", "llvm", "shallow", 0))
 
 

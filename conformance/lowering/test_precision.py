@@ -40,6 +40,7 @@ from harness.models.sam3.deployed.deployable import DEPLOYABLE
 from harness.models.selection import select
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle, reference
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 from harness.verify.report import Result, repro_command
 from harness.verify.report.verification.document import build_report
@@ -126,7 +127,7 @@ def test_the_block_is_as_accurate_as_upstream_under_autocast(precision):
     module, parameters = lowered(block, ARGS, precision)
     actual = dict(zip(("x", "boxes"), run(module, [arg.numpy() for arg in ARGS], parameters), strict=True))
     ours = half_reference(block, ARGS, ("x", "boxes"), PRECISIONS[precision])
-    verdicts = judge(actual, ours, oracle(block, ARGS, ("x", "boxes")), by_oracle=True)
+    verdicts = judge(actual, Reference.from_run(ours, oracle(block, ARGS, ("x", "boxes"))), by_oracle=True)
     assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
     assert max(verdict.r_rms for verdict in verdicts) < 1.2
 
@@ -297,24 +298,24 @@ FAULTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @cache
-def judged(precision: str) -> tuple[dict, dict, np.ndarray]:
-    """Two layers: their reference, their oracle, and what the compiled code gives."""
+def judged(precision: str) -> tuple[Reference, np.ndarray]:
+    """Two layers: their reference, and what the compiled code gives."""
     layers = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)).eval()
     args = (torch.randn(24, 64, generator=torch.Generator().manual_seed(0)),)
     wanted = half_reference(layers, args, ("y",), PRECISIONS[precision])
     exact = oracle(layers, args, ("y",))
     module, parameters = lowered(layers, args, precision)
     (right,) = run(module, [args[0].numpy()], parameters)
-    return wanted, exact, right
+    return Reference.from_run(wanted, exact), right
 
 
 @half
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_judge_sees_a_fault_in_half_precision(precision, fault):
-    wanted, exact, right = judged(precision)
-    (verdict,) = judge({"y": right}, wanted, exact, by_oracle=True)
+    wanted, right = judged(precision)
+    (verdict,) = judge({"y": right}, wanted, by_oracle=True)
     assert verdict.kind is VerdictKind.ORACLE
-    (verdict,) = judge({"y": FAULTS[fault](right)}, wanted, exact, by_oracle=True)
+    (verdict,) = judge({"y": FAULTS[fault](right)}, wanted, by_oracle=True)
     assert verdict.kind is VerdictKind.FAILED
 
 
@@ -333,14 +334,14 @@ def test_the_judge_sees_outputs_that_are_swapped(precision):
     two, args = Two(), (torch.randn(24, 64),)
     wanted = half_reference(two, args, ("a", "b"), PRECISIONS[precision])
     swapped = {"a": wanted["b"], "b": wanted["a"]}
-    verdicts = judge(swapped, wanted, oracle(two, args, ("a", "b")), by_oracle=True)
+    verdicts = judge(swapped, Reference.from_run(wanted, oracle(two, args, ("a", "b"))), by_oracle=True)
     assert {verdict.kind for verdict in verdicts} == {VerdictKind.FAILED}
 
 
 def test_fp32_is_still_held_to_the_strict_gate():
     linear, args = nn.Linear(64, 64), (torch.randn(24, 64),)
     wanted = half_reference(linear, args, ("y",), PRECISIONS["bf16"])
-    (verdict,) = judge(wanted, reference(linear, args, ("y",)), oracle(linear, args, ("y",)))
+    (verdict,) = judge(wanted, Reference.from_run(*(run(linear, args, ("y",)) for run in (reference, oracle))))
     assert verdict.kind is VerdictKind.FAILED
 
 
@@ -443,7 +444,9 @@ def test_an_expectation_names_precisions(tmp_path, line, named):
 
 def test_an_oracle_verdict_is_expected_in_half_precision_only():
     two = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
-    verdicts = judge({"y": two}, {"y": two * np.float32(1.001)}, {"y": two.astype(np.float64)}, by_oracle=True)
+    verdicts = judge(
+        {"y": two}, Reference.from_run({"y": two * np.float32(1.001)}, {"y": two.astype(np.float64)}), by_oracle=True
+    )
     outcome = Outcome(Stage.JUDGE, Status.PASSED, verdicts=verdicts)
     expected = {
         precision: check(Case("vit", "real", "cuda", precision=precision), outcome, None).expected

@@ -18,6 +18,7 @@ from conformance.support.examples import examples
 from harness.core.outcome import BINS, CELLS, EDGES, MASKS, PIXELS, WITHIN, Distribution, MaskPicture
 from harness.parity import metrics
 from harness.parity.distribution import add_distributions, distribution, histogram
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 
 Array = npt.NDArray[Any]
@@ -187,7 +188,8 @@ def test_a_verdict_is_the_same_with_a_distribution_and_what_cannot_be_compared_h
     reference = {name: noise(2, 9, 9) for name in ("same", "shape", "missing", "dtype")}
     actual: dict[str, Array] = {"same": reference["same"] * np.float32(1.001), "shape": noise(2, 9, 8)}
     actual |= {"dtype": reference["dtype"].astype(np.float64), "extra": noise(3)}
-    verdicts = judge(actual, reference, {name: array.astype(np.float64) for name, array in reference.items()})
+    exact = {name: array.astype(np.float64) for name, array in reference.items()}
+    verdicts = judge(actual, Reference.from_run(reference, exact))
     found = add_distributions(verdicts, actual, reference)
     assert [(each.name, each.kind, each.outside) for each in found] == [
         (each.name, each.kind, each.outside) for each in verdicts

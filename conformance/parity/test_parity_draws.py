@@ -47,8 +47,8 @@ half = pytest.mark.parametrize("precision", HALVES)
 NAMES = ("logit", "second/logit", "third/logit")
 
 
-def drawn(shapes: dict[str, int], seed: int) -> tuple[Arrays, Arrays, Arrays, Arrays]:
-    """What compiled code, autocast, float64 and further draws give, with normal errors of one size for each output."""
+def drawn(shapes: dict[str, int], seed: int) -> tuple[Arrays, Reference, Arrays]:
+    """What compiled code, PyTorch and further draws give, with normal errors of one size for each output."""
     generator = np.random.default_rng(seed)
     exact = {name: generator.normal(size=(1, size)) for name, size in shapes.items()}
     sizes = dict(zip(shapes, (1e-3, 5e-3, 2e-2), strict=False))
@@ -60,11 +60,11 @@ def drawn(shapes: dict[str, int], seed: int) -> tuple[Arrays, Arrays, Arrays, Ar
         }
 
     further = {name: generator.normal(scale=sizes[name], size=(DRAWS, size)) for name, size in shapes.items()}
-    return inexact(), inexact(), exact, further
+    return inexact(), Reference.from_run(inexact(), exact), further
 
 
-def by_draws(actual: Arrays, reference: Arrays, exact: Arrays, further: Arrays) -> tuple[Verdict, ...]:
-    return judge_by_draws(judge(actual, reference, exact, by_oracle=True), actual, reference, exact, further)
+def by_draws(actual: Arrays, reference: Reference, further: Arrays) -> tuple[Verdict, ...]:
+    return judge_by_draws(judge(actual, reference, by_oracle=True), actual, reference, further)
 
 
 def failed(verdicts: tuple[Verdict, ...]) -> set[str]:
@@ -76,7 +76,7 @@ def test_code_as_accurate_as_autocast_fails_by_chance_in_one_of_hundred_cases_at
     named = dict(zip(NAMES, shapes, strict=False))
     cases = [drawn(named, seed) for seed in range(300)]
     assert sum(bool(failed(by_draws(*case))) for case in cases) <= 3
-    alone = [judge(actual, reference, exact, by_oracle=True) for actual, reference, exact, _ in cases]
+    alone = [judge(actual, reference, by_oracle=True) for actual, reference, _ in cases]
     assert sum(bool(failed(verdicts)) for verdicts in alone) > 30  # by one run of autocast alone it is luck
 
 
@@ -85,36 +85,37 @@ def test_code_as_accurate_as_autocast_fails_by_chance_in_one_of_hundred_cases_at
 def test_one_number_of_five_that_is_off_by_seven_usual_errors_is_seen(name: str, share: float) -> None:
     sizes = dict(zip(NAMES, (1e-3, 5e-3, 2e-2), strict=True))
     for seed in range(50):
-        actual, reference, exact, further = drawn(dict(zip(NAMES, (1, 1, 3), strict=True)), seed)
-        actual[name][0, -1] = exact[name][0, -1] + share * sizes[name]
-        assert name in failed(by_draws(actual, reference, exact, further)), seed
+        actual, reference, further = drawn(dict(zip(NAMES, (1, 1, 3), strict=True)), seed)
+        actual[name][0, -1] = reference.exact[name][0, -1] + share * sizes[name]
+        assert name in failed(by_draws(actual, reference, further)), seed
 
 
 def test_a_lucky_run_of_autocast_fails_nothing_and_an_unlucky_one_permits_nothing() -> None:
-    actual, _, exact, further = drawn({"logit": 3}, 0)
-    lucky = {"logit": exact["logit"].astype(np.float32)}
-    assert failed(judge(actual, lucky, exact, by_oracle=True)) == {"logit"}
-    assert not failed(by_draws(actual, lucky, exact, further))
-    unlucky = {"logit": (exact["logit"] + 4e-3).astype(np.float32)}
+    actual, reference, further = drawn({"logit": 3}, 0)
+    exact = reference.exact
+    lucky = Reference.from_run({"logit": exact["logit"].astype(np.float32)}, exact)
+    assert failed(judge(actual, lucky, by_oracle=True)) == {"logit"}
+    assert not failed(by_draws(actual, lucky, further))
+    unlucky = Reference.from_run({"logit": (exact["logit"] + 4e-3).astype(np.float32)}, exact)
     wrong = {"logit": (exact["logit"] + 6e-3).astype(np.float32)}
-    assert not failed(judge(wrong, unlucky, exact, by_oracle=True))
-    assert failed(by_draws(wrong, unlucky, exact, further)) == {"logit"}
+    assert not failed(judge(wrong, unlucky, by_oracle=True))
+    assert failed(by_draws(wrong, unlucky, further)) == {"logit"}
 
 
 def test_runs_that_decided_otherwise_permit_nothing() -> None:
-    actual, reference, exact, further = drawn({"iou": 3}, 0)
-    actual["iou"] = (exact["iou"] + 6e-3).astype(np.float32)
+    actual, reference, further = drawn({"iou": 3}, 0)
+    actual["iou"] = (reference.exact["iou"] + 6e-3).astype(np.float32)
     further["iou"][[3, 8, 11]] = 0.5
-    assert failed(by_draws(actual, reference, exact, further)) == {"iou"}
+    assert failed(by_draws(actual, reference, further)) == {"iou"}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_stays_a_failure(value: float) -> None:
-    actual, reference, exact, further = drawn({"logit": 1, "second/logit": 1}, 0)
+    actual, reference, further = drawn({"logit": 1, "second/logit": 1}, 0)
     actual["logit"][:] = value
-    assert failed(by_draws(actual, reference, exact, further)) == {"logit"}
+    assert failed(by_draws(actual, reference, further)) == {"logit"}
     del actual["logit"]
-    assert failed(by_draws(actual, reference, exact, further)) == {"logit"}
+    assert failed(by_draws(actual, reference, further)) == {"logit"}
 
 
 def test_few_are_floating_point_numbers_and_some() -> None:
@@ -170,13 +171,13 @@ def calls() -> tuple[dict[str, Program], Trace]:
 
 
 @cache
-def measured(precision: str) -> tuple[Arrays, Arrays, Arrays]:
-    """Autocast, float64, and further draws."""
+def measured(precision: str) -> tuple[Reference, Arrays]:
+    """Autocast with float64, and further draws."""
     autocast = partial(half_reference, precision=PRECISIONS[precision])
     run = partial(run_trace, calls()[0], run=autocast)
-    reference, exact = run(calls()[1]), run_trace(*calls(), oracle)
-    (further,) = draw_errors(*calls(), small_outputs(reference), [run], PRECISIONS[precision], seed=0)
-    return reference, exact, further
+    reference = Reference.from_run(run(calls()[1]), run_trace(*calls(), oracle))
+    (further,) = draw_errors(*calls(), small_outputs(reference.first), [run], PRECISIONS[precision], seed=0)
+    return reference, further
 
 
 def compiled(module: nn.Module, precision: str) -> Arrays:
@@ -228,8 +229,7 @@ FAULTS: dict[Callable[[Scores], None], set[str]] = {
 @pytest.mark.part
 @half
 def test_a_network_is_as_accurate_as_autocast(precision: str) -> None:
-    reference, exact, further = measured(precision)
-    verdicts = by_draws(compiled(scores(), precision), reference, exact, further)
+    verdicts = by_draws(compiled(scores(), precision), *measured(precision))
     assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
 
 
@@ -239,36 +239,35 @@ def test_a_fault_of_few_numbers_is_seen_in_half_precision(fault: Callable[[Score
     faulty = copy.deepcopy(scores())
     with torch.no_grad():
         fault(faulty)
-    reference, exact, further = measured(precision)
     programs = {name: replace(program, module=faulty) for name, program in calls()[0].items()}
     actual = run_trace(programs, calls()[1], partial(half_reference, precision=PRECISIONS[precision]))
-    verdicts = by_draws(actual, reference, exact, further)
+    verdicts = by_draws(actual, *measured(precision))
     assert {name.rpartition("/")[2] for name in failed(verdicts)} == FAULTS[fault]
 
 
 @half
 def test_draws_are_the_same_every_time_and_leave_the_weights_as_they_are(precision: str) -> None:
     before = copy.deepcopy(scores().state_dict())
-    reference, exact, further = measured(precision)
+    reference, further = measured(precision)
     measured.cache_clear()
-    again = measured(precision)[2]
-    assert further.keys() == set(reference)
+    again = measured(precision)[1]
+    assert further.keys() == set(reference.first)
     assert all(np.array_equal(errors, again[name]) for name, errors in further.items())
     assert all(torch.equal(values, before[name]) for name, values in scores().state_dict().items())
     own, drawn_ones = (
         np.concatenate([errors.ravel() for errors in each])
-        for each in ([reference[name] - exact[name] for name in further], further.values())
+        for each in ([reference.first[name] - reference.exact[name] for name in further], further.values())
     )
     assert 0.3 < np.sqrt(np.mean(own**2) / np.mean(drawn_ones**2)) < 3
     for name, errors in further.items():
-        assert errors.shape == (DRAWS, reference[name].size)
+        assert errors.shape == (DRAWS, reference.first[name].size)
         assert len(np.unique(errors)) == errors.size  # every run rounds anew
 
 
 # --- fp32 with weights that have outliers ---
 
 
-def grown(seed: int, shift: float = 0.0, size: float = 1e-4) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+def grown(seed: int, shift: float = 0.0, size: float = 1e-4) -> tuple[Arrays, Reference, Arrays]:
     """One error that a massive channel hands on to all 256 numbers of a token: compiled code's, PyTorch's, draws."""
     generator = np.random.default_rng(seed)
     exact = generator.normal(size=256)
@@ -278,18 +277,18 @@ def grown(seed: int, shift: float = 0.0, size: float = 1e-4) -> tuple[Arrays, Ar
     actual, reference = (
         (exact + error * direction).astype(np.float32)[None] for error in (ours + shift * size, theirs)
     )
-    return {"feats": actual}, {"feats": reference}, {"feats": exact[None]}, {"feats": further}
+    return {"feats": actual}, Reference.from_run({"feats": reference}, {"feats": exact[None]}), {"feats": further}
 
 
-def strained(actual: Arrays, reference: Arrays, exact: Arrays, further: Arrays) -> set[str]:
-    verdicts = judge(actual, reference, exact, ill_conditioned=True)
-    return failed(judge_by_draws(verdicts, actual, reference, exact, further, ill_conditioned=True))
+def strained(actual: Arrays, reference: Reference, further: Arrays) -> set[str]:
+    verdicts = judge(actual, reference, ill_conditioned=True)
+    return failed(judge_by_draws(verdicts, actual, reference, further, ill_conditioned=True))
 
 
 def test_an_error_that_grows_is_held_to_those_that_grow_in_pytorch() -> None:
     cases = [grown(seed) for seed in range(1000)]
     assert sum(bool(strained(*case)) for case in cases) <= 6
-    assert sum(bool(failed(judge(*case[:3], ill_conditioned=True))) for case in cases) > 150
+    assert sum(bool(failed(judge(*case[:2], ill_conditioned=True))) for case in cases) > 150
 
 
 @pytest.mark.parametrize("shift", [7, -7])
@@ -301,17 +300,18 @@ def test_independent_errors_keep_the_limit_of_the_oracle() -> None:
     generator = np.random.default_rng(0)
     exact = {"hs": generator.normal(size=(1, 4096))}
     further = {"hs": 1e-4 * generator.normal(size=(DRAWS, 4096))}
-    reference = {"hs": (exact["hs"] + 1e-4 * generator.normal(size=(1, 4096))).astype(np.float32)}
+    rounded = {"hs": (exact["hs"] + 1e-4 * generator.normal(size=(1, 4096))).astype(np.float32)}
+    reference = Reference.from_run(rounded, exact)
     for share, fails in ((1.8, False), (2.2, True)):
         actual = {"hs": (exact["hs"] + share * 1e-4 * generator.normal(size=(1, 4096))).astype(np.float32)}
-        assert bool(strained(actual, reference, exact, further)) is fails
+        assert bool(strained(actual, reference, further)) is fails
 
 
 def test_where_pytorch_never_leaves_the_gate_compiled_code_must_not() -> None:
-    actual, reference, exact, further = grown(0, size=1e-6)
-    assert not failed(judge(reference, reference, exact, ill_conditioned=True))
+    actual, reference, further = grown(0, size=1e-6)
+    assert not failed(judge(reference.first, reference, ill_conditioned=True))
     actual["feats"][0, 0] += 2.5e-5
-    assert strained(actual, reference, exact, further) == {"feats"}
+    assert strained(actual, reference, further) == {"feats"}
 
 
 # --- the usual errors of both, where one run of compiled code fails ---
@@ -322,18 +322,17 @@ class Both:
     """One error for all 256 numbers, as in `grown`: the case's own runs, and further ones of both sides."""
 
     actual: Arrays
-    reference: Arrays
-    exact: Arrays
+    reference: Reference
     further: Arrays
     theirs: Arrays
     ours: Arrays
 
     def by_draws(self) -> tuple[Verdict, ...]:
-        verdicts = judge(self.actual, self.reference, self.exact, ill_conditioned=True)
-        return judge_by_draws(verdicts, self.actual, self.reference, self.exact, self.further, ill_conditioned=True)
+        verdicts = judge(self.actual, self.reference, ill_conditioned=True)
+        return judge_by_draws(verdicts, self.actual, self.reference, self.further, ill_conditioned=True)
 
     def failed(self) -> bool:
-        given = (self.actual, self.reference, self.exact, self.further)
+        given = (self.actual, self.reference, self.further)
         return bool(failed(judge_by_typical_errors(self.by_draws(), *given, self.theirs, self.ours)))
 
 
@@ -362,8 +361,7 @@ def both(
 
     return Both(
         near(own, wrong),
-        near(reference),
-        {"feats": exact[None]},
+        Reference.from_run(near(reference), {"feats": exact[None]}),
         {"feats": size * np.outer(further, direction)},
         {"feats": size * np.outer(theirs, direction)},
         {"feats": size * (np.outer(shift + factor * ours, direction) + wrong)},
@@ -393,7 +391,7 @@ def test_luck_excuses_nothing_that_leaves_the_gate_where_pytorch_does_not_nor_on
     inside, far = both(0, first=60.0, size=1e-7), both(0, first=4.2, bias=60.0)
     right = {"feats": np.zeros((DRAWS, 256))}
     for case in (inside, far):
-        given = (case.actual, case.reference, case.exact, case.further)
+        given = (case.actual, case.reference, case.further)
         assert failed(case.by_draws()) == {"feats"}
         assert ambiguous_outputs(case.by_draws(), *given) == []
         assert failed(judge_by_typical_errors(case.by_draws(), *given, case.theirs, right)) == {"feats"}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict, VerdictKind
+from harness.parity.references import Reference
 from harness.parity.verdict import MAX_R_RMS, judge
 
 Arrays = dict[str, np.ndarray]
@@ -46,6 +47,7 @@ def model(seed: int, dtype: type[np.floating], blocked: bool = False) -> Arrays:
 
 
 ORACLE, REFERENCE, COMPILED = model(0, np.float64), model(0, np.float32), model(0, np.float32, blocked=True)
+PYTORCH = Reference.from_run(REFERENCE, ORACLE)
 STALE = model(1, np.float32, blocked=True)
 FLOATS = ("features", "position", "boxes", "logits", "faint")
 EXACT = ("ids", "mask")
@@ -131,7 +133,7 @@ def faults() -> Iterator[object]:
 
 
 def test_a_faithful_recomputation_is_strict_everywhere():
-    verdicts = judge(COMPILED, REFERENCE, ORACLE, reference_again=model(0, np.float32))
+    verdicts = judge(COMPILED, Reference(REFERENCE, model(0, np.float32), ORACLE))
     assert [verdict.name for verdict in verdicts] == list(REFERENCE)
     assert failed(verdicts) == set()
     assert not np.array_equal(COMPILED["features"], REFERENCE["features"]), (
@@ -143,7 +145,7 @@ def test_a_faithful_recomputation_is_strict_everywhere():
 @pytest.mark.parametrize(("name", "inject"), list(faults()))
 def test_a_fault_is_caught_where_it_was_put_and_nowhere_else(name, inject):
     faulty = {**COMPILED, name: inject(COMPILED[name].copy())}
-    verdicts = judge(faulty, REFERENCE, ORACLE)
+    verdicts = judge(faulty, PYTORCH)
     assert failed(verdicts) == {name}
     (caught,) = (verdict for verdict in verdicts if verdict.name == name)
     assert caught.kind is VerdictKind.FAILED
@@ -153,24 +155,24 @@ def test_a_fault_is_caught_where_it_was_put_and_nowhere_else(name, inject):
 @pytest.mark.parametrize("name", REFERENCE)
 def test_a_stale_buffer_is_caught(name):
     """The output still holds what another input produced."""
-    assert failed(judge({**COMPILED, name: STALE[name]}, REFERENCE, ORACLE)) == {name}
+    assert failed(judge({**COMPILED, name: STALE[name]}, PYTORCH)) == {name}
 
 
 @pytest.mark.parametrize("one", REFERENCE)
 @pytest.mark.parametrize("other", REFERENCE)
 def test_swapped_outputs_are_caught_at_both(one, other):
     swapped = {**COMPILED, one: COMPILED[other], other: COMPILED[one]}
-    assert failed(judge(swapped, REFERENCE, ORACLE)) == ({one, other} if one != other else set())
+    assert failed(judge(swapped, PYTORCH)) == ({one, other} if one != other else set())
 
 
 @pytest.mark.parametrize("name", ["features", "position"])
 def test_a_transposition_that_keeps_the_shape_is_caught(name):
-    assert failed(judge({**COMPILED, name: COMPILED[name].swapaxes(2, 3)}, REFERENCE, ORACLE)) == {name}
+    assert failed(judge({**COMPILED, name: COMPILED[name].swapaxes(2, 3)}, PYTORCH)) == {name}
 
 
 @pytest.mark.parametrize("name", REFERENCE)
 def test_a_missing_output_is_caught(name):
-    verdicts = judge({key: array for key, array in COMPILED.items() if key != name}, REFERENCE, ORACLE)
+    verdicts = judge({key: array for key, array in COMPILED.items() if key != name}, PYTORCH)
     assert failed(verdicts) == {name}
     (missing,) = (verdict for verdict in verdicts if verdict.name == name)
     assert "missing" in missing.reason
@@ -178,14 +180,14 @@ def test_a_missing_output_is_caught(name):
 
 
 def test_an_extra_output_is_caught():
-    verdicts = judge({**COMPILED, "more": np.zeros(3, np.float32)}, REFERENCE, ORACLE)
+    verdicts = judge({**COMPILED, "more": np.zeros(3, np.float32)}, PYTORCH)
     assert failed(verdicts) == {"more"}
     assert [verdict.name for verdict in verdicts] == [*REFERENCE, "more"]
 
 
 def test_a_reference_without_outputs_cannot_be_passed():
     with pytest.raises(ValueError, match="no output"):
-        judge({}, {}, {})
+        judge({}, Reference({}, {}))
 
 
 @pytest.mark.parametrize(
@@ -198,12 +200,12 @@ def test_a_reference_without_outputs_cannot_be_passed():
     ],
 )
 def test_the_first_difference_in_the_order_of_the_ladder_is_named(change, reason):
-    verdicts = judge({**COMPILED, "features": change(COMPILED["features"].copy())}, REFERENCE, ORACLE)
+    verdicts = judge({**COMPILED, "features": change(COMPILED["features"].copy())}, PYTORCH)
     assert reason in verdicts[0].reason
 
 
 def test_a_failed_output_says_how_far_it_is():
-    verdict = judge({**COMPILED, "boxes": COMPILED["boxes"] + np.float32(1e-3)}, REFERENCE, ORACLE)[2]
+    verdict = judge({**COMPILED, "boxes": COMPILED["boxes"] + np.float32(1e-3)}, PYTORCH)[2]
     assert verdict.outside == verdict.elements == 480
     assert verdict.max_abs == pytest.approx(1e-3, rel=1e-2)
     assert 5e-4 < verdict.required_tolerance < 1e-3
@@ -219,13 +221,13 @@ def test_a_reference_that_differs_from_itself_is_not_judgeable(name):
     again[name] = again[name].copy()
     flat = again[name].reshape(-1)
     flat[7] = np.nextafter(flat[7], np.float32(9)) if name in FLOATS else not flat[7]
-    verdicts = judge(COMPILED, REFERENCE, ORACLE, reference_again=again)
+    verdicts = judge(COMPILED, Reference(REFERENCE, again, ORACLE))
     assert {v.name: v.kind for v in verdicts if v.kind is not VerdictKind.STRICT} == {name: VerdictKind.NOT_JUDGEABLE}
 
 
 def test_a_second_run_with_the_same_nans_is_the_same():
     r = np.array([1, math.nan, -math.inf], np.float32)
-    (verdict,) = judge({"x": r.copy()}, {"x": r}, {"x": r.astype(np.float64)}, reference_again={"x": r.copy()})
+    (verdict,) = judge({"x": r.copy()}, Reference({"x": r}, {"x": r.copy()}, {"x": r.astype(np.float64)}))
     assert verdict.kind is VerdictKind.STRICT
 
 
@@ -242,14 +244,14 @@ def test_a_second_run_with_the_same_nans_is_the_same():
 )
 def test_a_reference_or_oracle_that_is_no_measure_is_not_judgeable(reference, oracle, reason):
     r = np.array(reference, np.float32)
-    (verdict,) = judge({"x": r.copy()}, {"x": r}, {} if oracle is None else {"x": oracle})
+    (verdict,) = judge({"x": r.copy()}, Reference.from_run({"x": r}, {} if oracle is None else {"x": oracle}))
     assert verdict.kind is VerdictKind.NOT_JUDGEABLE
     assert reason in verdict.reason
 
 
 def test_a_missing_second_run_of_one_output_is_not_judgeable():
     again = {name: array for name, array in REFERENCE.items() if name != "boxes"}
-    assert failed(judge(COMPILED, REFERENCE, ORACLE, reference_again=again)) == {"boxes"}
+    assert failed(judge(COMPILED, Reference(REFERENCE, again, ORACLE))) == {"boxes"}
 
 
 # --- accuracy against float64: r_rms is a part of the strict gate ---
@@ -264,7 +266,7 @@ def noisy(error: float, size: int = 4000, scale: float = 1.0, seed: int = 0) -> 
 
 def judged(a: Arrays, r: Arrays, o: Arrays, **options: object) -> Verdict:
     narrow = [{name: array.astype(np.float32) for name, array in arrays.items()} for arrays in (a, r)]
-    (verdict,) = judge(narrow[0], narrow[1], o, **options)
+    (verdict,) = judge(narrow[0], Reference.from_run(narrow[1], o), **options)
     return verdict
 
 
@@ -361,14 +363,14 @@ def test_where_pytorch_stays_in_the_gate_strained_weights_permit_nothing():
 
 
 def test_strict_stays_strict_where_the_oracle_could_judge():
-    assert failed(judge(COMPILED, REFERENCE, ORACLE, expectation=allows())) == set()
+    assert failed(judge(COMPILED, PYTORCH, expectation=allows())) == set()
 
 
 @pytest.mark.parametrize("fault", ["NaN", "float64", "flat shape", "shifted by one", "bf16 rounding", "all zeros"])
 @pytest.mark.parametrize("name", FLOATS)
 def test_the_oracle_verdict_forgives_no_fault(name, fault):
     faulty = {**COMPILED, name: FLOAT_FAULTS[fault](COMPILED[name].copy())}
-    verdicts = judge(faulty, REFERENCE, ORACLE, expectation=allows())
+    verdicts = judge(faulty, PYTORCH, expectation=allows())
     assert {v.name for v in verdicts if v.kind is VerdictKind.FAILED} == {name}
 
 
@@ -377,7 +379,7 @@ def test_the_oracle_verdict_forgives_no_fault(name, fault):
 
 @given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_side=5), elements=st.floats(width=32)))
 def test_a_thing_is_itself(x):
-    (verdict,) = judge({"x": x.copy()}, {"x": x}, {"x": x.astype(np.float64)}, reference_again={"x": x.copy()})
+    (verdict,) = judge({"x": x.copy()}, Reference({"x": x}, {"x": x.copy()}, {"x": x.astype(np.float64)}))
     assert verdict.kind is (VerdictKind.STRICT if np.isfinite(x).any() else VerdictKind.NOT_JUDGEABLE)
     assert verdict.outside == 0
 
@@ -387,16 +389,21 @@ EXACT_TYPES = st.sampled_from([np.int64, np.int32, np.uint8, np.bool_])
 
 @given(hnp.arrays(EXACT_TYPES, hnp.array_shapes(min_dims=0, max_side=5)), st.data())
 def test_integers_are_equal_or_wrong(x, data):
-    assert judge({"x": x.copy()}, {"x": x}, {"x": x})[0].kind is VerdictKind.STRICT
+    assert judge({"x": x.copy()}, Reference.from_run({"x": x}, {"x": x}))[0].kind is VerdictKind.STRICT
     other = x.copy()
     place = data.draw(st.tuples(*(st.integers(0, side - 1) for side in x.shape)))
     other[place] = not x[place]
     if other[place] != x[place]:
-        assert judge({"x": other}, {"x": x}, {"x": x})[0].kind is VerdictKind.FAILED
+        assert judge({"x": other}, Reference.from_run({"x": x}, {"x": x}))[0].kind is VerdictKind.FAILED
 
 
 def test_an_empty_output_is_strict_if_the_reference_is_empty_too():
     empty = np.zeros((0, 256), np.float32)
-    assert judge({"x": empty}, {"x": empty.copy()}, {"x": empty.astype(np.float64)})[0].kind is VerdictKind.STRICT
+    assert (
+        judge({"x": empty}, Reference.from_run({"x": empty.copy()}, {"x": empty.astype(np.float64)}))[0].kind
+        is VerdictKind.STRICT
+    )
     row = np.zeros((1, 256), np.float32)
-    assert judge({"x": empty}, {"x": row}, {"x": row.astype(np.float64)})[0].kind is VerdictKind.FAILED
+    assert (
+        judge({"x": empty}, Reference.from_run({"x": row}, {"x": row.astype(np.float64)}))[0].kind is VerdictKind.FAILED
+    )

@@ -23,6 +23,7 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import LIBRARY_SUFFIX, build_library, lower_module
 from harness.core.case import DEFAULT_STRATEGY, Case, Scale
 from harness.core.processes.threads import configure_threads
+from harness.parity.references import Reference
 from harness.runtime.executable import Executable
 from perf.components import judge_of
 from perf.kernels import LEAST_MOVED, Group, Kernel, flop, kernels
@@ -279,5 +280,5 @@ def test_a_known_discrepancy_is_judged_as_in_a_verification(component: str, verd
     exact = np.random.default_rng(0).normal(size=10_000)
     torchs, ours = exact.astype(np.float32), exact.astype(np.float32)
     torchs[0] += 2e-5 * max(1.0, abs(torchs[0]))  # of which the reference is the one that is wrong
-    check = judge_of([name], {name: torchs}, {name: exact}, case, {})
+    check = judge_of([name], Reference.from_run({name: torchs}, {name: exact}), case, {})
     assert check([ours])["verdict"] == verdict

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from conformance.support.examples import examples
 from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
+from conformance.support.shallow import build_model
 from harness.core.case import TINY
-from harness.models.sam3.build import build_model
 from harness.models.sam3.capture import find_stage, upstream_prompt
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import wrapped

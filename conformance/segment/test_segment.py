@@ -24,7 +24,7 @@ from conformance.support.sentences import sentence
 from harness.app.results.coco import AnnotatedImage, coco_annotations, data_set
 from harness.app.results.journal import JOURNAL, Journal, entries_of
 from harness.app.results.objects import Objects, concatenate_objects, encode_objects, run_lengths
-from harness.app.results.overlay import NEGATIVE, POSITIVE, colors, draw, mask_png, outline
+from harness.app.results.overlay import NEGATIVE, POSITIVE, color_of, draw, mask_png, outline
 from harness.app.segment.job import SegmentedImage, unique_names
 from harness.app.segment.sources import find_images
 from harness.cli.segment import DEFAULT_MODEL, choose_model, make_prompts, read_classes
@@ -64,7 +64,7 @@ def test_overlay_tints_masks_and_leaves_the_rest() -> None:
     pixels, found = two_squares()
     drawn = np.asarray(draw(pixels, found))
     assert drawn.shape == pixels.shape
-    first, second = (np.array(color) for color in colors(2))
+    first, second = (np.array(color) for color in map(color_of, range(2)))
     np.testing.assert_allclose(drawn[120, 80], 100 * 0.58 + first * 0.42, atol=1)
     np.testing.assert_allclose(drawn[230, 250], 100 * 0.58 + second * 0.42, atol=1)
     np.testing.assert_array_equal(drawn[250:][:, 330:], pixels[250:][:, 330:])
@@ -75,13 +75,13 @@ def test_overlay_tints_masks_and_leaves_the_rest() -> None:
 def test_the_best_is_on_top() -> None:
     pixels, found = two_squares()
     drawn = np.asarray(draw(pixels, found))
-    np.testing.assert_array_equal(drawn[190:198, 149], np.tile(colors(2)[0], (8, 1)))
+    np.testing.assert_array_equal(drawn[190:198, 149], np.tile(color_of(0), (8, 1)))
 
 
 def test_labels_are_written_near_their_boxes() -> None:
     pixels, found = two_squares()
     drawn = np.asarray(draw(pixels, found)).astype(int)
-    color = np.array(colors(2)[0])
+    color = np.array(color_of(0))
     chip = drawn[84:99, 52:110].reshape(-1, 3)
     assert (chip == color).all(axis=1).mean() > 0.3
     dark_or_light = (np.abs(chip - 0).max(axis=1) < 40) | (np.abs(chip - 255).max(axis=1) < 40)
@@ -130,7 +130,7 @@ def test_nothing_found_is_the_photograph() -> None:
 
 
 def test_colors_are_distinct() -> None:
-    told = np.array(colors(200)).astype(int)
+    told = np.array([color_of(index) for index in range(200)]).astype(int)
     assert len({tuple(color) for color in told.tolist()}) == 200
     for index in range(1, 8):
         assert np.abs(told[:index] - told[index]).sum(axis=1).min() > 80

@@ -21,6 +21,7 @@ from harness.core.outcome import VerdictKind
 from harness.core.precision import PRECISIONS
 from harness.parity.autocast import half_reference
 from harness.parity.oracle import oracle
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 
 SMALLEST = 2.0**-126
@@ -197,6 +198,6 @@ def hold_to_upstream(
     outputs = machine["main"](*(tvm.runtime.tensor(arg.numpy()) for arg in args), *weights)
     actual = dict(zip(names, (output.numpy() for output in outputs), strict=True))
     reference = half_reference(block, args, names, PRECISIONS["bf16"])
-    verdicts = judge(actual, reference, oracle(block, args, names), by_oracle=True)
+    verdicts = judge(actual, Reference.from_run(reference, oracle(block, args, names)), by_oracle=True)
     assert {verdict.kind for verdict in verdicts} == {VerdictKind.ORACLE}, verdicts
     assert max(verdict.r_rms for verdict in verdicts) < 1.0, verdicts

@@ -84,7 +84,7 @@ def judged(
             try:
                 executable = Executable(own, target.device(), parameters)
                 actual = run_trace(workload.programs, workload.trace, run)
-                results[fault.name] = judge(actual, reference.first, reference.exact, reference_again=reference.again)
+                results[fault.name] = judge(actual, reference)
             except RuntimeError as error:
                 results[fault.name] = str(error)
     return healthy[0], results

@@ -241,11 +241,11 @@ def _model() -> Any:
 
 def _read_checkpoint(path: Path) -> None:
     from harness.core.checkpoint_file import checkpoint_file_problem
-    from harness.models.sam3.checkpoints.loading import load_checkpoint, open_checkpoint
+    from harness.models.sam3.checkpoints.loading import Checkpoint, load_checkpoint
 
     if (problem := checkpoint_file_problem(path)) is not None:
         raise HarnessError(problem)
-    open_checkpoint(path)
+    Checkpoint.open(path)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* is loaded (in part|without)", UserWarning)
         load_checkpoint(_model(), path, allow_partial=True)

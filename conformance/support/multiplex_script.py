@@ -17,13 +17,14 @@ from unittest.mock import patch
 
 import numpy as np
 
+from harness.runtime.arrays import Floats
 from harness.runtime.sam3.video import masklets
 from harness.runtime.sam3.video.detector import Detections, EncodedFrame
 from harness.runtime.sam3.video.memory_bank import AttentionInputs, PromptOutput, Retention
 from harness.runtime.sam3.video.multiplex import MultiplexTracker
 from harness.runtime.sam3.video.rules import Rules
 from harness.runtime.sam3.video.slots import Placement, Slots
-from harness.runtime.sam3.video.tracker import Bits, Floats, TrackedMasks, from_bfloat16, to_bfloat16
+from harness.runtime.sam3.video.tracker import Bits, TrackedMasks, from_bfloat16, to_bfloat16
 
 FRAMES = 40
 COUNTS = (1, 2, 15, 16, 17, 32)

@@ -66,9 +66,9 @@ def dump_calls(calls: Iterable[Call]) -> str:
 
 def collect() -> set[Call]:
     """Exports every component for each of its samples at shallow scale, and returns all operator calls."""
-    from harness.core.case import Case, Scale
+    from harness.core.case import Case
     from harness.core.settings import SEEDED
-    from harness.models.sam3.build import build_model
+    from harness.models.sam3.build import build_case
     from harness.models.sam3.components import COMPONENTS
     from harness.models.sam3.source import UpstreamModel
     from harness.models.sam3.upstream import upstream
@@ -76,7 +76,7 @@ def collect() -> set[Call]:
     calls: set[Call] = set()
     with upstream():
         for interactive in (False, True):
-            model = build_model(Scale.SHALLOW, interactive=interactive)
+            model = build_case(Case("", "real", "llvm"), SEEDED, interactive=interactive)
             for component in COMPONENTS.values():
                 if component.interactive is not interactive:
                     continue

@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from harness.core.case import Case, Weights
-from harness.core.settings import SEEDED
-from harness.models.sam3.build import build_model
+from harness.core.settings import SEEDED, Settings
+from harness.models.sam3.build import build_case
 from harness.models.sam3.captures import GROUNDING, Activations, Capture
 from harness.models.sam3.upstream import upstream
+
+
+def build_model(
+    scale: str, seed: int = 0, checkpoint: Path | None = None, *, interactive: bool = False, **settings: Any
+) -> Any:
+    """Builds the model of a scale with seeded weights or those of a checkpoint."""
+    return build_case(Case("", "real", "llvm", scale, seed), Settings(checkpoint, **settings), interactive=interactive)
 
 
 class _Shallow:
@@ -26,11 +34,11 @@ class _Shallow:
 
     @cached_property
     def model(self) -> Any:
-        return build_model("shallow", 0, weights=self._weights)
+        return build_case(self._case, SEEDED)
 
     @cached_property
     def interactive(self) -> Any:
-        return build_model("shallow", 0, weights=self._weights, interactive=True)
+        return build_case(self._case, SEEDED, interactive=True)
 
     @property
     def _case(self) -> Case:
@@ -39,11 +47,11 @@ class _Shallow:
     @cached_property
     def photograph(self) -> Activations:
         """Of the vision transformer, which is most of it, there may be the outputs of an earlier run."""
-        from harness.models.sam3.capture import capture, load_prompts
+        from harness.models.sam3.capture import capture, load_inputs
         from harness.models.sam3.source import UpstreamModel
 
         with upstream(), UpstreamModel(self._case, SEEDED).shared_trunk(self.model):
-            return capture(self.model, load_prompts())
+            return capture(self.model, load_inputs())
 
     def captured(self, capture: Capture) -> Any:
         from harness.models.sam3.source import UpstreamModel

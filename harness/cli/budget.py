@@ -59,7 +59,7 @@ def budget_command(
     from harness.verify.budget.search import ADVICE, Rates, find_budget
     from harness.verify.budget.table import front_table, groups_table, summary
 
-    distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
+    distributions = options.chosen_weights(weights, checkpoint)
     (case,) = select((component,), (strategy,), (target,), (scale,), seed, (precision,), weights=distributions)
     file = out or Path("reports/budget") / f"{component}-{scale}-{target}-{precision}.json"
     if out is None:

@@ -95,7 +95,7 @@ def compile_(
 ) -> None:
     """Compile the whole model into a folder that runs without PyTorch."""
     options.prepare_compiler(threads)
-    from harness.compiler.deployment.compiling import check_variants, compile_model
+    from harness.compiler.deployment.compiling import FolderSchedules, check_variants, compile_model
     from harness.compiler.deployment.deployable import ArtifactSpec
 
     for kind, name, known_names in (
@@ -107,19 +107,20 @@ def compile_(
     ):
         select_names(kind, (name,), tuple(known_names))
     cpus = tuple(cpu or ())
+    processors = Processors(cpus[0] if cpus else None, cuda_arch)
+    schedules: FolderSchedules
     if len(cpus) > 1:
         check_variants(target, cpus)
-    tuned = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus or (None,)}
+        schedules = {name: _schedules(target, Processors(name, cuda_arch), db, untuned) for name in cpus}
+    else:
+        schedules = _schedules(target, processors, db, untuned)
     deployable = options.chosen_deployable(model)
-    (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    (distribution,) = options.chosen_weights(weights, checkpoint, deployable.weights)
     abilities = options.print_checkpoint(deployable.model, checkpoint)
     case = Case(deployable.model, strategy, target, scale, seed, precision, frontend, distribution)
     budgets = read_budgets(budget or ())
     for file, item in budgets.items():
         item.check_fits(case, deployable.model, file)
-    first_cpu, schedules = next(iter(tuned.items()))
-    variants = {name: chosen for name, chosen in tuned.items() if name is not None} if len(cpus) > 1 else None
-    processors = Processors(first_cpu, cuda_arch)
     settings = Settings(
         checkpoint,
         allow_partial,
@@ -131,7 +132,7 @@ def compile_(
     model_options = given.fit(case, settings, lambda note: console.print(f"Note: {note}", soft_wrap=True))
     with stages(f"Compiling for {target}") as on_stage:
         spec = ArtifactSpec(deployable, case, settings, model_options)
-        manifest = compile_model(spec, out, variants or schedules, on_stage)
+        manifest = compile_model(spec, out, schedules, on_stage)
     print_artifact(out, manifest, model_options.summary())
 
 

@@ -58,9 +58,9 @@ def diagnose(
     from harness.verify.diagnose.report import check_folder, document, render, summary, write_folder
     from harness.verify.runner import diagnose_case, expectations
 
-    distributions = options.chosen_weights((weights,) if weights else (), checkpoint)
+    distributions = options.chosen_weights(weights, checkpoint)
     cases = select(component or (), (strategy,), (target,), (scale,), seed, (precision,), (frontend,), distributions)
-    float32 = options.chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget, cases)
     if reproduce is not None:
         check_folder(reproduce, len(cases))
     if json_file is not None:

@@ -52,7 +52,7 @@ def explain(
     from harness.verify.explain import document, render, summary
     from harness.verify.explain import explain as explain_case
 
-    distributions = options.chosen_weights((weights,) if weights else (), None)
+    distributions = options.chosen_weights(weights, None)
     cases = select(
         component or (),
         strategy or (DEFAULT_STRATEGY,),
@@ -62,7 +62,7 @@ def explain(
         frontends=(frontend,),
         weights=distributions,
     )
-    float32 = options.chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget, cases)
     if json_file is not None:
         check_writable(json_file, advice=options.JSON_ADVICE)
     if save is not None:

@@ -132,13 +132,14 @@ RemoteOption = Annotated[
 
 
 def chosen_weights(
-    names: Sequence[str], checkpoint: Path | None, available: Sequence[str] = WEIGHTS
+    weights: str | Sequence[str] | None, checkpoint: Path | None, available: Sequence[str] = WEIGHTS
 ) -> tuple[str, ...]:
-    """Returns the distributions of drawn weights: the named ones, or `seeded`.
+    """Returns the distributions of drawn weights: those that `--weights` names, or `seeded`.
 
     Raises:
         HarnessError: A name is unknown, or a checkpoint gives the weights.
     """
+    names = (weights,) if isinstance(weights, str) else weights
     if names and checkpoint is not None:
         raise HarnessError(
             "--weights and --checkpoint contradict each other, because a checkpoint has weights of its own: "
@@ -205,7 +206,7 @@ def chosen_database(db: Path | None, untuned: bool, targets: Collection[str], pr
     return chosen
 
 
-def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Groups]:
+def chosen_groups(files: Sequence[Path] | None, cases: Sequence[Case]) -> dict[str, Groups]:
     """Returns the groups of products that stay float32, by subject; a whole model has those of all components.
 
     A file for none of the cases gives a note and no error, because the command that reproduces one of several cases
@@ -217,7 +218,7 @@ def chosen_groups(files: Sequence[Path], cases: Sequence[Case]) -> dict[str, Gro
     groups: dict[str, Groups] = {}
     unused: list[str] = []
     registry, names = subjects(), ", ".join(dict.fromkeys(case.component for case in cases))
-    for file, budget in read_budgets(files).items():
+    for file, budget in read_budgets(files or ()).items():
         matching = [case for case in cases if case.component == budget.component or registry[case.component].whole]
         for case in matching:
             budget.check_fits(case, registry[case.component].model, file)

@@ -26,7 +26,7 @@ def pack(
     from harness.compiler.deployment.packing import pack_model
 
     deployable = options.chosen_deployable(read_any_manifest(into).model)
-    (distribution,) = options.chosen_weights((weights,) if weights else (), checkpoint, deployable.weights)
+    (distribution,) = options.chosen_weights(weights, checkpoint, deployable.weights)
     abilities = options.print_checkpoint(deployable.model, checkpoint)
     with stages(f"Packing into {into}") as on_stage:
         settings = Settings(checkpoint=checkpoint, allow_partial=allow_partial, abilities=abilities)

@@ -75,7 +75,7 @@ def segment(
 
     texts = [*(text or ()), *(() if classes is None else read_classes(classes))]
     geometry = (box or (), negative_box or (), point or (), negative_point or ())
-    object_prompt = make_object_prompt(click or (), click_out or (), click_box)
+    object_prompt = make_object_prompt(click, click_out, click_box)
     if object_prompt is not None and (texts or any(geometry)):
         raise HarnessError("Clicks mean one object, and texts, boxes and points mean all of a kind; give one of both.")
     options.check_ray(ray, ray_address, {"--remote": remote})
@@ -158,20 +158,22 @@ def make_prompts(
     )
 
 
-def make_object_prompt(clicks: Sequence[str], clicks_out: Sequence[str], box: str | None) -> ObjectPrompt | None:
-    """Builds the prompt for one object from the options; None if they give none.
+def make_object_prompt(
+    click: Sequence[str] | None, click_out: Sequence[str] | None, click_box: str | None
+) -> ObjectPrompt | None:
+    """Builds the prompt for one object from the options of these names; None if they give none.
 
     Raises:
         HarnessError: A click or the box is not a list of numbers.
     """
     from harness.runtime import ObjectPrompt
 
-    if not clicks and not clicks_out and box is None:
+    if not click and not click_out and click_box is None:
         return None
-    points = [parse_numbers("--click", "x,y", click) for click in clicks]
-    points += [parse_numbers("--click-out", "x,y", click) for click in clicks_out]
-    corners = None if box is None else parse_numbers("--click-box", "x0,y0,x1,y1", box)
-    return ObjectPrompt(points, [1] * len(clicks) + [0] * len(clicks_out), corners)
+    inside = [parse_numbers("--click", "x,y", point) for point in click or ()]
+    outside = [parse_numbers("--click-out", "x,y", point) for point in click_out or ()]
+    corners = None if click_box is None else parse_numbers("--click-box", "x0,y0,x1,y1", click_box)
+    return ObjectPrompt([*inside, *outside], [1] * len(inside) + [0] * len(outside), corners)
 
 
 def parse_numbers(option: str, form: str, value: str) -> list[float]:

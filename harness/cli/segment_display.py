@@ -92,7 +92,8 @@ def objects_table(result: SegmentedImage) -> Table:
     """Returns a table of the objects found in one image, best first."""
     width, height = result.size
     entries = sorted(result.annotations, key=lambda entry: -float(entry["score"]))
-    table = Table("object", "score", "box", "area", title=_title(result), title_justify="left")
+    title = Text(f"{result.image.name}, {width} x {height}: {plural(len(entries), 'object')}")
+    table = Table("object", "score", "box", "area", title=title, title_justify="left")
     for entry in entries[:_MAX_ROWS]:
         x, y, w, h = entry["bbox"]
         box = f"{x:.0f}, {y:.0f}, {x + w:.0f}, {y + h:.0f}"
@@ -101,11 +102,6 @@ def objects_table(result: SegmentedImage) -> Table:
     if len(entries) > _MAX_ROWS:
         table.add_row(f"and {len(entries) - _MAX_ROWS} more", "", "", "")
     return table
-
-
-def _title(result: SegmentedImage) -> Text:
-    width, height = result.size
-    return Text(f"{result.image.name}, {width} x {height}: {plural(len(result.annotations), 'object')}")
 
 
 def images_table(results: Sequence[SegmentedImage]) -> Table:

@@ -42,7 +42,7 @@ def track(
     objects found by mistake are removed in that time. The written files are valid whenever a run ends, and the same
     command continues an interrupted run.
     """
-    object_prompt = make_object_prompt(click or (), click_out or (), click_box)
+    object_prompt = make_object_prompt(click, click_out, click_box)
     if object_prompt is not None and (text or box is not None):
         raise HarnessError("Clicks mean one object, and a text or a box means all of a kind; give one of both.")
     if not text and box is None and object_prompt is None:

@@ -21,7 +21,7 @@ from harness.core.errors import HarnessError
 from harness.core.files import make_folder
 from harness.core.precision import DEFAULT_PRECISION
 from harness.core.processors import Processors
-from harness.models.registry import subjects
+from harness.models.registry import component_of, subjects
 from harness.models.selection import select
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def tune(
     if minutes is not None and minutes <= 0:
         raise HarnessError(f"--minutes {minutes:g} leaves no time to tune: give more than 0")
     for name in component or ():
-        if name in subjects() and subjects()[name].whole:
-            raise HarnessError(f"{name} is no component: tune the components that it is made of")
+        if name in subjects():
+            component_of(name, "tune")
     cases = select(component or (), (DEFAULT_STRATEGY,), (HOST.name,), (scale,), precisions=(precision,))
-    float32 = options.chosen_groups(budget or (), cases)
+    float32 = options.chosen_groups(budget, cases)
     folder = db or database.TUNED / database.current_conditions(HOST.name, processors).tag
     make_folder(folder, advice=database.ADVICE)
     records = database.Database(folder, HOST.name)
@@ -70,8 +70,6 @@ def tune(
     for notice in records.notices(processors):
         print_sentence(f"Note: {notice}")
     hide_torch()  # the process that imports a component needs it, and this one TVM alone
-    from harness.tuning.search import search
-
     counts: Counter[Workload] = Counter()
     for case in cases:
         counts += _workloads(case, processors, float32.get(case.component, NO_GROUPS))
@@ -84,6 +82,22 @@ def tune(
     if tuned_before := records.matching_records(processors).keys() & keys:
         print_sentence(f"Continuing in {folder}: {len(tuned_before)} of {len(keys)} kernels were tuned before.")
     deadline = math.inf if minutes is None and trials else time.monotonic() + 60 * (minutes or _DEFAULT_MINUTES)
+    count = _search(counts, records, processors, trials, deadline)
+    better = database.choose_schedules(folder, HOST.name, processors).schedules.keys() & keys
+    summary = f"{len(better)} of {len(keys)} kernels have a better schedule than the default in {folder}"
+    print_sentence(f"{count} trials; {summary}.")
+
+
+def _search(
+    counts: Counter[Workload],
+    records: database.Database,
+    processors: Processors,
+    trials: int | None,
+    deadline: float,
+) -> int:
+    """Tries schedules and prints those that are better, until a limit is reached; returns the number of trials."""
+    from harness.tuning.search import search
+
     count = 0
     with progress("trials") as bar, closing(search(counts, records, processors)) as trials_of_kernels:
         line = bar.add_task(f"{len(counts)} kernels", total=trials)
@@ -97,9 +111,7 @@ def tune(
                 print_sentence(f"{trial.task}: {trial.record.gain:.2f} times as fast as the default, with {schedule}")
             if count == trials or time.monotonic() > deadline:
                 break
-    better = database.choose_schedules(folder, HOST.name, processors).schedules.keys() & keys
-    summary = f"{len(better)} of {len(keys)} kernels have a better schedule than the default in {folder}"
-    print_sentence(f"{count} trials; {summary}.")
+    return count
 
 
 def _workloads(case: Case, processors: Processors, float32: Groups) -> Counter[Workload]:

@@ -15,8 +15,6 @@ from harness.cli.segment import FolderOption, choose_model
 from harness.core.errors import HarnessError
 from harness.core.files import temporary_folder
 
-SERVES = ("fastapi", "uvicorn")
-"""Modules that the page needs, from the extra `ui`."""
 DEFAULT_PORT = 8363
 LOOPBACK = "127.0.0.1"
 
@@ -33,7 +31,11 @@ def ui(
 
     Nothing leaves this machine, and no other machine reaches the page unless --host allows it.
     """
-    require_server()
+    if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
+        raise HarnessError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which the page needs: "
+            "pip install 'sam3-tvm[ui]'"
+        )
     from harness.app.ui.app import listen, make_app, serve, url_of
     from harness.app.ui.guard import TOKEN, hosts_of
     from harness.app.ui.photographs import ImageFolder
@@ -60,17 +62,3 @@ def ui(
         serve(make_app(page, hosts_of(host), token), listener)
         page.queue.close()
     print_sentence("Stopped; nothing is served any more.")
-
-
-def require_server() -> None:
-    """Checks that this installation can serve the page.
-
-    Raises:
-        HarnessError: A module is missing.
-    """
-    modules = [name for name in SERVES if find_spec(name) is None]
-    if modules:
-        raise HarnessError(
-            f"{' and '.join(modules)} {'is' if len(modules) == 1 else 'are'} not installed, which the page needs: "
-            "pip install 'sam3-tvm[ui]'"
-        )

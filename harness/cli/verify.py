@@ -24,6 +24,7 @@ from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
 from harness.core.processors import Processors, Remote
 from harness.models.registry import models, subjects
 from harness.models.selection import select
+from harness.models.subject import Subject
 from harness.runtime.manifest import Manifest, read_any_manifest
 
 TIMEOUT, LONG_TIMEOUT = 3600, 14400
@@ -100,7 +101,6 @@ def verify(
     """
     options.prepare_compiler(threads)
     from harness.compiler.deployment.describing import read_seed
-    from harness.compiler.execution.remote.client import describe_remote
     from harness.core.machine import describe_machine, versions
     from harness.core.processes.memory import keep_freed_memory
     from harness.core.processes.threads import share_cpus
@@ -127,49 +127,34 @@ def verify(
     manifest = None if folder is None else read_any_manifest(folder)
     if model_name is not None and component:
         select_names("component", component, tuple(models()[model_name].subjects))
+    defaults: dict[str, tuple[str, ...]] = {
+        "strategy": (),
+        "target": (HOST.name,),
+        "scale": (Scale.SHALLOW,),
+        "precision": (DEFAULT_PRECISION,),
+        "frontend": (DEFAULT_FRONTEND,),
+    }
+    if manifest is not None:
+        defaults = {name: (getattr(manifest, name),) for name in defaults}
     cases = select(
         component or _default_subjects(model_name, folder, manifest, checkpoint),
-        strategy or (() if manifest is None else (manifest.strategy,)),
-        target or (HOST.name if manifest is None else manifest.target,),
-        scale or (Scale.SHALLOW if manifest is None else manifest.scale,),
+        strategy or defaults["strategy"],
+        target or defaults["target"],
+        scale or defaults["scale"],
         seed if manifest is None else seed or read_seed(manifest),
-        precision or (DEFAULT_PRECISION if manifest is None else manifest.precision,),
-        frontend or (DEFAULT_FRONTEND if manifest is None else manifest.frontend,),
-        options.chosen_weights(weights or (), checkpoint),
+        precision or defaults["precision"],
+        frontend or defaults["frontend"],
+        options.chosen_weights(weights, checkpoint),
     )
-    if manifest is not None and (
-        component_case := next((case for case in cases if not subjects()[case.component].whole), None)
-    ):
-        raise HarnessError(
-            f"--model judges whole models, and {component_case.component} is a component: leave one of them out"
-        )
-    chosen = {case.component for case in cases}
-    if manifest is not None:
-        for name in chosen:
-            if (other := subjects()[name].model) != manifest.model:
-                raise HarnessError(
-                    f"--model is a folder of {manifest.model}, and {name} is a subject of {other}: "
-                    f"leave out --component {name}, or give a folder of {other}"
-                )
-    if question and (len(chosen) > 1 or not all(subjects()[name].whole for name in chosen)):
-        raise HarnessError("--question needs one whole model: give --component end_to_end, or another")
-    float32 = options.chosen_groups(budget or (), cases)
-    required = _required_targets(require_target or (), {case.target for case in cases})
+    _check_subjects([subjects()[case.component] for case in cases], manifest, question or ())
+    float32 = options.chosen_groups(budget, cases)
+    targets = tuple(dict.fromkeys(case.target for case in cases))
+    required = _required_targets(require_target or (), targets)
     make_folder(report, advice=ADVICE)
     seconds = time_limit(timeout, cases)
     device = None if remote is None else Remote(remote, seconds)
-    processors = Processors(cpu, cuda_arch)
-    device_entry: dict[str, str] = {}
-    if device is not None:
-        description = describe_remote(device)
-        processors = processors.with_defaults(description.processors)
-        device_entry = {"runs on": f"{description}, {device}"}
-        for name in dict.fromkeys(case.target for case in cases):
-            if problem := description.problem(name, processors):
-                raise HarnessError(problem)
-    database_folder = (
-        None if folder else options.chosen_database(db, untuned, {case.target for case in cases}, processors)
-    )
+    processors, device_entry = _processors(Processors(cpu, cuda_arch), device, targets)
+    database_folder = None if folder else options.chosen_database(db, untuned, targets, processors)
     settings = Settings(
         checkpoint,
         allow_partial,
@@ -272,6 +257,47 @@ def _default_subjects(
             return answerable
         found = f": {model_options}" if whole else ""
     raise HarnessError(f"The folder can answer no question: it has the model {manifest.model}{found}.")
+
+
+def _check_subjects(chosen: Sequence[Subject], manifest: Manifest | None, questions: Sequence[str]) -> None:
+    """Checks that a folder, if there is one, can answer for all subjects, and that questions are for one whole model.
+
+    Raises:
+        HarnessError: They are not.
+    """
+    if manifest is not None:
+        for subject in chosen:
+            if not subject.whole:
+                raise HarnessError(
+                    f"--model judges whole models, and {subject.name} is a component: leave one of them out"
+                )
+            if subject.model != manifest.model:
+                raise HarnessError(
+                    f"--model is a folder of {manifest.model}, and {subject.name} is a subject of {subject.model}: "
+                    f"leave out --component {subject.name}, or give a folder of {subject.model}"
+                )
+    if questions and (len({subject.name for subject in chosen}) > 1 or not chosen[0].whole):
+        raise HarnessError("--question needs one whole model: give --component end_to_end, or another")
+
+
+def _processors(
+    processors: Processors, device: Remote | None, targets: Collection[str]
+) -> tuple[Processors, dict[str, str]]:
+    """Returns the processors to compile for, by default those of the device, and what a report says about that.
+
+    Raises:
+        HarnessError: The device cannot be used, or does not run one of the targets.
+    """
+    if device is None:
+        return processors, {}
+    from harness.compiler.execution.remote.client import describe_remote
+
+    description = describe_remote(device)
+    processors = processors.with_defaults(description.processors)
+    for name in targets:
+        if problem := description.problem(name, processors):
+            raise HarnessError(problem)
+    return processors, {"runs on": f"{description}, {device}"}
 
 
 def time_limit(timeout: float | None, cases: Collection[Case]) -> float:

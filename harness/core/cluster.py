@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from harness import __version__
 from harness.core.errors import HarnessError
 from harness.runtime.errors import reason
 from harness.runtime.threads import usable_cpus
@@ -135,6 +136,40 @@ def has_head() -> bool:
     except OSError:
         return False
     return True
+
+
+def run_on_nodes(nodes: Iterable[Mapping[str, Any]], function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    """Runs a function on nodes of this process's cluster at once; yields each node with its result.
+
+    A node that is lost meanwhile is left out.
+
+    Args:
+        nodes: The nodes, as `ray.nodes` describes them.
+        function: A function of this package.
+        arguments: Its arguments.
+
+    Raises:
+        HarnessError: The package does not start on a node.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    answers = {}
+    for node in nodes:
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(num_cpus=0, scheduling_strategy=place)(function)
+        answers[task.remote(*arguments)] = node
+    for answer, node in answers.items():
+        try:
+            result = ray.get(answer)
+        except ray.exceptions.TaskUnschedulableError:
+            continue
+        except ray.exceptions.RayError as error:
+            raise HarnessError(
+                f"sam3-tvm does not start on the node {node['NodeManagerAddress']} "
+                f"({str(error).strip().splitlines()[-1]}); install {__version__} in the Python of Ray there."
+            ) from error
+        yield node, result
 
 
 def _no_cluster(place: str, problem: str) -> HarnessError:

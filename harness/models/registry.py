@@ -52,6 +52,22 @@ def subjects() -> dict[str, Subject]:
     return {name: subject for model in models().values() for name, subject in model.subjects.items()}
 
 
+def component_of(name: str, verb: str) -> Subject:
+    """Returns the component of a name.
+
+    Args:
+        name: The name.
+        verb: What to do with the components of a whole model, which the error advises.
+
+    Raises:
+        HarnessError: The name is that of a whole model, or unknown.
+    """
+    subject = subjects().get(name)
+    if subject is None or subject.whole:
+        raise HarnessError(f"{name} is no component: {verb} the components that it is made of")
+    return subject
+
+
 def _model_of(module: str) -> Model:
     try:
         model = importlib.import_module(module).MODEL

@@ -74,27 +74,40 @@ def select(
     )
     cases = tuple(case for case in possible if not known_subjects[case.component].symbolic or takes_symbolic_axes(case))
     if not cases:
-        judged_precisions = dict.fromkeys(name for part in components for name in known_subjects[part].precisions)
-        if judged_precisions.keys().isdisjoint(precisions):
-            raise HarnessError(
-                f"No case to run: {', '.join(components)} is judged in {', '.join(judged_precisions)} only, "
-                f"not in {', '.join(precisions)}: give another --precision."
-            )
-        if not any(distribution in known_subjects[part].weights for part in components for distribution in weights):
-            raise HarnessError(
-                f"No case to run: {', '.join(components)} has seeded weights or those of a checkpoint, "
-                f"not {', '.join(weights)}: leave out --weights, or name a component."
-            )
-        if symbolic := next((name for name in components if known_subjects[name].symbolic), ""):
-            raise HarnessError(
-                f"No case to run: {symbolic} has inputs with symbolic axes, which take {describe_symbolic_support()}: "
-                "give another --target, --frontend or --strategy."
-            )
-        applying = dict.fromkeys(
-            name for part in components for frontend in frontends for name in strategies_of(part, frontend)
-        )
-        raise HarnessError(
-            f"No case to run: {', '.join(components)} through {', '.join(frontends)} takes only "
-            f"--strategy {' or '.join(applying)}, not {', '.join(strategies)}."
-        )
+        raise _no_case_error(components, strategies, precisions, frontends, weights)
     return cases
+
+
+def _no_case_error(
+    components: Sequence[str],
+    strategies: Sequence[str],
+    precisions: Sequence[str],
+    frontends: Sequence[str],
+    weights: Sequence[str],
+) -> HarnessError:
+    """Returns the error that says which of the names rule out all cases."""
+    chosen = [subjects()[name] for name in components]
+    names = ", ".join(components)
+    judged_precisions = dict.fromkeys(name for subject in chosen for name in subject.precisions)
+    if judged_precisions.keys().isdisjoint(precisions):
+        return HarnessError(
+            f"No case to run: {names} is judged in {', '.join(judged_precisions)} only, "
+            f"not in {', '.join(precisions)}: give another --precision."
+        )
+    if not any(distribution in subject.weights for subject in chosen for distribution in weights):
+        return HarnessError(
+            f"No case to run: {names} has seeded weights or those of a checkpoint, "
+            f"not {', '.join(weights)}: leave out --weights, or name a component."
+        )
+    if symbolic := next((subject.name for subject in chosen if subject.symbolic), ""):
+        return HarnessError(
+            f"No case to run: {symbolic} has inputs with symbolic axes, which take {describe_symbolic_support()}: "
+            "give another --target, --frontend or --strategy."
+        )
+    applying = dict.fromkeys(
+        name for part in components for frontend in frontends for name in strategies_of(part, frontend)
+    )
+    return HarnessError(
+        f"No case to run: {names} through {', '.join(frontends)} takes only "
+        f"--strategy {' or '.join(applying)}, not {', '.join(strategies)}."
+    )

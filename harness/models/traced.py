@@ -74,57 +74,50 @@ class TracedWorkload:
             return self._verdicts(expectation)
 
     def _verdicts(self, expectation: Expectation | None) -> tuple[Verdict, ...]:
-        actual, pytorch_errors, compiled_errors = self._outputs()
-        outputs = self.reference()
-        reference, oracle = outputs.first, outputs.exact
+        actual, reference = self._outputs(), self.reference()
+        ill_conditioned = self.case.ill_conditioned
         verdicts = judge(
             actual,
             reference,
-            oracle,
-            reference_again=outputs.again,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
-            ill_conditioned=self.case.ill_conditioned,
+            ill_conditioned=ill_conditioned,
         )
-        draws = self.draw_small_outputs(reference)
-        if self.case.ill_conditioned and (
-            failed := [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
-        ):
+        draws = self.draw_small_outputs(reference.first)
+        failed = [verdict.name for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
+        if ill_conditioned and failed:
             draws = self.draws(failed)
         if draws:
-            verdicts = judge_by_draws(
-                verdicts, actual, reference, oracle, draws, ill_conditioned=self.case.ill_conditioned
-            )
-        if self.case.ill_conditioned and (doubtful := ambiguous_outputs(verdicts, actual, reference, oracle, draws)):
-            if self._compiled is not None and self._actual is not None:
-                pytorch_errors, compiled_errors = self._errors_of_further_runs(doubtful, self._compiled)
-                save_outputs(
-                    saved_folder(self.case),
-                    self._actual
-                    | add_prefix(_PYTORCH_ERRORS, pytorch_errors)
-                    | add_prefix(_COMPILED_ERRORS, compiled_errors),
-                )
-            verdicts = judge_by_typical_errors(
-                verdicts, actual, reference, oracle, draws, pytorch_errors, compiled_errors
-            )
-        return add_distributions(verdicts, actual, reference)
+            verdicts = judge_by_draws(verdicts, actual, reference, draws, ill_conditioned=ill_conditioned)
+        if ill_conditioned and (doubtful := ambiguous_outputs(verdicts, actual, reference, draws)):
+            errors = self._errors_of_further_runs(doubtful)
+            verdicts = judge_by_typical_errors(verdicts, actual, reference, draws, *errors)
+        return add_distributions(verdicts, actual, reference.first)
 
-    def _outputs(self) -> tuple[Arrays, Arrays, Arrays]:
-        """Returns the outputs of compiled code, and the errors of further runs that an earlier judgement saved."""
+    def _outputs(self) -> Arrays:
+        """Returns the outputs of compiled code, of this run or an earlier one."""
         if self._actual is not None:
-            return self._actual, {}, {}
+            return self._actual
         saved = load_outputs(saved_folder(self.case))
-        outputs = {name: array for name, array in saved.items() if not name.startswith("errors/")}
-        return outputs, select(saved, _PYTORCH_ERRORS), select(saved, _COMPILED_ERRORS)
+        return {name: array for name, array in saved.items() if not name.startswith("errors/")}
 
-    def _errors_of_further_runs(self, names: Sequence[str], compiled: CompiledPrograms) -> tuple[Arrays, Arrays]:
-        """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place."""
+    def _errors_of_further_runs(self, names: Sequence[str]) -> tuple[Arrays, Arrays]:
+        """Runs PyTorch and compiled code on inputs and weights that are moved by more than their last place.
+
+        The errors are saved. Where compiled code was not run, they are those that an earlier judgement saved.
+        """
+        folder = saved_folder(self.case)
+        if self._compiled is None:
+            saved = load_outputs(folder)
+            return select(saved, _PYTORCH_ERRORS), select(saved, _COMPILED_ERRORS)
         precision = PRECISIONS[self.case.precision]
         pytorch = partial(run_trace, self.programs, run=runner_of(precision).run)
-        code = partial(compiled.run_trace, progress=Progress(lambda stage: None))
+        code = partial(self._compiled.run_trace, progress=Progress(lambda stage: None))
         pytorch_errors, compiled_errors = draw_errors(
             self.programs, self.trace, names, (pytorch, code), precision, self.case.seed, scale=PERTURBATION_SCALE
         )
+        errors = add_prefix(_PYTORCH_ERRORS, pytorch_errors) | add_prefix(_COMPILED_ERRORS, compiled_errors)
+        save_outputs(folder, self._outputs() | errors)
         return pytorch_errors, compiled_errors
 
     def draw_small_outputs(self, reference: Arrays) -> Arrays:
@@ -143,9 +136,9 @@ def open_trace(case: Case, programs: Mapping[str, Program], trace: Trace) -> Tra
     """
     from harness.parity.oracle import oracle
 
-    def reference() -> Reference:
-        first, again, exact = (run_trace(programs, trace, run) for run in (run, run, oracle))
-        return Reference(first, again, exact)
-
     run = runner_of(PRECISIONS[case.precision]).run
+
+    def reference() -> Reference:
+        return Reference(*(run_trace(programs, trace, each_run) for each_run in (run, run, oracle)))
+
     return TracedWorkload(programs, trace, reference, case)

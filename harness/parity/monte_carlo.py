@@ -27,6 +27,7 @@ from harness.core.outcome import Verdict, VerdictKind
 from harness.core.precision import Precision
 from harness.core.program import Array, Arrays, Output, Program, Trace
 from harness.parity import metrics
+from harness.parity.references import Reference, run_trace
 from harness.parity.verdict import ORACLE_R_INF, ORACLE_R_RMS
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ def draw_errors(
     import torch
 
     from harness.parity.oracle import oracle
-    from harness.parity.references import run_trace
 
     perturb = _perturbation(precision, seed, scale)
     modules = list({id(program.module): program.module for program in programs.values()}.values())
@@ -157,8 +157,7 @@ def _perturbed_weights(
 def judge_by_draws(
     verdicts: Sequence[Verdict],
     actual: Arrays,
-    reference: Arrays,
-    oracle: Arrays,
+    reference: Reference,
     draws: Arrays,
     *,
     ill_conditioned: bool = False,
@@ -174,7 +173,6 @@ def judge_by_draws(
         verdicts: Verdicts of `harness.parity.verdict.judge` on all outputs.
         actual: The compiled model's outputs by name: the sample's name, a slash, the output's.
         reference: PyTorch's outputs.
-        oracle: The outputs in float64.
         draws: Further errors, as `draw_errors` returns them, by output name.
         ill_conditioned: Whether the strict gate counts. Elements may then leave it only in outputs where elements of a
             further run of PyTorch leave it, relative to the case's own run. The draws tell how many errors are
@@ -184,11 +182,11 @@ def judge_by_draws(
         The same verdicts, except for outputs of `draws` whose values decide: finite values with the shape and dtype of
         the reference that are not strict.
     """
-    measured = {
-        verdict.name: _relative_error(verdict, actual, reference, oracle, draws, ill_conditioned)
+    relative_errors = {
+        verdict.name: error
         for verdict in verdicts
+        if (error := _relative_error(verdict, actual, reference, draws, ill_conditioned)) is not None
     }
-    relative_errors = {name: error for name, error in measured.items() if error is not None}
     groups: dict[str, list[_RelativeError]] = {}
     for name, error in relative_errors.items():
         groups.setdefault(_output(name), []).append(error)
@@ -200,9 +198,7 @@ def judge_by_draws(
     )
 
 
-def ambiguous_outputs(
-    verdicts: Sequence[Verdict], actual: Arrays, reference: Arrays, oracle: Arrays, draws: Arrays
-) -> list[str]:
+def ambiguous_outputs(verdicts: Sequence[Verdict], actual: Arrays, reference: Reference, draws: Arrays) -> list[str]:
     """Returns the names of failed outputs that the typical error of compiled code may still pass.
 
     Elements leave the gate only where those of a further run of PyTorch do, no number exceeds the limit of the oracle
@@ -212,11 +208,10 @@ def ambiguous_outputs(
         verdicts: Verdicts of `judge_by_draws` with `ill_conditioned`.
         actual: The compiled model's outputs by name.
         reference: PyTorch's outputs.
-        oracle: The outputs in float64.
         draws: Further errors of PyTorch, as `draw_errors` returns them, by output name.
     """
     failed = [verdict for verdict in verdicts if verdict.kind is VerdictKind.FAILED]
-    errors = {verdict.name: _relative_error(verdict, actual, reference, oracle, draws, True) for verdict in failed}
+    errors = {verdict.name: _relative_error(verdict, actual, reference, draws, True) for verdict in failed}
     limit = TYPICAL_R_RMS * math.sqrt(1 + DRAWS)
     return [
         name for name, error in errors.items() if error and error.r_inf <= ORACLE_R_INF and _r_rms([error]) <= limit
@@ -226,8 +221,7 @@ def ambiguous_outputs(
 def judge_by_typical_errors(
     verdicts: Sequence[Verdict],
     actual: Arrays,
-    reference: Arrays,
-    oracle: Arrays,
+    reference: Reference,
     draws: Arrays,
     torch_errors: Arrays,
     tvm_errors: Arrays,
@@ -240,7 +234,6 @@ def judge_by_typical_errors(
         verdicts: Verdicts of `judge_by_draws` with `ill_conditioned`.
         actual: The compiled model's outputs by name.
         reference: PyTorch's outputs.
-        oracle: The outputs in float64.
         draws: Further errors of PyTorch by output name, as for `judge_by_draws`.
         torch_errors: PyTorch's errors with the perturbation scaled by `PERTURBATION_SCALE`.
         tvm_errors: The compiled model's errors with the same perturbation.
@@ -251,14 +244,15 @@ def judge_by_typical_errors(
         the largest typical error of a number divided by PyTorch's largest, and at most `TYPICAL_R_INF`. The case's own
         run is one of the runs.
     """
-    ambiguous = set(ambiguous_outputs(verdicts, actual, reference, oracle, draws)) & tvm_errors.keys()
+    ambiguous = set(ambiguous_outputs(verdicts, actual, reference, draws)) & tvm_errors.keys()
 
     def judge_again(verdict: Verdict) -> Verdict:
         name = verdict.name
         if name not in ambiguous:
             return verdict
-        errors = np.concatenate([(actual[name].astype(np.float64) - oracle[name]).reshape(1, -1), tvm_errors[name]])
-        typical = _typical_error(torch_errors[name], reference[name], oracle[name], ill_conditioned=True)
+        first, exact = reference.first[name], reference.exact[name]
+        errors = np.concatenate([(actual[name].astype(np.float64) - exact).reshape(1, -1), tvm_errors[name]])
+        typical = _typical_error(torch_errors[name], first, exact, ill_conditioned=True)
         r_rms = float(_divide(np.sqrt(np.mean(errors**2)), typical.rms))
         r_inf = float(_divide(np.sqrt(np.mean(errors**2, axis=0)).max(), typical.largest_number))
         passed = r_rms <= TYPICAL_R_RMS and r_inf <= TYPICAL_R_INF
@@ -334,13 +328,13 @@ def _judge_again(verdict: Verdict, error: _RelativeError, group: Sequence[_Relat
 
 
 def _relative_error(
-    verdict: Verdict, actual: Arrays, reference: Arrays, oracle: Arrays, draws: Arrays, ill_conditioned: bool
+    verdict: Verdict, actual: Arrays, reference: Reference, draws: Arrays, ill_conditioned: bool
 ) -> _RelativeError | None:
     """Measures an output relative to PyTorch's typical error; None if draws cannot decide its verdict."""
     name = verdict.name
     if name not in draws or name not in actual or verdict.kind is VerdictKind.NOT_JUDGEABLE:
         return None
-    a, r, o = actual[name], reference[name], oracle[name]
+    a, r, o = actual[name], reference.first[name], reference.exact[name]
     if (a.shape, a.dtype) != (r.shape, r.dtype) or not all(np.isfinite(array).all() for array in (a, r, o)):
         return None
     typical = _typical_error(draws[name], r, o, ill_conditioned)

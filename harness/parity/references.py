@@ -90,9 +90,10 @@ class Reference:
     """PyTorch's outputs by name, to which those of compiled code are held.
 
     Attributes:
-        first: Outputs of the first run.
+        first: Outputs of the first run: PyTorch eager fp32 on the CPU, or PyTorch under autocast in half precision.
         again: Outputs of the second run.
-        exact: Outputs in float64; empty where they are not computed.
+        exact: Outputs in float64 (complex128 of complex ones; integers and booleans unchanged); empty where they are
+            not computed.
     """
 
     first: Arrays
@@ -103,6 +104,11 @@ class Reference:
     def run_twice(cls, run: Callable[[], Arrays]) -> Reference:
         """Runs twice, without float64."""
         return cls(run(), run())
+
+    @classmethod
+    def from_run(cls, outputs: Arrays, exact: Arrays | None = None) -> Reference:
+        """Returns the reference of a single run, whose repeatability is not checked."""
+        return cls(outputs, outputs, exact or {})
 
     def part(self, name: str) -> Reference:
         """Returns the outputs whose names begin with `name/`, without that."""

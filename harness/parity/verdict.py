@@ -13,6 +13,7 @@ from harness.core.expectations import Expectation
 from harness.core.outcome import METRICS, Verdict, VerdictKind
 from harness.core.program import Array
 from harness.parity import metrics
+from harness.parity.references import Reference
 
 MAX_R_RMS = 1.5
 """Limit of the strict gate on r_rms, the rms error against float64 divided by PyTorch's own.
@@ -33,10 +34,8 @@ ORACLE_R_INF = 5.0
 
 def judge(
     actual: Mapping[str, Array],
-    reference: Mapping[str, Array],
-    oracle: Mapping[str, Array],
+    reference: Reference,
     *,
-    reference_again: Mapping[str, Array] | None = None,
     expectation: Expectation | None = None,
     max_r_rms: float = MAX_R_RMS,
     by_oracle: bool = False,
@@ -46,9 +45,7 @@ def judge(
 
     Args:
         actual: The compiled model's outputs by name.
-        reference: PyTorch eager fp32 on the CPU; in half precision, PyTorch under autocast.
-        oracle: PyTorch float64 for floating outputs (complex128 for complex); integers and booleans unchanged.
-        reference_again: A second run of the reference. If an output differs bitwise (all NaNs are equal), it is not
+        reference: PyTorch's outputs. If an output of the second run differs bitwise (all NaNs are equal), it is not
             judgeable.
         expectation: If it allows the oracle verdict, outputs outside the strict gate may pass on r_rms ≤ 2, r_inf ≤ 5.
         by_oracle: Whether every output may pass by the oracle, as in half precision.
@@ -63,37 +60,29 @@ def judge(
     Raises:
         ValueError: The reference has no output, so nothing would be judged.
     """
-    if not reference:
+    if not reference.first:
         raise ValueError("the reference has no output, so there is nothing to judge")
     verdicts = []
-    for name, expected in reference.items():
+    for name, expected in reference.first.items():
         if name not in actual:
             output = f"{expected.dtype.name} {list(expected.shape)}"
             reason = f"missing: the reference has this output, {output}, the compiled model does not"
             verdicts.append(_failed_verdict(name, (), "", 0, expected.size, reason))
             continue
-        second = expected if reference_again is None else reference_again.get(name)
+        exact, second = reference.exact.get(name), reference.again.get(name)
         allowed = by_oracle or (expectation is not None and expectation.allows_oracle(name))
-        verdicts.append(
-            _judge_output(name, actual[name], expected, oracle.get(name), second, allowed, ill_conditioned, max_r_rms)
-        )
+        verdicts.append(_judge_output(name, actual[name], expected, exact, second, allowed, ill_conditioned, max_r_rms))
     extra = "the compiled model returned an output that the reference does not have"
-    verdicts += [unmeasured_verdict(name, array, extra) for name, array in actual.items() if name not in reference]
+    verdicts += [
+        unmeasured_verdict(name, array, extra) for name, array in actual.items() if name not in reference.first
+    ]
     return tuple(verdicts)
 
 
-def judge_by_gate(
-    actual: Mapping[str, Array], reference: Mapping[str, Array], second: Mapping[str, Array]
-) -> tuple[Verdict, ...]:
-    """Judges outputs by the strict gate alone if there is no oracle; the verdicts have no r_rms and no r_inf.
-
-    Args:
-        actual: The compiled model's outputs by name.
-        reference: PyTorch's outputs.
-        second: PyTorch's outputs of a second run.
-    """
-    oracle = {name: array.astype(np.float64) for name, array in reference.items()}
-    verdicts = judge(actual, reference, oracle, reference_again=second, max_r_rms=math.inf)
+def judge_by_gate(actual: Mapping[str, Array], reference: Reference) -> tuple[Verdict, ...]:
+    """Judges outputs by the strict gate and two runs of PyTorch; the verdicts have no r_rms and no r_inf."""
+    exact = {name: array.astype(np.float64) for name, array in reference.first.items()}
+    verdicts = judge(actual, replace(reference, exact=exact), max_r_rms=math.inf)
     return tuple(replace(verdict, r_rms=math.nan, r_inf=math.nan) for verdict in verdicts)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
+from harness.runtime.arrays import Array
 from harness.runtime.cpu import MATRIX_UNIT, cpu_model, matrix_unit_problem, this_platform
 from harness.runtime.devices import to_device
 from harness.runtime.loading import LoadError, VirtualMachine, cpu_problem, load_library
@@ -29,8 +29,6 @@ from harness.runtime.manifest import (
     weights_file,
 )
 from harness.runtime.weights import MappedWeights, check_files, write_weights
-
-Array = npt.NDArray[Any]
 
 PACKING = "_transform_params"
 """The suffix that Relax's LiftTransformParams gives to the name of a function that packs weights."""

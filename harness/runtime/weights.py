@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from harness.runtime.arrays import Array
 from harness.runtime.manifest import OPTIONAL, ArtifactError, File
-
-Array = npt.NDArray[Any]
 
 ALIGNMENT = 64
 """Bytes of alignment; compiled code may use aligned vector loads this wide (`kAllocAlignment` of TVM)."""

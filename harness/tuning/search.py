@@ -25,9 +25,9 @@ from harness.compiler.tuned.database import FILE, Database, Record, current_cond
 from harness.core.errors import HarnessError
 from harness.core.files import lock_folder, remove_temporary_files
 from harness.core.machine import describe_machine
-from harness.core.outcome import VerdictKind
 from harness.core.processes.timed_calls import CallError, TimedCalls
 from harness.core.processors import THIS_MACHINE, Processors
+from harness.parity.references import Reference
 from harness.parity.verdict import judge, judge_by_gate
 from harness.tuning.kernels import Run, build
 
@@ -77,12 +77,12 @@ def measure(build: Build, workload: Workload, target: str, schedules: Sequence[S
             return times
     actual, expected = {"result": runs[-1]().numpy()}, {"result": runs[0]().numpy()}
     if workload.dtype == "float32":
-        verdict = judge_by_gate(actual, expected, expected)[0]
+        verdict = judge_by_gate(actual, Reference.from_run(expected))[0]
     else:
         # Rounding of weights in an attention follows from their blocking: strict would be too strict.
         exact = build(replace(workload, dtype="float32"), {}, target)().numpy()
-        verdict = judge(actual, expected, {"result": exact.astype(np.float64)}, by_oracle=True)[0]
-    if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE):
+        verdict = judge(actual, Reference.from_run(expected, {"result": exact.astype(np.float64)}), by_oracle=True)[0]
+    if not verdict.kind.passes:
         raise HarnessError(f"its result is wrong: {verdict.reason}")
     return times
 

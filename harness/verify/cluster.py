@@ -12,6 +12,7 @@ from harness import __version__
 from harness.compiler.targets import HOST
 from harness.compiler.targets.llvm import required_features
 from harness.core.case import Case
+from harness.core.cluster import run_on_nodes
 from harness.core.errors import HarnessError
 from harness.core.outcome import CaseError
 from harness.core.processes.call import Stopped, Template, WorkerEnd, WorkerResult, run_isolated
@@ -54,28 +55,14 @@ def check_nodes(memory_bytes: int | None = None) -> int:
         HarnessError: A node has another version, or none; or no node has room for a case.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     _check_room(memory_bytes, {})
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    answers, count = {}, 0
-    for node in nodes:
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = ray.remote(num_cpus=0, scheduling_strategy=place)(_version)
-        answers[task.remote()] = node["NodeManagerAddress"]
-    for answer, address in answers.items():
-        try:
-            version = ray.get(answer)
-        except ray.exceptions.TaskUnschedulableError:
-            continue  # the node was lost meanwhile
-        except ray.exceptions.RayError as error:
-            raise HarnessError(
-                f"sam3-tvm does not start on the node {address} ({str(error).strip().splitlines()[-1]}); "
-                f"install {__version__} in the Python of Ray there."
-            ) from error
+    count = 0
+    for node, version in run_on_nodes([node for node in ray.nodes() if node["Alive"]], _version):
         if version != __version__:
             raise HarnessError(
-                f"The node {address} has sam3-tvm {version} and not {__version__}; install the same version."
+                f"The node {node['NodeManagerAddress']} has sam3-tvm {version} and not {__version__}; "
+                "install the same version."
             )
         count += 1
     return count
@@ -145,16 +132,9 @@ def run_on_node(
     )
     limits = {"timeout": timeout, "memory_limit_bytes": memory_limit_bytes}
     answer = task.remote(function, case, settings, limits, thread_count(), template is not None)
-    looks = 0
-    while not ray.wait([answer], timeout=_SECONDS)[0]:
-        looks += 1
-        if stop is not None and stop.is_set():
-            ray.cancel(answer, force=True)
-            raise Stopped
-        if looks % _LOOKS == 0 and not _has_node(room):
-            ray.cancel(answer, force=True)
-            lost = CaseError("NodeLost", "No node that is left has room for the case.")
-            return WorkerResult(WorkerEnd.CRASHED, error=lost)
+    if not _has_ended(answer, room, stop):
+        lost = CaseError("NodeLost", "No node that is left has room for the case.")
+        return WorkerResult(WorkerEnd.CRASHED, error=lost)
     try:
         result: WorkerResult = ray.get(answer)
     except ray.exceptions.RayTaskError as error:
@@ -169,6 +149,26 @@ def run_on_node(
         for crumb in result.breadcrumbs:
             on_stage(crumb.stage)
     return result
+
+
+def _has_ended(answer: Any, room: Mapping[str, float], stop: threading.Event | None) -> bool:
+    """Waits until a task has ended, and returns True; False if no node that is left has room for it.
+
+    Raises:
+        Stopped: `stop` was set before the task had ended.
+    """
+    import ray
+
+    looks = 0
+    while not ray.wait([answer], timeout=_SECONDS)[0]:
+        looks += 1
+        is_stopped = stop is not None and stop.is_set()
+        if is_stopped or (looks % _LOOKS == 0 and not _has_node(room)):
+            ray.cancel(answer, force=True)
+            if is_stopped:
+                raise Stopped
+            return False
+    return True
 
 
 @cache

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.compiler.targets import TARGETS
 from harness.core.case import Case
-from harness.core.errors import HarnessError
 from harness.core.outcome import Stage
 from harness.core.settings import SEEDED, Settings
-from harness.models.registry import subjects
+from harness.models.registry import component_of
 
 if TYPE_CHECKING:
     from harness.compiler.schedules.common.provenance import Operator
@@ -53,9 +52,7 @@ def explain(
     """
     from harness.core.processes.call import run_isolated
 
-    subject = subjects().get(case.component)
-    if subject is None or subject.whole:
-        raise HarnessError(f"{case.component} is no component: explain the components that it is made of")
+    component_of(case.component, "explain")
     result = run_isolated(f"{__name__}:explain_component", case, settings, save, on_stage=on_stage)
     explanation: Explanation = result.require(f"cannot explain {case.id}")
     return explanation

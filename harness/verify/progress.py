@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
@@ -64,12 +65,12 @@ def result_line(result: Result) -> str:
         status += ", emulated"
     seconds = f"{sum(outcome.seconds.values()):.0f} s"
     text = f"{mark} {result.case.id:48} {status:32} {seconds:>6}"
-    ratios = [verdict.r_rms for verdict in outcome.verdicts if verdict.r_rms == verdict.r_rms]
+    ratios = [verdict.r_rms for verdict in outcome.verdicts if not math.isnan(verdict.r_rms)]
     if ratios:
         outside = sum(verdict.outside for verdict in outcome.verdicts)
         by_oracle = PRECISIONS[result.case.precision].judged_by_oracle
         text += f"  {'' if by_oracle else f'{outside} elements outside, '}r_rms {max(ratios):.2f}"
-    if result.expected is False or result.expected is None:
+    if not result.expected:
         text += f"\n    {escape(result.problem)}"
     return text
 

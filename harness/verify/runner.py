@@ -26,7 +26,7 @@ from harness.core.outcome import Outcome, Stage, Status
 from harness.core.precision import PRECISIONS
 from harness.core.processes.call import Template, WorkerEnd, WorkerResult, run_isolated
 from harness.core.settings import SEEDED, Settings
-from harness.models.registry import models, subjects
+from harness.models.registry import component_of, models, subjects
 from harness.verify.diagnose.diagnosis import Diagnosis
 from harness.verify.diagnose.report import document
 from harness.verify.report import Result
@@ -179,9 +179,7 @@ def diagnose_case(
     Raises:
         HarnessError: The case cannot be diagnosed, or does not run.
     """
-    subject = subjects().get(case.component)
-    if subject is None or subject.whole:
-        raise HarnessError(f"{case.component} is no component: diagnose the components that it is made of")
+    subject = component_of(case.component, "diagnose")
     if case.target != HOST.name:
         raise HarnessError(f"kernels of {case.target} cannot be followed yet: choose --target {HOST.name}")
     if reproduce and PRECISIONS[case.precision].is_half:
@@ -207,13 +205,7 @@ def diagnose_case(
     return diagnosis
 
 
-def add_diagnosis(
-    result: Result,
-    settings: Settings,
-    on_stage: Callable[[str], None] = lambda stage: None,
-    *,
-    limits: Limits = UNLIMITED,
-) -> Result:
+def add_diagnosis(result: Result, settings: Settings, on_stage: Callable[[str], None], *, limits: Limits) -> Result:
     """Returns the result with a diagnosis, or why it has none; a result as expected is unchanged.
 
     Args:

@@ -20,7 +20,7 @@ from harness.compiler.targets.compiling import lower_module
 from harness.compiler.tuned.database import choose_schedules
 from harness.core.case import Case
 from harness.core.errors import HarnessError
-from harness.core.outcome import CaseError, Outcome, Progress, Stage, Status, VerdictKind
+from harness.core.outcome import CaseError, Outcome, Progress, Stage, Status
 from harness.core.settings import Settings
 from harness.models.registry import models, subjects
 from harness.runtime.errors import ModelError
@@ -92,7 +92,7 @@ def _run_stages(case: Case, settings: Settings, progress: Progress) -> Outcome:
         if not has_run:
             problem = executor.run_problem(case.target) or ""
             return progress.end(Status.UNAVAILABLE, CaseError("CannotRun", problem))
-    faults = [verdict for verdict in verdicts if verdict.kind not in (VerdictKind.STRICT, VerdictKind.ORACLE)]
+    faults = [verdict for verdict in verdicts if not verdict.kind.passes]
     if not faults:
         return progress.end(Status.PASSED, verdicts=verdicts)
     message = f"{len(faults)} of {len(verdicts)} outputs: {faults[0].name}: {faults[0].reason}"

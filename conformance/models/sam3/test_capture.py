@@ -12,9 +12,11 @@ import torch
 from conformance.support.operator_calls import calls_of, load_calls
 from conformance.support.sentences import sentence
 from conformance.support.shallow import captured, interactive_model, photograph, shallow_model
+from harness.core.case import Case
 from harness.core.errors import HarnessError
+from harness.core.settings import SEEDED
 from harness.models.sam3.build import build_architecture, give_weights
-from harness.models.sam3.capture import load_prompts
+from harness.models.sam3.capture import load_inputs
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.component import Arguments, Component
 from harness.models.sam3.upstream import upstream
@@ -92,7 +94,7 @@ def test_samples_name_the_inputs(name: str) -> None:
 
 
 def test_prompt_holds_text_points_boxes_and_cls() -> None:
-    prompts = load_prompts()
+    prompts = load_inputs()
     tokens = 32 + len(prompts.points) + len(prompts.boxes) + 1
     assert photograph().prompt.shape == (tokens, 1, 256)
     assert photograph().prompt_mask.shape == (1, tokens)
@@ -113,7 +115,7 @@ def test_operators_are_among_those_held_to_pytorch(name: str) -> None:
 
 def test_missing_prompts_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=sentence("no-checkout")):
-        load_prompts(tmp_path / "prompts.toml")
+        load_inputs(path=tmp_path / "prompts.toml")
 
 
 @cache
@@ -137,7 +139,7 @@ def test_a_component_alone_gets_the_weights_it_has_in_the_whole_model(name: str)
         parameter.fill_(float("nan"))
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)  # another component may have got it
-    give_weights(model, part=part)
+    give_weights(model, Case("", "real", "llvm"), SEEDED, part)
     tensors, expected = (tensors_of(module) for module in (part, component.build(model_of(component))))
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[tensor_name]) for tensor_name, tensor in tensors.items())

@@ -21,10 +21,10 @@ from harness.core.checkpoint_file import checkpoint_digest
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
 from harness.models.sam3.checkpoints.loading import (
+    Checkpoint,
     compare,
     describe_checkpoint,
     load_checkpoint,
-    open_checkpoint,
 )
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.runtime.weights import file_digest
@@ -156,7 +156,7 @@ def test_parts_load_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
             assert torch.equal(target.get_parameter(name), parameter)
     assert checkpoint_digest(index) == checkpoint_digest(tmp_path)
     assert checkpoint_digest(index).bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert open_checkpoint(index).has_tracker is False
+    assert Checkpoint.open(index).has_tracker is False
 
 
 def test_a_checkpoint_that_was_described_is_not_opened_again(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_no_tensor_is_dropped_without_a_word(
     torch.save(state, path)
     model = part(1)
     try:
-        checkpoint = open_checkpoint(path)
+        checkpoint = Checkpoint.open(path)
         fit = compare(checkpoint, model)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

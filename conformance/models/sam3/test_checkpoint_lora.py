@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from conformance.models.sam3.test_checkpoint_layouts import WRAPPINGS, part, plain, real
 from conformance.models.sam3.test_model_checkpoints import published
+from conformance.support.hugging_face import to_hugging_face
 from conformance.support.sentences import sentence
 from conformance.support.shallow import shallow_model
 from harness.core.checkpoint_file import AdapterConfig, checkpoint_digest
 from harness.core.errors import HarnessError
-from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
-from harness.models.sam3.checkpoints.loading import describe_checkpoint, load_checkpoint, open_checkpoint
+from harness.models.sam3.checkpoints.loading import Checkpoint, describe_checkpoint, load_checkpoint
 from harness.models.sam3.checkpoints.lora import Lora, merge
 
 pytestmark = pytest.mark.smoke
@@ -83,7 +83,7 @@ def test_an_adapter_of_peft_is_merged_as_the_merged_file_is(tmp_path: Path) -> N
     assert_loads(tmp_path / "merged.pt", expected)
     assert "; LoRA merged into 3 of them" in describe_checkpoint(adapter).sentence
     kinds = [
-        {name: (tensor.dtype, tensor.shape) for name, tensor in open_checkpoint(adapter, values=values).tensors.items()}
+        {name: (tensor.dtype, tensor.shape) for name, tensor in Checkpoint.open(adapter, values=values).tensors.items()}
         for values in (True, False)
     ]
     assert kinds[0] == kinds[1]
@@ -165,7 +165,7 @@ def test_an_adapter_of_transformers_is_merged_into_the_published_file_in_half_pr
     save_file(ones, tmp_path / "adapter/adapter_model.safetensors")
     describe(tmp_path / "adapter", base_model_name_or_path="../model.safetensors")
     name = "backbone.vision_backbone.trunk.blocks.0.attn.qkv.weight"
-    merged = open_checkpoint(tmp_path / "adapter").tensors[name]
+    merged = Checkpoint.open(tmp_path / "adapter").tensors[name]
     expected = state[name].half().float()
     expected[:1024] += 2 * ALPHA / RANK
     torch.testing.assert_close(merged, expected, rtol=1e-6, atol=1e-6)

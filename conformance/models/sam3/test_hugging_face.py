@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import save_file
 
 from conformance.models.sam3.test_checkpoint_layouts import save_parts
+from conformance.support.hugging_face import to_hugging_face
 from conformance.support.sentences import sentence
-from conformance.support.shallow import interactive_model, shallow_model
+from conformance.support.shallow import build_model, interactive_model, shallow_model
 from harness.core.errors import HarnessError
-from harness.models.sam3.build import build_architecture, build_model
+from harness.models.sam3.build import build_architecture
 from harness.models.sam3.checkpoints.hugging_face import (
     POINTS,
     VIDEO_PREFIX,
     from_hugging_face,
     is_hugging_face,
-    to_hugging_face,
 )
 from harness.models.sam3.checkpoints.loading import load_checkpoint
 from harness.models.sam3.scales import SCALES

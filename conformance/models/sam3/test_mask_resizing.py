@@ -19,7 +19,8 @@ from conformance.support.examples import examples
 from harness.compiler.schedules.common.vm import lower_to_vm
 from harness.compiler.targets import TARGETS
 from harness.models.sam3.deployed import data_parallel
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, resize_masks_module
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, resize_masks_module
+from harness.runtime.sam3.interactive import MASK_SIZE
 
 QUERIES = 200
 """Masks that the detector gives; the entry point takes any number of them."""
@@ -66,12 +67,16 @@ def check(masks: Logits, kept: Sequence[int], height: int, width: int) -> None:
 
 
 def normal(seed: int, scale: float = 5.0) -> Logits:
-    return np.random.default_rng(seed).standard_normal((1, QUERIES, SIZE, SIZE), np.float32) * np.float32(scale)
+    return np.random.default_rng(seed).standard_normal((1, QUERIES, MASK_SIZE, MASK_SIZE), np.float32) * np.float32(
+        scale
+    )
 
 
 NORMAL = normal(0)
 EXTENTS = st.one_of(
-    st.integers(1, 80), st.integers(65, 2200), st.sampled_from([144, SIZE - 1, SIZE, SIZE + 1, 576, 1008])
+    st.integers(1, 80),
+    st.integers(65, 2200),
+    st.sampled_from([144, MASK_SIZE - 1, MASK_SIZE, MASK_SIZE + 1, 576, 1008]),
 )
 CHOICES = st.lists(st.integers(0, QUERIES - 1), max_size=3)
 
@@ -82,7 +87,7 @@ def test_any_size_and_choice(height: int, width: int, kept: list[int]) -> None:
     check(NORMAL, kept, height, width)
 
 
-@pytest.mark.parametrize(("height", "width"), [(3000, 4000), (1, 9000), (9000, 1), (SIZE, SIZE)], ids=str)
+@pytest.mark.parametrize(("height", "width"), [(3000, 4000), (1, 9000), (9000, 1), (MASK_SIZE, MASK_SIZE)], ids=str)
 def test_extreme_sizes(height: int, width: int) -> None:
     check(NORMAL, [199], height, width)
 
@@ -93,7 +98,7 @@ def test_what_is_not_finite(height: int, width: int, share: float, seed: int) ->
     rng = np.random.default_rng(seed)
     masks = NORMAL.copy()
     for value in (np.nan, np.inf, -np.inf):
-        masks[0, 0][rng.random((SIZE, SIZE)) < share] = value
+        masks[0, 0][rng.random((MASK_SIZE, MASK_SIZE)) < share] = value
     check(masks, [0], height, width)
 
 
@@ -105,11 +110,11 @@ def test_logits_near_zero(height: int, width: int, magnitude: float) -> None:
 
 def test_threshold_is_where_the_sigmoid_rounds_to_a_half() -> None:
     """Every fp32 number around it; at the model's own size nothing is interpolated."""
-    bits = np.float32(LARGEST_OUTSIDE).view(np.int32) - QUERIES * SIZE * SIZE // 2
-    masks = (bits + np.arange(QUERIES * SIZE * SIZE, dtype=np.int32)).view(np.float32)
-    masks = masks.reshape(1, QUERIES, SIZE, SIZE)
-    check(masks, range(QUERIES), SIZE, SIZE)
-    got = compiled()(masks, range(QUERIES), SIZE, SIZE)
+    bits = np.float32(LARGEST_OUTSIDE).view(np.int32) - QUERIES * MASK_SIZE * MASK_SIZE // 2
+    masks = (bits + np.arange(QUERIES * MASK_SIZE * MASK_SIZE, dtype=np.int32)).view(np.float32)
+    masks = masks.reshape(1, QUERIES, MASK_SIZE, MASK_SIZE)
+    check(masks, range(QUERIES), MASK_SIZE, MASK_SIZE)
+    got = compiled()(masks, range(QUERIES), MASK_SIZE, MASK_SIZE)
     assert np.array_equal(got, masks[0] > np.float32(LARGEST_OUTSIDE))
     assert 0 < got.sum() < got.size
 
@@ -125,7 +130,7 @@ def test_every_query_in_any_order() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, QUERIES + 1])
 def test_any_number_of_masks(count: int) -> None:
-    masks = np.random.default_rng(count).standard_normal((1, count, SIZE, SIZE), np.float32)
+    masks = np.random.default_rng(count).standard_normal((1, count, MASK_SIZE, MASK_SIZE), np.float32)
     check(masks, range(count), 97, 101)
 
 
@@ -136,7 +141,7 @@ def test_a_query_that_there_is_not(query: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "count"), [(1, 1, 1), (480, 640, 2), (SIZE, SIZE, 1), (9, 700, 0)], ids=str
+    ("height", "width", "count"), [(1, 1, 1), (480, 640, 2), (MASK_SIZE, MASK_SIZE, 1), (9, 700, 0)], ids=str
 )
 def test_the_form_for_gpus_is_the_same_function(height: int, width: int, count: int) -> None:
     got = compiled(form_for_gpus)(NORMAL, range(count), height, width)

@@ -12,7 +12,7 @@ from conformance.support.sentences import sentence
 from conformance.support.shallow import shallow_model
 from harness.core.case import TINY, Scale
 from harness.core.errors import HarnessError
-from harness.models.sam3.build import FEATURE_SIZES, MEMORY_SIZES, build_architecture, build_model
+from harness.models.sam3.build import FEATURE_SIZES, MEMORY_SIZES, build_architecture
 from harness.models.sam3.patches.patch import replaced
 from harness.models.sam3.scales import SCALES, scaled
 from harness.models.sam3.upstream import upstream
@@ -144,7 +144,7 @@ def test_scaled_undoes_itself() -> None:
 @pytest.mark.parametrize("scale", ["small", "", "FULL"])
 def test_unknown_scale(scale: str) -> None:
     with pytest.raises(HarnessError, match=sentence("unknown-name", scales="full, shallow")):
-        build_model(scale)
+        build_architecture(scale)
 
 
 def test_position_encodings_are_upstreams_and_never_traced() -> None:

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from conformance.support.sentences import sentence
-from conformance.support.shallow import interactive_model, shallow_model
+from conformance.support.shallow import build_model, interactive_model, shallow_model
 from harness.core.errors import HarnessError
-from harness.models.sam3.build import build_architecture, build_model
-from harness.models.sam3.checkpoints.loading import load_checkpoint, open_checkpoint
+from harness.models.sam3.build import build_architecture
+from harness.models.sam3.checkpoints.loading import Checkpoint, load_checkpoint
 from harness.models.sam3.weights import seed_weights
 
 NAME = "transformer.decoder.bbox_embed.layers.2.weight"
@@ -259,7 +259,7 @@ def test_an_archive_that_says_that_it_goes_on_elsewhere_is_refused(tmp_path: Pat
     content[content.rindex(b"PK\x06\x07") + 16] = 2  # its number of disks
     (tmp_path / "sam3.pt").write_bytes(content)
     with pytest.raises(HarnessError, match=sentence("truncated", path="sam3.pt")):
-        open_checkpoint(tmp_path / "sam3.pt")
+        Checkpoint.open(tmp_path / "sam3.pt")
 
 
 @pytest.mark.parametrize("save", [save_pt, save_legacy])
@@ -275,7 +275,7 @@ def test_whatever_is_damaged_in_a_pickle_is_one_sentence(
             content[drawn.randrange(min(len(content), 700))] = drawn.randrange(256)
         path.write_bytes(content)
         try:
-            open_checkpoint(path)
+            Checkpoint.open(path)
         except HarnessError as error:
             assert "\n" not in str(error)
             refused += 1

@@ -16,9 +16,10 @@ from PIL import Image
 from conformance.support.examples import examples
 from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
-from harness.models.sam3.images import RESOLUTION, preprocess
+from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import import_sam3
 from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.interactive import RESOLUTION
 
 PHOTOGRAPHS = sorted((Path(__file__).resolve().parents[3] / "fixtures" / "images").glob("*.png"))
 

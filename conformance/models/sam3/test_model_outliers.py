@@ -24,9 +24,9 @@ from conformance.support.sentences import sentence
 from conformance.support.shallow import drawn_by, interactive_model, photograph, shallow_model
 from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
-from harness.core.settings import SEEDED
-from harness.models.sam3.build import build_architecture, build_model
-from harness.models.sam3.capture import capture, load_prompts
+from harness.core.settings import SEEDED, Settings
+from harness.models.sam3.build import build_architecture, build_case
+from harness.models.sam3.capture import capture, load_inputs
 from harness.models.sam3.deployed.entry_points import programs
 from harness.models.sam3.deployed.options import GROUNDING_ALONE
 from harness.models.sam3.outliers import (
@@ -89,7 +89,7 @@ def looked() -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     try:
         with pytest.MonkeyPatch.context() as patch, upstream():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", look)
-            capture(model, load_prompts())
+            capture(model, load_inputs())
     finally:
         for hook in hooks:
             hook.remove()
@@ -246,4 +246,4 @@ def test_a_compiled_model_has_the_weights_of_its_case() -> None:
 
 def test_a_checkpoint_has_weights_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=sentence("checkpoint-has-weights", weights="outliers")):
-        build_model("shallow", 0, tmp_path / "sam3.pt", weights="outliers")
+        build_case(Case("", "real", "llvm", weights="outliers"), Settings(tmp_path / "sam3.pt"))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from conformance.support.shallow import captured, interactive_model, photograph
-from harness.models.sam3.capture import capture, load_prompts
+from harness.models.sam3.capture import capture, load_inputs
 from harness.models.sam3.captures import CLICKS, PROPAGATION
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.components.tracker_modules import (
@@ -318,7 +318,7 @@ def test_unread_parameters_are_not_read() -> None:
             parameter = interactive_model().get_parameter(name)
             stack.enter_context(replaced_values(name, torch.full_like(parameter, torch.nan)))
         with upstream():
-            again = capture(interactive_model(), load_prompts())
+            again = capture(interactive_model(), load_inputs())
     for name, tensor in photograph().items():
         assert torch.equal(again[name], tensor), name
 

@@ -178,11 +178,13 @@ with upstream():
 import torch, sam3.model.edt, sam3.model.sam3_video_predictor as video
 from torch.utils._triton import has_triton
 import torch._inductor.runtime.triton_helpers
-from harness.models.sam3.build import build_model
+from harness.core.case import Case
+from harness.core.settings import SEEDED
+from harness.models.sam3.build import build_case
 
 features = torch.zeros(0)
 if "triton" in hidden:
-    model = build_model("shallow", 0)
+    model = build_case(Case("", "real", "llvm"), SEEDED)
     with upstream(), torch.no_grad():
         features = model.backbone.forward_text(["cat"], device="cpu")["language_features"]
 

@@ -20,8 +20,9 @@ from conformance.support.examples import examples
 from harness.compiler.schedules.common.vm import lower_to_vm
 from harness.compiler.targets import TARGETS
 from harness.models.sam3.deployed import data_parallel
-from harness.models.sam3.deployed.preprocessing import RESOLUTION, preprocess_module
+from harness.models.sam3.deployed.preprocessing import preprocess_module
 from harness.models.sam3.images import preprocess
+from harness.runtime.sam3.interactive import RESOLUTION
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from conformance.models.sam3.test_hugging_face import LAYOUT, POSITIONS, published, shapes, theirs
 from conformance.support.shallow import shallow_model
 from harness.models.sam3.build import build_architecture
-from harness.models.sam3.capture import load_prompts
+from harness.models.sam3.capture import load_inputs
 from harness.models.sam3.checkpoints.hugging_face import POINTS
 from harness.models.sam3.checkpoints.loading import load_checkpoint
 from harness.models.sam3.images import preprocess
@@ -154,7 +154,7 @@ def hidden(_module: torch.nn.Module, _inputs: Any, result: Any) -> Any:
 @cache
 def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     """The photograph [1, 3, 1008, 1008] and its text's tokens [1, 32]."""
-    prompts = load_prompts()
+    prompts = load_inputs()
     tokenizer = shallow_model().backbone.language_backbone.tokenizer
     return preprocess(load_image(prompts.image)), tokenizer([prompts.text], context_length=32)
 
@@ -162,7 +162,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture(scope="module")
 def upstreams() -> dict[str, np.ndarray]:
     with upstream():
-        module = Upstream(shallow_model(), load_prompts().text)
+        module = Upstream(shallow_model(), load_inputs().text)
         return oracle(module, (inputs()[0], BOXES, LABELS), NAMES)
 
 

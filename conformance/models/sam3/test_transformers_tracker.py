@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 
 from conformance.models.sam3 import test_interactive
 from conformance.models.sam3.test_hugging_face import published
+from conformance.support.hugging_face import to_hugging_face
 from conformance.support.shallow import captured, interactive_model
-from harness.models.sam3.capture import load_prompts
+from harness.models.sam3.capture import load_inputs
 from harness.models.sam3.captures import CLICKS
-from harness.models.sam3.checkpoints.hugging_face import to_hugging_face
 from harness.models.sam3.fixtures import read_questions
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.interactive.questions import QUESTIONS as INTERACTIVE
@@ -82,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def embeddings(model: Any) -> list[torch.Tensor]:
     """What Transformers' model makes of the photograph: [1, 32, 288, 288], [1, 64, 144, 144], [1, 256, 72, 72]."""
-    encoded: list[torch.Tensor] = model.get_image_embeddings(preprocess(load_image(load_prompts().image)))
+    encoded: list[torch.Tensor] = model.get_image_embeddings(preprocess(load_image(load_inputs().image)))
     return encoded
 
 

@@ -24,7 +24,7 @@ from harness.core.program import Arrays
 from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import VISIBLE_OUTPUTS, compiled
-from harness.models.sam3.video.judging import judge_session
+from harness.models.sam3.video.judging import judge_frames
 from harness.models.sam3.video.questions import number_frames
 from harness.models.sam3.video.upstream import vectorized_component_areas
 from harness.models.sam3.video.upstream_session import UpstreamSession
@@ -147,7 +147,7 @@ def test_every_step_is_upstreams(session: str, name: str, clip: Clip, request: p
         return
     assert ours
     answers = number_frames((0, compiled.frame_arrays(each)) for each in ours)
-    verdicts = judge_session(name, answers, number_frames((0, each) for each in theirs))
+    verdicts = judge_frames(name, answers, number_frames((0, each) for each in theirs))
     assert [verdict.name for verdict in verdicts] == [f"{name}/{what}" for what in ("frames", "ids", *VISIBLE_OUTPUTS)]
     assert not [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT]
     for mine, yours in zip(ours, theirs, strict=True):

@@ -14,7 +14,7 @@ from harness.core.errors import HarnessError
 from harness.core.outcome import VerdictKind
 from harness.core.program import Arrays
 from harness.models.sam3.fixtures import read_questions
-from harness.models.sam3.video.judging import judge_session
+from harness.models.sam3.video.judging import judge_frames
 from harness.models.sam3.video.questions import (
     SESSIONS,
     Request,
@@ -106,7 +106,7 @@ def test_faults_are_seen_where_they_are(reference: Arrays, fault: Callable[[Arra
     actual = {name: array.copy() for name, array in reference.items()}
     if fault is not None:
         fault(actual)
-    verdicts = judge_session("asked", actual, reference)
+    verdicts = judge_frames("asked", actual, reference)
     failed = {verdict.name.removeprefix("asked/") for verdict in verdicts if verdict.kind is not VerdictKind.STRICT}
     assert failed == (FAULTS[fault] if fault else set())
     if fault is None:
@@ -124,7 +124,7 @@ def test_a_pixel_of_a_prompted_object_is_undecided_near_zero_alone(reference: Ar
     reference["0/boxes"][0, :2] = 1, 1
     actual = {name: array.copy() for name, array in reference.items()}
     actual["0/masks"][0, 2, 3] ^= True
-    masks = judge_session("asked", actual, reference)[-1]
+    masks = judge_frames("asked", actual, reference)[-1]
     assert masks.kind is (VerdictKind.STRICT if logit == 1e-3 else VerdictKind.FAILED)
 
 
@@ -148,7 +148,7 @@ def test_objects_of_nearly_one_score_are_in_any_order(
     reference["1/boxes"][1] = reference["1/boxes"][0]
     actual = {name: array.copy() for name, array in reference.items()}
     actual["1/masks"] = actual["1/masks"][::-1]
-    assert judge_session("asked", actual, reference)[-1].kind is kind
+    assert judge_frames("asked", actual, reference)[-1].kind is kind
 
 
 def test_scripts_have_prompts_of_every_kind() -> None:

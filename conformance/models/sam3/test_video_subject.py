@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -342,17 +343,19 @@ def test_upstream_answers_again_where_the_compiled_model_answers_otherwise(
     if fault is not None:
         fault(actual)
 
-    def answer_following(*_: Any) -> Arrays:
+    def answer_frames(*_: Any) -> Arrays:
         if not rounding:
             raise NotRoundingError
         return followed
 
     class Upstream:
+        video = SimpleNamespace(tracker=SimpleNamespace(track_step=int), run_backbone_and_detection=int)
+
         def cached(self, module: str, question: Question, make: Callable[[], Reference], **_: Any) -> Reference:
             return make()
 
     monkeypatch.setattr(tracking, "answer", lambda *_: answer.map(lambda arrays: add_prefix("frames", arrays)))
-    monkeypatch.setattr(tracking, "answer_following", answer_following)
+    monkeypatch.setattr(tracking, "answer_frames", answer_frames)
     upstreams = answers.answer(Upstream(), question, add_prefix("frames", actual)).first
     assert any(name.startswith("followed/") for name in upstreams) is (rounding and fault is not None)
     assert answers.answer(Upstream(), question, {}).first.keys() == add_prefix("frames", answer.first).keys()

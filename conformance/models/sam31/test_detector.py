@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.models.sam3.build import build_architecture as build_sam3
-from harness.models.sam3.capture import capture, load_prompts
+from harness.models.sam3.capture import capture, load_inputs
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.weights import seed_weights
 from harness.models.sam31.build import build_architecture
@@ -20,6 +20,6 @@ def test_it_finds_what_that_of_sam_3_finds() -> None:
     assert {name.rpartition(".conv_")[0] for name in absent} == {"backbone.vision_backbone.convs.3"}
     assert {name.split(".")[2] for name in unknown} == {"interactive_convs", "propagation_convs"}
     with upstream():
-        found, expected = (capture(model, load_prompts()) for model in (later.detector, earlier))
+        found, expected = (capture(model, load_inputs()) for model in (later.detector, earlier))
     assert found.keys() == expected.keys()
     assert [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)] == []

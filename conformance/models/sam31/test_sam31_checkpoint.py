@@ -6,7 +6,7 @@ No published weights were ever here: the files are full state dictionaries under
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from harness.models.sam3.checkpoints import loading as sam3_loading
 from harness.models.sam3.checkpoints.names import video_name
 from harness.models.sam3.weights import seed_weights
 from harness.models.sam31.build import build_architecture
-from harness.models.sam31.checkpoint import load_checkpoint
+from harness.models.sam31.checkpoint import Sam31Checkpoint
 from harness.models.sam31.inspection import inspect_checkpoint
 
 State = dict[str, Any]
+load_checkpoint = partial(sam3_loading.load_checkpoint, kind=Sam31Checkpoint)
 SLOTS = "tracker.model.output_valid_embed"
 MASKS = "tracker.model.maskmem_backbone.mask_downsampler.encoder.0.weight"
 

@@ -51,6 +51,7 @@ from harness.core.outcome import Verdict, VerdictKind
 from harness.core.settings import SEEDED
 from harness.models.registry import models, subjects
 from harness.models.traced import TracedWorkload
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 from harness.runtime.cpu import MATRIX_UNIT, cpu_features, matrix_unit_problem
 from harness.runtime.executable import TRANSFORM_PARAMETERS
@@ -300,7 +301,7 @@ def verdicts_in_tiles(component: str) -> Sequence[Verdict]:
         actual = {f"{prefix}{name}": array for name, array in zip(program.outputs, arrays, strict=True)}
         reference = workload.reference()
         sides = ({name: values[name] for name in actual} for values in (reference.first, reference.exact))
-        return judge(actual, *sides, by_oracle=True)
+        return judge(actual, Reference.from_run(*sides), by_oracle=True)
 
 
 @emulated

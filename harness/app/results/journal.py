@@ -84,21 +84,28 @@ class Journal:
                 )
         remove_temporary_files([self._path, *(folder / name for name in listed)])
         self.listed = frozenset(name for name in listed if (folder / name).exists())
-        self.is_whole, is_unchanged = False, True
-        # Kept entries are written anew, so that the next line does not continue an incomplete one.
+        self.is_whole = self._rewrite(keeps)
+
+    def _rewrite(self, keeps: Callable[[dict[str, Any]], bool]) -> bool:
+        """Writes the entries that stay, and returns whether the results are complete.
+
+        They are written anew, so that the next line does not continue an incomplete one.
+        """
+        is_whole, is_unchanged = False, True
         with write_file(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.write(_line({_QUESTION: question}))
+            file.write(_line({_QUESTION: self._question}))
             file.write(_line({_FILES: sorted(self.listed)}))
-            for entry in entries_of(folder, question):
-                self.is_whole = entry == _WHOLE and is_unchanged
+            for entry in self:
+                is_whole = entry == _WHOLE and is_unchanged
                 if entry == _WHOLE:
                     continue
                 if keeps(entry):
                     file.write(_line({_QUESTION: self._digest} | entry))
                 else:
                     is_unchanged = False
-            if self.is_whole:
+            if is_whole:
                 file.write(_line({_QUESTION: self._digest} | _WHOLE))
+        return is_whole
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields the entries."""

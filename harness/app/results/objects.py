@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pycocotools import mask as coco
 
 from harness.runtime import Found, Prediction
+from harness.runtime.arrays import Floats
 
 Mask = npt.NDArray[np.bool_]
 RunLengths = dict[str, Any]
@@ -53,8 +54,8 @@ class Objects:
     """
 
     runs: tuple[RunLengths, ...]
-    boxes: npt.NDArray[np.float32]
-    scores: npt.NDArray[np.float32]
+    boxes: Floats
+    scores: Floats
     categories: tuple[str, ...]
     size: tuple[int, int]
     notes: tuple[str, ...] = ()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from harness.app.results.objects import Mask, Objects
 from harness.runtime import ObjectPrompt, Prompt
+from harness.runtime.arrays import Array, Pixels
 from harness.runtime.sam3.prompts import Coordinates, Labels
 
 Color = tuple[int, int, int]
@@ -51,7 +51,7 @@ class Style:
         return cls(line=max(2, round(diagonal / 400)), text=max(12, round(diagonal / 40)))
 
 
-def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prompt | ObjectPrompt] = ()) -> Image.Image:
+def draw(pixels: Pixels, objects: Objects, prompts: Sequence[Prompt | ObjectPrompt] = ()) -> Image.Image:
     """Draws the objects of a photograph into it; the highest score is on top.
 
     Args:
@@ -79,19 +79,14 @@ def draw(pixels: npt.NDArray[np.uint8], objects: Objects, prompts: Sequence[Prom
     return image
 
 
-def colors(count: int) -> list[Color]:
-    """Returns `count` colours, bright and saturated, each far in hue from those before it."""
-    return [color_of(index) for index in range(count)]
-
-
 def color_of(index: int) -> Color:
-    """Returns the colour of `colors` with this index, from 0."""
+    """Returns the colour with this index, from 0: bright, saturated, and far in hue from those before it."""
     lightness = (0.56, 0.46, 0.66)[index // 12 % 3]
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN_ANGLE) % 1, lightness, 0.95)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def outline(mask: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.bool_]:
+def outline(mask: Mask, width: int) -> Mask:
     """Returns the pixels of a mask [h, w] at most `width` steps from its edge; the image's border is no edge."""
     inner = mask
     for _ in range(width):
@@ -100,7 +95,7 @@ def outline(mask: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.bool_]:
     return mask & ~inner
 
 
-def _tint(canvas: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_], color: Color, style: Style) -> None:
+def _tint(canvas: Pixels, mask: Mask, color: Color, style: Style) -> None:
     """Colours a mask in place: transparent inside, opaque along its edge; changes its bounding box alone."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if not len(rows):
@@ -222,7 +217,7 @@ def mask_png(mask: Mask) -> bytes:
     return png(Image.fromarray(mask))
 
 
-def numbered_pixels(objects: Objects) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
+def numbered_pixels(objects: Objects) -> Array:
     """Returns an image that is 0 where no object of a video is, otherwise the object's id plus 1.
 
     Where objects overlap, the pixel belongs to the one with the highest score.

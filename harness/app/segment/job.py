@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -91,7 +91,7 @@ class Job:
 
 @dataclass(frozen=True)
 class SegmentedImage:
-    """An image that was segmented.
+    """An image that was segmented, and its pictures until they are written.
 
     Attributes:
         image: The image.
@@ -100,6 +100,8 @@ class SegmentedImage:
         notes: A sentence for each part of a prompt that was changed or ignored.
         seconds: Time from reading the file to writing the last result.
         resumed: Whether the results are from an earlier run.
+        overlay: The overlay as PNG.
+        masks: The mask of each object as PNG.
     """
 
     image: Image
@@ -108,6 +110,8 @@ class SegmentedImage:
     notes: Sequence[str]
     seconds: float
     resumed: bool = False
+    overlay: bytes = b""
+    masks: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)
@@ -127,27 +131,6 @@ Result = SegmentedImage | FailedImage
 
 
 @dataclass(frozen=True)
-class Segmentation:
-    """The contents of an image's results, before they are written.
-
-    Attributes:
-        size: Width and height in pixels.
-        annotations: The objects, entries of `harness.app.results.coco.coco_annotations`.
-        notes: A sentence for each part of a prompt that was changed or ignored.
-        overlay: The overlay as PNG.
-        masks: The mask of each object as PNG.
-        seconds: Time from reading the file to the last of these.
-    """
-
-    size: tuple[int, int]
-    annotations: Sequence[dict[str, Any]]
-    notes: Sequence[str]
-    overlay: bytes
-    masks: Sequence[bytes]
-    seconds: float
-
-
-@dataclass(frozen=True)
 class PendingImage:
     """An image that is to be segmented.
 
@@ -162,8 +145,8 @@ class PendingImage:
     content: bytes | None = None
 
 
-Computation = Callable[[Iterator[PendingImage]], Iterator[tuple[int, Segmentation | FailedImage]]]
-"""Segments images: yields the index of each and its segmentation, in any order."""
+Computation = Callable[[Iterator[PendingImage]], Iterator[tuple[int, Result]]]
+"""Segments images: yields the index of each and its result, in any order."""
 
 
 def run(
@@ -215,7 +198,7 @@ def _paths(job: Job, names: Sequence[str], path_of: Callable[[Path, str], Path])
     return paths
 
 
-def _compute(model: Sam3, job: Job, images: Iterator[PendingImage]) -> Iterator[tuple[int, Segmentation | FailedImage]]:
+def _compute(model: Sam3, job: Job, images: Iterator[PendingImage]) -> Iterator[tuple[int, Result]]:
     for pending in images:
         yield pending.index, segment(model, job.prompts, job.threshold, pending.image, pending.content)
 
@@ -238,13 +221,9 @@ def _run(
     def pending() -> Iterator[PendingImage]:
         for index, (photograph, read) in enumerate(_photographs(job.images, names)):
             photographs.append(photograph)
-            previous = entries.get(photograph.name.casefold())
-            if (
-                previous is not None
-                and previous["key"] == photograph.key
-                and all(path.is_file() for path in _files(job.out, photograph.name, len(previous["annotations"])))
-            ):
-                results[index] = _resumed(photograph.image, previous)
+            entry = entries.get(photograph.name.casefold())
+            if entry is not None and _is_done(job.out, photograph, entry):
+                results[index] = _resumed(photograph.image, entry)
             else:
                 try:
                     content = read()
@@ -256,23 +235,28 @@ def _run(
             on_done(results[index])
 
     try:
-        for index, segmentation in compute(pending()):
+        for index, result in compute(pending()):
             photograph = photographs[index]
-            if isinstance(segmentation, Segmentation):
-                result = _write(job.out, photograph.image, photograph.name, segmentation, journal)
+            if isinstance(result, SegmentedImage):
+                _write(job.out, photograph.name, result, journal)
+                result = replace(result, image=photograph.image, overlay=b"", masks=())
                 entry = {field: getattr(result, field) for field in _JOURNAL_FIELDS}
                 entry |= {"name": photograph.name, "image": str(photograph.image.resolve()), "key": photograph.key}
                 journal.add(entry)
                 entries[photograph.name.casefold()] = entry
-                results[index] = result
-            else:
-                results[index] = segmentation
-            on_done(results[index])
+            results[index] = result
+            on_done(result)
     finally:
         if not (journal.is_whole and annotations.is_file()):
             write_json(annotations, data_set(_annotated(job, photographs, entries), job.categories))
     journal.end()
     return [results[index] for index in range(len(photographs))]
+
+
+def _is_done(out: Path, photograph: _Photograph, entry: dict[str, Any]) -> bool:
+    """Returns whether an entry of the journal is of the unchanged image, and the files of its results exist."""
+    files = _files(out, photograph.name, len(entry["annotations"]))
+    return entry["key"] == photograph.key and all(path.is_file() for path in files)
 
 
 def _files(out: Path, name: str, count: int) -> list[Path]:
@@ -397,7 +381,7 @@ def segment(
     threshold: float,
     image: Image,
     content: bytes | None = None,
-) -> Segmentation | FailedImage:
+) -> Result:
     """Segments one image, which is encoded once for all prompts, and writes nothing.
 
     Args:
@@ -420,21 +404,21 @@ def segment(
     overlay = png(draw(pixels, objects, prompts))
     masks = [mask_png(objects.mask(index)) for index in range(len(objects.runs))]
     annotations = coco_annotations(objects)
-    return Segmentation(objects.size, annotations, objects.notes, overlay, masks, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return SegmentedImage(image, objects.size, annotations, objects.notes, seconds, overlay=overlay, masks=masks)
 
 
-def _write(out: Path, image: Image, name: str, segmentation: Segmentation, journal: Journal) -> SegmentedImage:
+def _write(out: Path, name: str, image: SegmentedImage, journal: Journal) -> None:
     """Writes an image's overlay and masks, and removes other masks of an earlier run."""
-    overlay, *masks = files = _files(out, name, len(segmentation.masks))
+    overlay, *masks = files = _files(out, name, len(image.masks))
     journal.list_files(files)
-    write_bytes(overlay, segmentation.overlay)
+    write_bytes(overlay, image.overlay)
     folder = masks_path(out, name)
     make_folder(folder)
-    for path, mask in zip(masks, segmentation.masks, strict=True):
+    for path, mask in zip(masks, image.masks, strict=True):
         write_bytes(path, mask)
     for path in set(folder.iterdir()).difference(masks):
         journal.remove_listed(path)
-    return SegmentedImage(image, segmentation.size, segmentation.annotations, segmentation.notes, segmentation.seconds)
 
 
 def overlay_path(out: Path, name: str) -> Path:

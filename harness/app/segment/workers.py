@@ -12,15 +12,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness import __version__
-from harness.app.segment.job import Computation, FailedImage, Job, PendingImage, Segmentation, segment
+from harness.app.segment.job import Computation, FailedImage, Job, PendingImage, Result, segment
 from harness.app.segment.sources import Image
-from harness.core.cluster import has_head
+from harness.core.cluster import has_head, run_on_nodes
 from harness.core.errors import HarnessError
 from harness.core.processes.memory import hide_torch
 from harness.core.processes.threads import configure_threads, share_cpus
@@ -38,11 +37,12 @@ _TRIES = 3
 """Number of workers that an image may end, that may fail to start one after another, and that find no room for one."""
 _MISSED = 2
 """Number of times in a row that the cluster's head is looked for until it counts as lost."""
+_FULL = "Ray's object store and the disk of its node have no room for it or its results; free some space there."
 _SECONDS = 10
 """Time without a result, after which the nodes are counted, and time after which the cluster's head is looked for."""
 
 
-def distribute(folder: Path, job: Job, threads: int | None = None) -> Computation:
+def distribute(folder: Path, job: Job, threads: int | None) -> Computation:
     """Returns the computation of a job on the Ray cluster that this process is connected to.
 
     Args:
@@ -57,8 +57,9 @@ def distribute(folder: Path, job: Job, threads: int | None = None) -> Computatio
     if threads < 1:
         raise HarnessError(f"A worker cannot run on {threads} threads; give 1 or more.")
     described = (str(folder.resolve()), _digest(folder), __version__)
+    arguments = (*described, job.prompts, job.threshold, threads)
     workers = _count_workers(described, threads)
-    return partial(_compute, workers, threads, (*described, job.prompts, job.threshold, threads))
+    return lambda images: _Pool(workers, threads, arguments, images).run()
 
 
 def _digest(folder: Path) -> str | None:
@@ -75,34 +76,23 @@ def _count_workers(described: tuple[str, str | None, str], threads: int) -> int:
         HarnessError: A node cannot run the folder, or none has room for a worker.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    rooms, checks = _rooms(threads), {}
-    for node in rooms:
-        place = NodeAffinitySchedulingStrategy(node[0], soft=False)
-        check = ray.remote(num_cpus=0, scheduling_strategy=place)(check_node)
-        checks[check.remote(*described)] = node
-    for answer, node in checks.items():
-        try:
-            problem = ray.get(answer)
-        except ray.exceptions.TaskUnschedulableError:
-            del rooms[node]  # it was lost meanwhile
-            continue
-        except ray.exceptions.RayError as error:
-            last = str(error).strip().splitlines()[-1]
-            problem = f"sam3-tvm {__version__} does not start there ({last}); install it in the Python of Ray"
+    rooms, workers = _rooms(threads), 0
+    nodes = [node for node in ray.nodes() if node["NodeID"] in rooms]
+    for node, problem in run_on_nodes(nodes, check_node, *described):
         if problem is not None:
-            raise HarnessError(f"The node {node[1]} cannot take part: {problem}.")
-    if not rooms:
+            raise HarnessError(f"The node {node['NodeManagerAddress']} cannot take part: {problem}.")
+        workers += rooms[node["NodeID"]]
+    if not workers:
         raise HarnessError(
             f"No node of the cluster has {threads} CPU{'' if threads == 1 else 's'} and {_MEMORY >> 30} GiB of memory "
             "for a worker; give fewer --threads, or a larger node."
         )
-    return sum(rooms.values())
+    return workers
 
 
-def _rooms(threads: int) -> dict[tuple[str, str], int]:
-    """Returns the number of workers that each node has room for, by its identifier and address; others are left out."""
+def _rooms(threads: int) -> dict[str, int]:
+    """Returns the number of workers that each node has room for, by its identifier; others are left out."""
     import ray
 
     rooms = {}
@@ -110,7 +100,7 @@ def _rooms(threads: int) -> dict[tuple[str, str], int]:
         resources = node["Resources"]
         room = int(min(resources.get("CPU", 0) // threads, resources.get("memory", 0) // _MEMORY))
         if node["Alive"] and room:
-            rooms[node["NodeID"], node["NodeManagerAddress"]] = room
+            rooms[node["NodeID"]] = room
     return rooms
 
 
@@ -162,7 +152,7 @@ class Segmenter:
     def start(self) -> None:
         """Returns when the worker can segment."""
 
-    def segment(self, image: Image, content: bytes | None) -> Segmentation | FailedImage:
+    def segment(self, image: Image, content: bytes | None) -> Result:
         """Segments an image; one that cannot be segmented does not end the worker."""
         try:
             return segment(self._model, self._prompts, self._threshold, image, content)
@@ -170,82 +160,101 @@ class Segmenter:
             return FailedImage(image, f"it cannot be segmented ({type(error).__name__}: {reason(error)}).")
 
 
-def _compute(
-    workers: int, threads: int, arguments: tuple[Any, ...], images: Iterator[PendingImage]
-) -> Iterator[tuple[int, Segmentation | FailedImage]]:
-    """Yields segmentations as workers return them; a worker that is lost is replaced, and its image tried again.
+class _Pool:
+    """Workers, and the images that they segment; a worker that is lost is replaced, and its image tried again."""
 
-    Raises:
-        HarnessError: Workers do not start, no node is left for them, or the cluster's head is lost.
-    """
-    import ray
+    def __init__(self, workers: int, threads: int, arguments: tuple[Any, ...], images: Iterator[PendingImage]) -> None:
+        import ray
 
-    create = ray.remote(Segmenter).options(num_cpus=threads, memory=_MEMORY).remote
-    waiting = deque(islice(images, workers))
-    losses: Counter[int] = Counter()
-    refusals: Counter[int] = Counter()
-    # What a worker is doing: its image, or None while it starts, which it may do when a node has room.
-    running: dict[Any, tuple[Any, PendingImage | None]] = {}
-    failed_starts, missed, looked = 0, 0, time.monotonic()
+        self._create = ray.remote(Segmenter).options(num_cpus=threads, memory=_MEMORY).remote
+        self._arguments, self._threads, self._images = arguments, threads, images
+        self._waiting = deque(islice(images, workers))
+        self._losses: Counter[int] = Counter()
+        self._refusals: Counter[int] = Counter()
+        # What a worker is doing: its image, or None while it starts, which it may do when a node has room.
+        self._running: dict[Any, tuple[Any, PendingImage | None]] = {}
+        self._failed_starts, self._missed, self._looked = 0, 0, time.monotonic()
 
-    def start() -> None:
-        worker = create(*arguments)
-        running[worker.start.remote()] = worker, None
+    def run(self) -> Iterator[tuple[int, Result]]:
+        """Yields results as workers return them.
 
-    for _ in range(len(waiting)):
-        start()
-    while waiting or any(pending is not None for _, pending in running.values()):
-        answers, _ = ray.wait(list(running), timeout=_SECONDS)
-        if not answers or time.monotonic() > looked + _SECONDS:
-            missed, looked = 0 if has_head() else missed + 1, time.monotonic()
-            if missed == _MISSED:  # after a minute Ray would end this process without a sentence
-                raise HarnessError("The head of the Ray cluster is lost; the same command continues when it is back.")
-        if not answers:
-            if not missed and not _rooms(threads):
-                raise HarnessError(
-                    "No node of the cluster has room for a worker any more; the same command continues when one has."
-                )
-            continue
-        worker, pending = running.pop(answers[0])
-        try:
-            result = ray.get(answers[0])
-        except ray.exceptions.OutOfDiskError:
-            result = None
-        except ray.exceptions.RayError as error:
-            if pending is None:
-                failed_starts += 1
-                if failed_starts >= _TRIES:
-                    if running:
-                        continue
-                    last = str(error).strip().splitlines()[-1]
-                    raise HarnessError(f"No worker of Ray can start ({last}); give other --threads.") from error
-            else:
-                losses[pending.index] += 1
-                if losses[pending.index] < _TRIES:
-                    waiting.appendleft(pending)
-                else:
-                    sentence = f"its worker was lost {_TRIES} times, killed or out of memory; scale the image down."
-                    yield pending.index, FailedImage(pending.image, sentence)
-            if waiting:
-                start()
-            continue
-        failed_starts = 0 if pending is None else failed_starts
-        full = "Ray's object store and the disk of its node have no room for it or its results; free some space there."
-        if waiting:
-            following = waiting.popleft()
+        Raises:
+            HarnessError: Workers do not start, no node is left for them, or the cluster's head is lost.
+        """
+        import ray
+
+        for _ in range(len(self._waiting)):
+            self._start()
+        while self._waiting or any(pending is not None for _, pending in self._running.values()):
+            answers, _ = ray.wait(list(self._running), timeout=_SECONDS)
+            self._check_cluster(has_answer=bool(answers))
+            if not answers:
+                continue
+            worker, pending = self._running.pop(answers[0])
             try:
-                answer = worker.segment.remote(following.image.resolve(), following.content)
+                result = ray.get(answers[0])
             except ray.exceptions.OutOfDiskError:
-                refusals[following.index] += all(other is None for _, other in running.values())
-                if refusals[following.index] < _TRIES:
-                    waiting.appendleft(following)  # what was segmented, or is, leaves the store
-                    time.sleep(1)
-                else:
-                    yield following.index, FailedImage(following.image, full)
-                running[worker.start.remote()] = worker, None
+                result = None
+            except ray.exceptions.RayError as error:
+                yield from self._replace(pending, error)
+                continue
+            if pending is None:
+                self._failed_starts = 0
+            if self._waiting:
+                yield from self._hand_out(worker, self._waiting.popleft())
+            if pending is not None:
+                yield pending.index, result or FailedImage(pending.image, _FULL)
+            if not self._waiting:
+                self._waiting.extend(islice(self._images, 1))  # it is read while others are segmented
+
+    def _start(self, worker: Any = None) -> None:
+        """Makes a worker, or takes this one, and adds it to those that are not ready."""
+        worker = worker or self._create(*self._arguments)
+        self._running[worker.start.remote()] = worker, None
+
+    def _check_cluster(self, *, has_answer: bool) -> None:
+        """Looks for the cluster's head now and then, and for nodes if there was no answer for a while."""
+        if not has_answer or time.monotonic() > self._looked + _SECONDS:
+            self._missed, self._looked = 0 if has_head() else self._missed + 1, time.monotonic()
+            if self._missed == _MISSED:  # after a minute Ray would end this process without a sentence
+                raise HarnessError("The head of the Ray cluster is lost; the same command continues when it is back.")
+        if not has_answer and not self._missed and not _rooms(self._threads):
+            raise HarnessError(
+                "No node of the cluster has room for a worker any more; the same command continues when one has."
+            )
+
+    def _replace(self, pending: PendingImage | None, error: Exception) -> Iterator[tuple[int, Result]]:
+        """Replaces a worker that was lost with its image or while it started; yields an image that ends all workers."""
+        if pending is None:
+            self._failed_starts += 1
+            if self._failed_starts >= _TRIES:
+                if self._running:
+                    return
+                last = str(error).strip().splitlines()[-1]
+                raise HarnessError(f"No worker of Ray can start ({last}); give other --threads.") from error
+        else:
+            self._losses[pending.index] += 1
+            if self._losses[pending.index] < _TRIES:
+                self._waiting.appendleft(pending)
             else:
-                running[answer] = worker, following
-        if pending is not None:
-            yield pending.index, result or FailedImage(pending.image, full)
-        if not waiting:
-            waiting.extend(islice(images, 1))  # it is read while others are segmented
+                sentence = f"its worker was lost {_TRIES} times, killed or out of memory; scale the image down."
+                yield pending.index, FailedImage(pending.image, sentence)
+        if self._waiting:
+            self._start()
+
+    def _hand_out(self, worker: Any, pending: PendingImage) -> Iterator[tuple[int, Result]]:
+        """Gives an image to a worker; yields it if Ray has no room for it again and again."""
+        import ray
+
+        try:
+            answer = worker.segment.remote(pending.image.resolve(), pending.content)
+        except ray.exceptions.OutOfDiskError:
+            self._refusals[pending.index] += all(other is None for _, other in self._running.values())
+            if self._refusals[pending.index] < _TRIES:
+                self._waiting.appendleft(pending)  # what was segmented, or is, leaves the store
+                time.sleep(1)
+            else:
+                yield pending.index, FailedImage(pending.image, _FULL)
+            self._start(worker)
+        else:
+            self._running[answer] = worker, pending

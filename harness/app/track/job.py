@@ -169,8 +169,9 @@ def run(
     resumed = _resumed(model, job.video, session_path)
     is_new = resumed is None and not is_whole(job.out, question)
     if is_new:
-        job.add_prompt(session)
-    description = VideoDescription(job.video.name, job.categories, frames.rate, _names(session, job.frame))
+        job.add_prompt(session)  # before the folder is made, because the prompt may be invalid
+    names = None if frames.names is None else frames.names[job.frame :]
+    description = VideoDescription(job.video.name, job.categories, frames.rate, names)
     with results_folder(job.out):
         with Results(job.out, description, question, has_overlay=job.has_overlay) as results:
             saves = SavedSession(session_path, save_every)
@@ -181,25 +182,38 @@ def run(
                 session = resumed
             elif not is_new:
                 job.add_prompt(session)
-            count = (session.position or job.frame) - job.frame
-            object_ids = results.ids(count)
-            next_frame = job.frame if session.position is None else session.next_frame
-            remaining = 0 if next_frame is None else None if frames.length is None else frames.length - next_frame
-            on_begin(remaining)
-            processed = 0
-
-            def after_frame() -> None:
-                nonlocal processed
-                processed += 1
-                saves.save_if_due(session)
-                on_frame()
-
-            for frame in session.propagate(after_frame=after_frame):
-                results.write(frame.index - job.frame, frame.pixels, _objects(frame))
-                saves.confirm_frame()
-                object_ids |= set(frame.ids.tolist())
-                count += 1
+            summary = _track(session, job.frame, results, saves, on_begin, on_frame)
         saves.remove()  # when the results are whole
+    return summary
+
+
+def _track(
+    session: Session,
+    first_frame: int,
+    results: Results,
+    saves: SavedSession,
+    on_begin: Callable[[int | None], None],
+    on_frame: Callable[[], None],
+) -> Summary:
+    """Processes and writes the frames of a session that are left."""
+    count = (session.position or first_frame) - first_frame
+    object_ids = results.ids(count)
+    next_frame = first_frame if session.position is None else session.next_frame
+    length = session.frames.length
+    on_begin(0 if next_frame is None else None if length is None else length - next_frame)
+    processed = 0
+
+    def after_frame() -> None:
+        nonlocal processed
+        processed += 1
+        saves.save_if_due(session)
+        on_frame()
+
+    for frame in session.propagate(after_frame=after_frame):
+        results.write(frame.index - first_frame, frame.pixels, _objects(frame))
+        saves.confirm_frame()
+        object_ids |= set(frame.ids.tolist())
+        count += 1
     return Summary(count, processed, tuple(sorted(object_ids)))
 
 
@@ -211,11 +225,6 @@ def _resumed(model: Sam3, video: Path, saved: Path) -> Session | None:
         return model.resume_session(saved, video)
     except ModelError:
         return None
-
-
-def _names(session: Session, first_frame: int) -> tuple[str, ...] | None:
-    names = session.frames.names
-    return None if names is None else names[first_frame:]
 
 
 def _objects(frame: TrackedFrame) -> Objects:

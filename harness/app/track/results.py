@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.app.results.coco import AnnotatedImage, TrackAnnotation, coco_annotations, write_video_data_set
 from harness.app.results.journal import Journal, entries_of, existing_files, has_form
@@ -29,6 +28,7 @@ from harness.app.results.overlay import draw, numbered_png
 from harness.app.track.video import VideoWriter, encoder_version, finish_video, frames_in
 from harness.core.errors import HarnessError
 from harness.core.files import append_bytes, make_folder, write_bytes, write_file
+from harness.runtime.arrays import Pixels
 
 ANNOTATIONS, MASKS, OVERLAY, TRACKS = "annotations.json", "masks", "overlay.mp4", "tracks.csv"
 """File names in the folder of the results."""
@@ -105,7 +105,7 @@ class Results(AbstractContextManager["Results"]):
             self._journal.list_files(out / name for name in (ANNOTATIONS, OVERLAY, TRACKS))
             self._write_table()
 
-    def write(self, index: int, picture: npt.NDArray[np.uint8], objects: Objects) -> None:
+    def write(self, index: int, picture: Pixels, objects: Objects) -> None:
         """Writes a frame; a finished one is not written again.
 
         Args:
@@ -202,8 +202,9 @@ class Results(AbstractContextManager["Results"]):
     def _remove_stale(self) -> None:
         """Removes files of an earlier run: masks of frames that are not done, and all results of another question."""
         for path in self._existing_files():
-            number = _MASK_FILE.fullmatch(path.name)
-            if int(number[1]) >= self._journal_length if number else not self._journal_length:
+            mask = _MASK_FILE.fullmatch(path.name)
+            is_stale = int(mask[1]) >= self._journal_length if mask else self._journal_length == 0
+            if is_stale:
                 self._journal.remove_listed(path)
 
 

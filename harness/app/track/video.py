@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.errors import HarnessError
 from harness.core.files import explain_write_errors, write_file
+from harness.runtime.arrays import Pixels
 from harness.runtime.errors import reason
 from harness.runtime.sam3.video.frames import pyav
 
 if TYPE_CHECKING:
     from av.packet import Packet
-
-Pixels = npt.NDArray[np.uint8]
 
 _FRAGMENTS = {"movflags": "frag_every_frame+empty_moov+default_base_moof"}
 _ENCODERS = {

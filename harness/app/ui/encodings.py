@@ -14,14 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from harness.app.results.coco import coco_annotations
 from harness.app.results.objects import best_object
 from harness.app.segment.prompts import category_name, is_ambiguous, run_prompts
 from harness.app.ui.photographs import Photograph, Photographs
 from harness.runtime import EncodedImage, ObjectPrompt, Prompt, Sam3
+from harness.runtime.arrays import Floats
 
 T = TypeVar("T")
 
@@ -89,7 +87,7 @@ ENCODING, ASKING = "encoding", "asking"
 """The activities of the model."""
 _REMEMBERED_TIMES = 9
 
-Logits = npt.NDArray[np.float32]
+Logits = Floats
 Announce = Callable[[str], object]
 """Called with `ENCODING` or `ASKING` when this activity starts."""
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.app.results.overlay import png
 from harness.app.segment.sources import find_images
 from harness.core.errors import HarnessError
 from harness.core.files import write_bytes
+from harness.runtime.arrays import Pixels
 from harness.runtime.errors import ModelError, reason
 from harness.runtime.sam3.images import load_image
 
@@ -118,7 +118,7 @@ class Photographs:
             raise HarnessError("This photograph is not known here; choose it again.")
         return photograph
 
-    def pixels(self, photograph: Photograph) -> npt.NDArray[np.uint8]:
+    def pixels(self, photograph: Photograph) -> Pixels:
         """Returns the pixels of a photograph, uint8 [h, w, 3], RGB, upright."""
         return np.array(read_image(photograph.file, photograph.name))
 

@@ -17,6 +17,7 @@ from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.files import replace_folder
 from harness.core.settings import SEEDED, Settings
+from harness.runtime.arrays import Array
 from harness.runtime.manifest import (
     MANIFEST,
     PACKING_LIBRARY,
@@ -31,7 +32,7 @@ from harness.runtime.manifest import (
     read_variants,
     weights_file,
 )
-from harness.runtime.preparing import Array, load_packing, pack, write_packed
+from harness.runtime.preparing import load_packing, pack, write_packed
 from harness.runtime.weights import MappedWeights
 
 

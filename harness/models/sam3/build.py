@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.case import Case, Weights
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.models.sam3.checkpoints.loading import load_checkpoint
+from harness.models.sam3.checkpoints.loading import Checkpoint, load_checkpoint
 from harness.models.sam3.checkpoints.names import video_name
 from harness.models.sam3.outliers import outlier_weights
 from harness.models.sam3.patches.patch import replaced
@@ -27,55 +26,19 @@ FEATURE_SIZES = (288, 144, 72, 36)
 """Height and width of the four feature maps of a 1008x1008 image, patch 14, at 4, 2, 1 and 1/2 times the trunk's."""
 MEMORY_SIZES = (72,)
 """Height and width of the tracker's memories of a frame."""
-Load = Callable[..., frozenset[str]]
-"""Takes a model, the path of a checkpoint and `allow_partial`, as `load_checkpoint` does."""
 _TABLES: dict[tuple[Any, ...], Any] = {}
 """The tables of positions that were computed in this process, by the settings of their encoding and their size."""
 _DRAWING = {Weights.SEEDED: seed_weights, Weights.OUTLIERS: outlier_weights}
 
 
-def build_model(
-    scale: str,
-    seed: int = 0,
-    checkpoint: Path | None = None,
-    *,
-    weights: str = Weights.SEEDED,
-    interactive: bool = False,
-    allow_partial: bool = False,
-) -> Any:
-    """Builds SAM 3's image model: fp32, on the CPU, in evaluation mode, without gradients.
+def build_case(case: Case, settings: Settings, *, interactive: bool = False) -> Any:
+    """Builds the model of a case, with its drawn weights or those of a checkpoint.
 
-    Args:
-        scale: A key of `harness.models.sam3.scales.SCALES`.
-        seed: Seed of the weights, which have the same values at every scale.
-        checkpoint: File to load the weights from; tensors that a partial load leaves out are seeded.
-        weights: Distribution of the drawn weights, one of `harness.core.case.Weights`; seeded where a checkpoint is
-            given.
-        interactive: Whether to add upstream's SAM 2 neck, tracker and interactive predictor.
-        allow_partial: Whether the checkpoint may lack tensors of the model, or have further ones.
-
-    Returns:
-        `sam3.model.sam3_image.Sam3Image`. Run and export it inside `upstream()`.
-
-    Raises:
-        HarnessError: An unknown scale, a checkpoint that cannot be loaded, a checkpoint together with weights that are
-            not seeded, or a missing package.
+    Arguments, result and errors are those of `build_architecture` and `give_weights`.
     """
-    model = build_architecture(scale, interactive=interactive)
-    give_weights(model, seed, checkpoint, weights=weights, allow_partial=allow_partial)
+    model = build_architecture(case.scale, interactive=interactive)
+    give_weights(model, case, settings)
     return model
-
-
-def build_case(case: Case, settings: Settings, *, interactive: bool) -> Any:
-    """Builds the model of a case, with the case's weights or those of a checkpoint; see `build_model`."""
-    return build_model(
-        case.scale,
-        case.seed,
-        settings.checkpoint,
-        weights=case.weights,
-        interactive=interactive,
-        allow_partial=settings.allow_partial,
-    )
 
 
 def image_model(model: Any) -> Any:
@@ -85,46 +48,56 @@ def image_model(model: Any) -> Any:
 
 def give_weights(
     model: Any,
-    seed: int = 0,
-    checkpoint: Path | None = None,
-    *,
-    weights: str = Weights.SEEDED,
-    allow_partial: bool = False,
+    case: Case,
+    settings: Settings,
     part: torch.nn.Module | None = None,
-    load: Load = load_checkpoint,
+    *,
+    kind: type[Checkpoint] = Checkpoint,
 ) -> None:
-    """Draws or loads the weights of a model of `build_architecture`; arguments and errors are those of `build_model`.
+    """Draws or loads the weights of a model of `build_architecture`; the same seed gives the same at every scale.
 
     Args:
         model: The whole model.
-        seed: See `build_model`.
-        checkpoint: See `build_model`.
-        weights: See `build_model`.
-        allow_partial: See `build_model`.
+        case: The seed, and the distribution of drawn weights.
+        settings: The checkpoint; tensors that a partial load leaves out are drawn.
         part: If given, only the tensors of this module need weights: drawing all of them takes many seconds at full
             scale.
-        load: Loads a checkpoint, and returns the names of the tensors that it left out.
+        kind: The class of the model's checkpoints.
+
+    Raises:
+        HarnessError: The checkpoint cannot be loaded, or is given together with weights that are not seeded.
     """
-    draw = _DRAWING[Weights(weights)]
+    draw, checkpoint = _DRAWING[Weights(case.weights)], settings.checkpoint
     if checkpoint is not None:
-        if weights != Weights.SEEDED:
+        if case.weights != Weights.SEEDED:
             raise HarnessError(
-                f"A checkpoint brings its weights, and --weights {weights} draws others: give one of both."
+                f"A checkpoint brings its weights, and --weights {case.weights} draws others: give one of both."
             )
-        draw(model, seed, load(model, Path(checkpoint), allow_partial=allow_partial))
+        left_out = load_checkpoint(model, checkpoint, allow_partial=settings.allow_partial, kind=kind)
+        draw(model, case.seed, left_out)
     elif part is None:
-        draw(model, seed)
+        draw(model, case.seed)
     else:
         part_ids = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
         named_tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        draw(model, seed, {name for name, tensor in named_tensors if id(tensor) in part_ids})
+        draw(model, case.seed, {name for name, tensor in named_tensors if id(tensor) in part_ids})
 
 
 def build_architecture(scale: str, *, interactive: bool = False) -> Any:
-    """Builds the model without weights: parameters are uninitialised memory, buffers are upstream's.
+    """Builds SAM 3's image model without weights: parameters are uninitialised memory, buffers are upstream's.
 
-    It takes seconds and little memory at any scale, because the parameters are not touched. Arguments, result and
-    errors are those of `build_model`.
+    It takes seconds and little memory at any scale, because the parameters are not touched.
+
+    Args:
+        scale: A key of `harness.models.sam3.scales.SCALES`.
+        interactive: Whether to add upstream's SAM 2 neck, tracker and interactive predictor.
+
+    Returns:
+        `sam3.model.sam3_image.Sam3Image`: fp32, on the CPU, in evaluation mode, without gradients. Run and export it
+        inside `upstream()`.
+
+    Raises:
+        HarnessError: An unknown scale, or a missing package.
     """
     with upstream():
         from sam3.model_builder import build_sam3_image_model
@@ -148,7 +121,7 @@ def build_video_model(image_model: Any, scale: str) -> Any:
     """Builds upstream's video model around the tensors of an interactive image model.
 
     Args:
-        image_model: Interactive model of `build_model`; the tensors are shared.
+        image_model: Interactive image model; the tensors are shared.
         scale: Scale of the image model.
 
     Returns:
@@ -188,8 +161,9 @@ def building(scale: str) -> Iterator[None]:
         stack.enter_context(replaced(torch.nn.MultiheadAttention, "_reset_parameters", keep))
         stack.enter_context(replaced(sam3.model_builder, "SimpleTokenizer", _tokenizer))
         # Upstream draws some buffers from the global generator, which belongs to the caller.
-        for context in (scaled(scale), torch.random.fork_rng(devices=[]), without_known_warnings()):
-            stack.enter_context(context)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(scaled(scale))
+        stack.enter_context(without_known_warnings())
         yield
 
 

@@ -43,15 +43,13 @@ class Prompts(Fixture, frozen=True):
     point_labels: tuple[int, ...]
 
 
-def load_inputs(image: Path | None) -> Prompts:
-    """Returns the photograph and its prompts, with another photograph if one is given."""
-    prompts = load_prompts()
+def load_inputs(image: Path | None = None, path: Path = FIXTURES / "prompts.toml") -> Prompts:
+    """Reads a photograph's name and its prompts, with another photograph if one is given.
+
+    Errors are those of `harness.models.sam3.fixtures.read_fixture`.
+    """
+    prompts = read_fixture(path, Prompts, "a prompts file")
     return prompts if image is None else msgspec.structs.replace(prompts, image=image)
-
-
-def load_prompts(path: Path = FIXTURES / "prompts.toml") -> Prompts:
-    """Reads the photograph's name and its prompts; errors are those of `harness.models.sam3.fixtures.read_fixture`."""
-    return read_fixture(path, Prompts, "a prompts file")
 
 
 def geometric_prompt(prompts: Prompts) -> dict[str, Tensor]:

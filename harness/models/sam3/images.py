@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
+from harness.runtime.sam3.interactive import RESOLUTION
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
-
-RESOLUTION = 1008
-"""Pixels of the model's square input."""
 
 
 def preprocess(image: Image.Image) -> torch.Tensor:

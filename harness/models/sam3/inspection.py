@@ -12,7 +12,7 @@ from typing import Any
 from harness.core.case import Scale
 from harness.core.checkpoint_file import checkpoint_digest, find_checkpoint
 from harness.models.sam3.build import build_architecture
-from harness.models.sam3.checkpoints.loading import Checkpoint, Fit, check_sam_3, compare, open_checkpoint, spoilt_names
+from harness.models.sam3.checkpoints.loading import Checkpoint, Fit, check_sam_3, compare, spoilt_names
 from harness.models.sam3.scales import SCALES
 
 _BLOCK = re.compile(r"(?:detector\.)?backbone\.vision_backbone\.trunk\.blocks\.(\d+)\..*")
@@ -26,7 +26,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         HarnessError: It cannot be read or is no checkpoint of SAM 3.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = Checkpoint.open(path)
     check_sam_3(checkpoint)
     build = partial(build_architecture, interactive=checkpoint.has_tracker)
     return describe_opened(checkpoint, build)

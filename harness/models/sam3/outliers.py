@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    Array = npt.NDArray[np.float32]
+    from harness.runtime.arrays import Floats
 
 DEGREES_OF_FREEDOM = 5.0
 """Degrees of freedom of Student's t; the fourth moment exists, and the sixth does not."""
@@ -135,7 +135,7 @@ def outlier_weights(model: torch.nn.Module, seed: int, names: Collection[str] | 
     """Overwrites in place the tensors of `harness.models.sam3.weights.seed_weights`, with the same arguments."""
     heads = _attention_heads(model)
 
-    def fill(part: Part, values: Array, rng: np.random.Generator) -> None:
+    def fill(part: Part, values: Floats, rng: np.random.Generator) -> None:
         fill_seeded(part, values, rng)
         if is_norm(part.module):
             if part.local == "weight":
@@ -166,14 +166,14 @@ def _is_product(part: Part) -> bool:
     return isinstance(part.module, kinds) and part.local.endswith("weight")
 
 
-def _make_heavy_tailed(values: Array, rng: np.random.Generator) -> None:
+def _make_heavy_tailed(values: Floats, rng: np.random.Generator) -> None:
     """Turns normal values into Student's t of the same variance: by definition a normal over a chi variable."""
     half = DEGREES_OF_FREEDOM / 2
     for row in values.reshape(len(values), -1):  # by rows, so that no second tensor of that size is needed
         row /= np.sqrt(rng.standard_gamma(half, row.shape, dtype=np.float32) / np.float32(half - 1))
 
 
-def _draw_gains(part: Part, values: Array, seed: int, rng: np.random.Generator) -> None:
+def _draw_gains(part: Part, values: Floats, seed: int, rng: np.random.Generator) -> None:
     width = len(values)
     rng.standard_normal(dtype=np.float32, out=values)
     np.exp(np.float32(GAIN_SIGMA) * values, out=values)
@@ -190,7 +190,7 @@ def _attention_heads(model: torch.nn.Module) -> dict[str, int]:
     return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
-def _sharpen(part: Part, values: Array, heads: dict[str, int], seed: int) -> None:
+def _sharpen(part: Part, values: Floats, heads: dict[str, int], seed: int) -> None:
     """Enlarges the rows of queries and keys in the heads that concentrate."""
     owner, _, layer = part.name.removesuffix(".weight").rpartition(".")
     if owner not in heads:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.names import select_names
 from harness.core.outcome import Verdict
 from harness.core.precision import PRECISIONS
-from harness.core.program import Arrays, Program
+from harness.core.program import Array, Arrays, Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.models.sam3.deployed.running import deployable_of, deployed_model
@@ -163,18 +162,11 @@ def judge_numbers(
         by_oracle: Whether every output may pass by the oracle, as in half precision.
     """
     if not reference.exact:
-        return judge_by_gate(actual, reference.first, reference.again)
-    return judge(
-        actual,
-        reference.first,
-        reference.exact,
-        reference_again=reference.again,
-        expectation=expectation,
-        by_oracle=by_oracle,
-    )
+        return judge_by_gate(actual, reference)
+    return judge(actual, reference, expectation=expectation, by_oracle=by_oracle)
 
 
-def pool(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def pool(arrays: Iterable[Array]) -> Array:
     """Joins outputs that are judged as one array, because one of them has too few numbers.
 
     The error of a few numbers says little about its usual size, by which the oracle verdict divides. A component draws

@@ -227,14 +227,7 @@ class Source:
         note_groups(model)
         self.module: torch.nn.Module = component.build(model).eval()
         is_cached = self._upstream.cache.path(self._upstream.capture_key(capture)).exists()
-        build.give_weights(
-            model,
-            case.seed,
-            settings.checkpoint,
-            weights=case.weights,
-            allow_partial=settings.allow_partial,
-            part=self.module if is_cached else None,
-        )
+        build.give_weights(model, case, settings, self.module if is_cached else None)
         capture_model = model if not is_cached and component.interactive is capture.interactive else None
         activations = self._upstream.captured(capture, capture_model)
         self.samples: dict[str, Mapping[str, torch.Tensor]] = dict(component.samples(activations))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.core.processes.threads import thread_count
+from harness.runtime.arrays import Floats
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
 
 _RANDOM_BUFFERS = re.compile(r".*[._]pe_layer\.positional_encoding_gaussian_matrix")
@@ -115,7 +115,7 @@ class Part:
     distribution: Distribution
 
 
-Fill = Callable[[Part, "npt.NDArray[np.float32]", np.random.Generator], None]
+Fill = Callable[[Part, Floats, np.random.Generator], None]
 """Fills an array of a tensor's shape with its values, from the tensor's own random numbers."""
 
 
@@ -185,7 +185,7 @@ def _distribution(module: torch.nn.Module, name: str, local: str, parameter: tor
     return Distribution(std=distribution.std / math.sqrt(fan_in), mean=distribution.mean)
 
 
-def fill_seeded(part: Part, values: npt.NDArray[np.float32], rng: np.random.Generator) -> None:
+def fill_seeded(part: Part, values: Floats, rng: np.random.Generator) -> None:
     """Fills an array with the seeded values of a tensor."""
     rng.standard_normal(dtype=np.float32, out=values.reshape(-1))
     if values.size == 1:

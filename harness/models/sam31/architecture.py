@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from harness.models.sam3.components.modules import GRID
 from harness.models.sam3.groups import float32_paths
-from harness.models.sam3.images import RESOLUTION
 from harness.models.sam31.memory_attention import DecoupledMemoryAttention
 from harness.models.sam31.multiplex import (
     CHANNELS,
@@ -22,6 +21,7 @@ from harness.models.sam31.multiplex import (
     memory_encoder,
     two_way_transformer,
 )
+from harness.runtime.sam3.interactive import RESOLUTION
 from harness.runtime.sam3.video.slots import SLOTS
 
 LEVELS = 3

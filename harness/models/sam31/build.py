@@ -10,7 +10,7 @@ from harness.core.settings import Settings
 from harness.models.sam3 import build as sam3
 from harness.models.sam3.scales import SCALES
 from harness.models.sam3.upstream import upstream
-from harness.models.sam31.checkpoint import load_checkpoint
+from harness.models.sam31.checkpoint import Sam31Checkpoint
 
 if TYPE_CHECKING:
     from harness.models.sam31.architecture import Sam31
@@ -35,7 +35,7 @@ def build_architecture(scale: str, *, interactive: bool = True) -> Sam31:
 def build_case(case: Case, settings: Settings, *, interactive: bool = True) -> Sam31:
     """Builds the model of a case with its weights, as `harness.models.sam3.build.build_case` does."""
     model = build_architecture(case.scale, interactive=interactive)
-    give_weights(model, case.seed, settings.checkpoint, weights=case.weights, allow_partial=settings.allow_partial)
+    give_weights(model, case, settings)
     return model
 
 
@@ -53,5 +53,5 @@ def image_model(model: Sam31) -> Any:
     return detector
 
 
-give_weights = partial(sam3.give_weights, load=load_checkpoint)
+give_weights = partial(sam3.give_weights, kind=Sam31Checkpoint)
 """Draws or loads the weights of a model, as `harness.models.sam3.build.give_weights` does."""

@@ -10,12 +10,13 @@ from torch.nn.functional import interpolate
 
 from harness.models.sam3.captures import Activations, named
 from harness.models.sam3.components.tracker_modules import ABSENT, PromptEncoder
-from harness.models.sam3.images import RESOLUTION, preprocess
-from harness.models.sam3.tracker.clicks import MASK_SIZE
+from harness.models.sam3.images import preprocess
 from harness.models.sam3.tracker.clip import Clip, load_clip
 from harness.models.sam31 import modules
 from harness.models.sam31.components import NECK_OUTPUTS
+from harness.runtime.sam3.interactive import MASK_SIZE, RESOLUTION
 from harness.runtime.sam3.video.slots import SLOTS
+from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 
 OBJECTS = 3
 FRAMES = 3
@@ -60,7 +61,7 @@ def capture(model: Any, clip: Clip) -> Activations:
     image = first["click_image"], first["click_high_res_0"], first["click_high_res_1"]
     masks, _, object_logits, pointers = modules.ClickMaskDecoder(model)(*image, sparse, dense)
     moving = torch.from_numpy(clip.mask(0)).float()[None, None]
-    given = interpolate(moving, size=(4 * MASK_SIZE, 4 * MASK_SIZE), mode="bilinear").round()
+    given = interpolate(moving, size=(INPUT_MASK_SIZE, INPUT_MASK_SIZE), mode="bilinear").round()
 
     valid = (torch.arange(SLOTS) < OBJECTS).float()[None]
     encode = modules.MultiplexMemoryEncoder(model)

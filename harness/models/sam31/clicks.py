@@ -8,9 +8,9 @@ import torch
 from sam3.model.sam3_tracker_base import Sam3TrackerBase
 from torch import nn
 
-from harness.models.sam3.images import RESOLUTION
 from harness.models.sam31.architecture import LEVELS
 from harness.models.sam31.modules import tracker_of
+from harness.runtime.sam3.interactive import RESOLUTION
 
 
 class ClickTracker(nn.Module):

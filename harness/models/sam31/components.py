@@ -34,26 +34,9 @@ def _prompt_encoder(model: Any) -> Any:
     return PromptEncoder(_modules().tracker_of(model).interactive_sam_prompt_encoder)
 
 
-def _click_image(activations: Activations) -> Arguments:
+def _click_image(activations: Activations) -> dict[str, Any]:
     names = {"image_embed": "click_image", "high_res_0": "click_high_res_0", "high_res_1": "click_high_res_1"}
     return {name: activations[captured] for name, captured in names.items()}
-
-
-def _clicks(activations: Activations) -> dict[str, Arguments]:
-    return {"objects": {**_click_image(activations), **activations.take("sparse", "dense")}}
-
-
-def _given_masks(activations: Activations) -> dict[str, Arguments]:
-    return {"present_absent": {**_click_image(activations), "masks": activations.given}}
-
-
-def _tracked_frame(activations: Activations) -> dict[str, Arguments]:
-    frame = activations.second.take("conditioned", "high_res_0", "high_res_1")
-    return {"second": {**frame, "valid": activations.valid}}
-
-
-def _encoded_frame(activations: Activations) -> dict[str, Arguments]:
-    return {"second": activations.encoded.take("features", "masks", "object_logits", "valid", "conditioning")}
 
 
 def _both_frames(*inputs: str) -> Callable[[Activations], dict[str, Arguments]]:
@@ -89,7 +72,7 @@ COMPONENTS = (
         inputs=("image_embed", "high_res_0", "high_res_1", "sparse", "dense"),
         outputs=("masks", "ious", "object_logits", "pointers"),
         build=lambda model: _modules().ClickMaskDecoder(model),
-        samples=_clicks,
+        samples=lambda captured: {"objects": _click_image(captured) | captured.take("sparse", "dense")},
         captured_by=MULTIPLEX,
     ),
     Component(
@@ -98,7 +81,7 @@ COMPONENTS = (
         inputs=("image_embed", "high_res_0", "high_res_1", "masks"),
         outputs=("pointers", "object_logits"),
         build=lambda model: _modules().ClickMaskPointer(model),
-        samples=_given_masks,
+        samples=lambda captured: {"present_absent": _click_image(captured) | {"masks": captured.given}},
         captured_by=MULTIPLEX,
     ),
     Component(
@@ -107,7 +90,9 @@ COMPONENTS = (
         inputs=("conditioned", "high_res_0", "high_res_1", "valid"),
         outputs=("masks", "ious", "object_logits", "pointers"),
         build=lambda model: _modules().MultiplexMaskDecoder(model),
-        samples=_tracked_frame,
+        samples=lambda captured: {
+            "second": captured.second.take("conditioned", "high_res_0", "high_res_1") | {"valid": captured.valid}
+        },
         captured_by=MULTIPLEX,
     ),
     Component(
@@ -116,7 +101,9 @@ COMPONENTS = (
         inputs=("features", "masks", "object_logits", "valid", "conditioning"),
         outputs=("memory",),
         build=lambda model: _modules().MultiplexMemoryEncoder(model),
-        samples=_encoded_frame,
+        samples=lambda captured: {
+            "second": captured.encoded.take("features", "masks", "object_logits", "valid", "conditioning")
+        },
         captured_by=MULTIPLEX,
     ),
     Component(

@@ -7,9 +7,12 @@ from typing import Any
 
 from harness.models.sam3.inspection import describe_opened
 from harness.models.sam31.build import build_architecture
-from harness.models.sam31.checkpoint import open_checkpoint
+from harness.models.sam31.checkpoint import Sam31Checkpoint
 
 
 def inspect_checkpoint(path: Path) -> dict[str, Any]:
-    """Returns everything that is known about a checkpoint, as JSON has it; errors are those of `open_checkpoint`."""
-    return describe_opened(open_checkpoint(path), build_architecture)
+    """Returns everything that is known about a checkpoint, as JSON has it.
+
+    Errors are those of `Sam31Checkpoint.open`.
+    """
+    return describe_opened(Sam31Checkpoint.open(path), build_architecture)

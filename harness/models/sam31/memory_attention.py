@@ -6,7 +6,11 @@ from sam3.sam.rope import apply_rotary_enc, compute_axial_cis
 from torch import Tensor, cat, nn, zeros_like
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from harness.models.sam31.multiplex import CHANNELS
+
 HEADS = 8
+FEED_FORWARD = 2048
+"""Width of the feed-forward networks."""
 POSITION_SCALE = 0.1
 """Share of the position encoding that is added to the frame's features."""
 
@@ -18,9 +22,9 @@ class SimpleRoPEAttention(nn.Module):
         freqs_cis: Complex table [L, head size / 2] of a grid of L tokens; a formula, which checkpoints do not have.
     """
 
-    def __init__(self, channels: int, grid: tuple[int, int]) -> None:
+    def __init__(self, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.freqs_cis = compute_axial_cis(channels // HEADS, end_x=grid[1], end_y=grid[0])
+        self.freqs_cis = compute_axial_cis(CHANNELS // HEADS, end_x=grid[1], end_y=grid[0])
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pointer_tokens: int = 0, present: Tensor | None = None
@@ -42,25 +46,25 @@ class SimpleRoPEAttention(nn.Module):
 class DecoupledMemoryAttentionLayer(nn.Module):
     """A layer of self-attention, attention to memories, and a feed-forward network, each after a norm."""
 
-    def __init__(self, channels: int, feed_forward: int, grid: tuple[int, int]) -> None:
+    def __init__(self, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.self_attn_q_proj = nn.Linear(channels, channels)
-        self.self_attn_k_proj = nn.Linear(channels, channels)
-        self.self_attn_v_proj = nn.Linear(channels, channels)
-        self.self_attn_out_proj = nn.Linear(channels, channels)
-        self.cross_attn_q_proj = nn.Linear(channels, channels)
-        self.cross_attn_k_proj = nn.Linear(channels, channels)
-        self.cross_attn_v_proj = nn.Linear(channels, channels)
-        self.cross_attn_out_proj = nn.Linear(channels, channels)
-        self.image_cross_attn_q_proj = nn.Linear(channels, channels)
-        self.image_cross_attn_k_proj = nn.Linear(channels, channels)
-        self.self_attention_rope = SimpleRoPEAttention(channels, grid)
-        self.cross_attention_rope = SimpleRoPEAttention(channels, grid)
-        self.linear1 = nn.Linear(channels, feed_forward)
-        self.linear2 = nn.Linear(feed_forward, channels)
-        self.norm1 = nn.LayerNorm(channels)
-        self.norm2 = nn.LayerNorm(channels)
-        self.norm3 = nn.LayerNorm(channels)
+        self.self_attn_q_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.self_attn_k_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.self_attn_v_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.self_attn_out_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.cross_attn_q_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.cross_attn_k_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.cross_attn_v_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.cross_attn_out_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.image_cross_attn_q_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.image_cross_attn_k_proj = nn.Linear(CHANNELS, CHANNELS)
+        self.self_attention_rope = SimpleRoPEAttention(grid)
+        self.cross_attention_rope = SimpleRoPEAttention(grid)
+        self.linear1 = nn.Linear(CHANNELS, FEED_FORWARD)
+        self.linear2 = nn.Linear(FEED_FORWARD, CHANNELS)
+        self.norm1 = nn.LayerNorm(CHANNELS)
+        self.norm2 = nn.LayerNorm(CHANNELS)
+        self.norm3 = nn.LayerNorm(CHANNELS)
 
     def forward(
         self,
@@ -89,10 +93,10 @@ class DecoupledMemoryAttentionLayer(nn.Module):
 class DecoupledMemoryAttention(nn.Module):
     """The attention of a frame to memories and pointers of B buckets, which share the frames' features."""
 
-    def __init__(self, layers: int, grid: tuple[int, int], channels: int = 256, feed_forward: int = 2048) -> None:
+    def __init__(self, layers: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoupledMemoryAttentionLayer(channels, feed_forward, grid) for _ in range(layers))
-        self.norm = nn.LayerNorm(channels)
+        self.layers = nn.ModuleList(DecoupledMemoryAttentionLayer(grid) for _ in range(layers))
+        self.norm = nn.LayerNorm(CHANNELS)
 
     def forward(
         self,

@@ -13,12 +13,11 @@ from sam3.sam.transformer import TwoWayTransformer
 from torch import Tensor, nn
 
 from harness.runtime.sam3.video.slots import SLOTS
+from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 
 MASKS = 3
 """Masks of an object."""
 CHANNELS = 256
-MASK_SIZE = 1152
-"""Height and width to which masks are resized before they are encoded."""
 SIGMOID_SCALE, SIGMOID_BIAS = 2.0, -1.0
 """Map the sigmoid of a mask's logits from 0…1 to -1…1 before it is encoded."""
 
@@ -85,7 +84,9 @@ class MultiplexMaskDecoder(nn.Module):
 
 def mask_downsampler() -> SimpleMaskDownSampler:
     """Builds the convolutions of the 32 channels of a bucket: SAM 3's module with other channels."""
-    downsampler = SimpleMaskDownSampler(kernel_size=3, stride=2, padding=1, interpol_size=[MASK_SIZE, MASK_SIZE])
+    downsampler = SimpleMaskDownSampler(
+        kernel_size=3, stride=2, padding=1, interpol_size=[INPUT_MASK_SIZE, INPUT_MASK_SIZE]
+    )
     channels = (2 * SLOTS, 16, 64, 256, 1024)
     for number, (before, after) in enumerate(pairwise(channels)):
         downsampler.encoder[3 * number] = nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.artifact import LoadedModel, Tensors, call_with
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import ArtifactError, Manifest
@@ -38,8 +39,6 @@ from harness.runtime.sam3.tokenizer import Tokenizer, pack_texts
 
 if TYPE_CHECKING:
     from PIL import Image
-
-Floats = npt.NDArray[np.float32]
 
 THRESHOLD = 0.5
 """A query is an object if its score is above this: `confidence_threshold` of `Sam3Processor`."""

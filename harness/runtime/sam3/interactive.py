@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.description import Capacity
@@ -25,7 +26,6 @@ from harness.runtime.sam3.prompts import (
     parse_numbers,
 )
 
-Floats = npt.NDArray[np.float32]
 Box = Sequence[float] | npt.NDArray[Any] | None
 """(x0, y0, x1, y1) in pixels; None for none."""
 ObjectLabels = Sequence[int] | npt.NDArray[Any] | None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Array
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.tokenizer import CONTEXT_LENGTH, Tokenizer
@@ -137,8 +138,6 @@ def abbreviate(value: Any) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
-
-Array = npt.NDArray[Any]
 
 Coordinates = Sequence[Sequence[float]] | Array | None
 """Boxes or points, one after another; None for none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from harness.runtime.arrays import Floats
 
 
 def resize(values: Floats, height: int, width: int) -> Floats:

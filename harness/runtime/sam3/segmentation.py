@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.artifact import LoadedModel, Tensors, call_with
 from harness.runtime.sam3.resizing import resize
 
-Floats = npt.NDArray[np.float32]
 Queries = npt.NDArray[np.int64]
 
 EMBED_PIXELS, MASK_PREDICTOR = "embed_pixels", "mask_predictor"

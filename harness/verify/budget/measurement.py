@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import tvm
 
@@ -30,6 +31,7 @@ from harness.core.settings import Settings
 from harness.models.registry import subjects
 from harness.models.traced import TracedWorkload
 from harness.parity.monte_carlo import judge_by_draws
+from harness.parity.references import Reference
 from harness.parity.verdict import judge
 
 
@@ -95,7 +97,6 @@ class Bench:
         self.groups = tuple(group for group, effect in self._effects.items() if effect is not None)
         if not self.groups:
             raise HarnessError(f"nothing of {case.component} is {case.precision} on {case.target}: it needs no budget")
-        self._arrays: tuple[Arrays, Arrays, Arrays] | None = None
 
     def operations(self, group: str) -> int:
         """Returns the number of operations of a group's products with half operands, in all calls of the trace."""
@@ -126,14 +127,18 @@ class Bench:
         products = [product for product, group in group_of.items() if group in float32]
         return Lowered(lower_precision(imported.module, self._precision, products), imported.values)
 
+    @cached_property
+    def _reference(self) -> Reference:
+        return self._workload.reference()
+
+    @cached_property
+    def _draws(self) -> Arrays:
+        return self._workload.draw_small_outputs(self._reference.first)
+
     def _judge(self, actual: Arrays) -> tuple[Verdict, ...]:
-        """Judges outputs by the oracle; PyTorch runs once, when the first outputs are judged."""
-        if self._arrays is None:
-            reference = self._workload.reference()
-            self._arrays = reference.first, reference.exact, self._workload.draw_small_outputs(reference.first)
-        first, exact, draws = self._arrays
-        verdicts = judge(actual, first, exact, by_oracle=True)
-        return judge_by_draws(verdicts, actual, first, exact, draws) if draws else verdicts
+        """Judges outputs by the oracle."""
+        verdicts = judge(actual, self._reference, by_oracle=True)
+        return judge_by_draws(verdicts, actual, self._reference, self._draws) if self._draws else verdicts
 
     def _effect(self, group: str) -> int | None:
         """Returns the operations of a group's half products; None if the group is equal in both precisions."""

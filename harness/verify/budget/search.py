@@ -18,7 +18,7 @@ from harness.core.files import write_text
 from harness.core.outcome import Stage
 from harness.core.precision import PRECISIONS
 from harness.core.settings import Settings
-from harness.models.registry import models, subjects
+from harness.models.registry import component_of, models, subjects
 from harness.runtime.decoding import convert
 from harness.verify.budget.choice import Contribution, choose, predict_errors
 
@@ -52,6 +52,10 @@ class Rates:
     def seconds(self, operations: int, *, half: bool) -> float:
         """Returns the estimated time of products."""
         return operations / (self.half if half else self.fp32) / 1e9
+
+    def saved_seconds(self, operations: int) -> float:
+        """Returns the estimated time that products save in half precision."""
+        return self.seconds(operations, half=False) - self.seconds(operations, half=True)
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,7 @@ def find_budget(
         )
     if not PRECISIONS[case.precision].is_half:
         raise HarnessError(f"a budget needs a half precision, and {case.precision} is none: give another --precision")
-    if subjects()[case.component].whole:
-        raise HarnessError(f"{case.component} is a whole model: make a budget for each of its components")
+    component_of(case.component, "measure")
     worker = run_isolated(f"{__name__}:search_budget", case, settings, limit, rates, log, on_stage=on_stage)
     budget_result: Result = worker.require(f"no budget for {case.id}")
     return budget_result
@@ -269,40 +272,42 @@ class Search:
 
         chosen, refused = self._fastest_within(limit)
         half = frozenset(chosen.half)
-        names = self._bench.groups
         target = TARGETS[case.target].tvm_target(settings.processors)
+        budget = Budget(
+            subjects()[case.component].model,
+            case.component,
+            str(case.scale),
+            case.target,
+            case.precision,
+            limit,
+            tuple(name for name in self._bench.groups if name not in half),
+        )
+        groups = tuple(
+            GroupError(
+                contribution.group,
+                self._bench.operations(contribution.group),
+                {output: math.sqrt(square) for output, square in contribution.squares.items()},
+                contribution.group not in half,
+            )
+            for contribution in self._contributions
+        )
+        outputs = {
+            output: {"fp32": self._base.r_rms[output], "half": self._half.r_rms[output], "chosen": error}
+            for output, error in chosen.r_rms.items()
+        }
         return Result(
-            Budget(
-                subjects()[case.component].model,
-                case.component,
-                str(case.scale),
-                case.target,
-                case.precision,
-                limit,
-                tuple(name for name in names if name not in half),
-            ),
-            tuple(
-                GroupError(
-                    contribution.group,
-                    self._bench.operations(contribution.group),
-                    {output: math.sqrt(square) for output, square in contribution.squares.items()},
-                    contribution.group not in half,
-                )
-                for contribution in self._contributions
-            ),
-            self._bench.untouched,
-            self._front(),
-            self._point(chosen),
-            {
-                output: {"fp32": self._base.r_rms[output], "half": self._half.r_rms[output], "chosen": error}
-                for output, error in chosen.r_rms.items()
-            },
-            self._rates,
-            str(target.attrs.get("mcpu", "")),
-            bool(rounding_kernels(target)) if "cpu" in target.keys else None,
-            refused,
-            len(self._used) - self._new_count,
-            self._new_count,
+            budget,
+            groups,
+            untouched=self._bench.untouched,
+            front=self._front(),
+            chosen=self._point(chosen),
+            outputs=outputs,
+            rates=self._rates,
+            cpu=str(target.attrs.get("mcpu", "")),
+            gains=bool(rounding_kernels(target)) if "cpu" in target.keys else None,
+            refused=refused,
+            reused_count=len(self._used) - self._new_count,
+            new_count=self._new_count,
         )
 
     def _fastest_within(self, limit: float) -> tuple[Measurement, int]:
@@ -342,8 +347,7 @@ class Search:
 
     def _contribution(self, group: str, measurement: Measurement) -> Contribution:
         """Returns the effects of a group from the measurement of it alone in half precision."""
-        operations = self._bench.operations(group)
-        saved_seconds = self._rates.seconds(operations, half=False) - self._rates.seconds(operations, half=True)
+        saved_seconds = self._rates.saved_seconds(self._bench.operations(group))
         squares = {
             output: max(measurement.r_rms[output] ** 2 - error**2, 0.0) for output, error in self._base.r_rms.items()
         }

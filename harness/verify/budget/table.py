@@ -22,11 +22,10 @@ def groups_table(result: Result) -> Table:
     table.add_column("adds r_rms", justify="right")
     table.add_column("stays")
     for group in sorted(result.groups, key=lambda group: -max(group.r_rms.values(), default=0.0))[:_TABLE_ROWS]:
-        saved = rates.seconds(group.operations, half=False) - rates.seconds(group.operations, half=True)
         table.add_row(
             Text(group.name),
             f"{group.operations / 1e6:.1f}",
-            f"{saved * 1e6:.1f}",
+            f"{rates.saved_seconds(group.operations) * 1e6:.1f}",
             f"{max(group.r_rms.values(), default=0.0):.4f}",
             "float32" if group.float32 else "",
         )

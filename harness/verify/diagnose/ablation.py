@@ -139,7 +139,7 @@ def ablate(
     larger_extractor: SubgraphExtractor,
     compiler: Compiler,
     fault: Fault,
-    unsteady: bool = False,
+    unsteady: bool,
 ) -> Ablation:
     """Computes the operators of a kernel with more and more of this project, until the result is wrong.
 
@@ -203,7 +203,7 @@ def _rerun(subgraph: Subgraph, cause: Cause, compiler: Compiler) -> Iterator[Ret
     for rerun, run in runs.items():
         result, problem, _ = _try(subgraph, run)
         yield Retrial(rerun, result, problem)
-        if result is not None and result.excess <= 1:
+        if result is not None and not result.is_fault:
             return
 
 
@@ -246,7 +246,7 @@ def _wrong_passes(subgraph: Subgraph, compiler: Compiler) -> tuple[str, ...]:
         result, _, _ = _try(subgraph, run)
         if result is None:
             continue
-        if result.excess > 1:
+        if result.is_fault:
             return tuple(names)
         names = []
     return tuple(names)

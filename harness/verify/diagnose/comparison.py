@@ -32,7 +32,7 @@ from harness.runtime.loading import load_library
 from harness.verify.diagnose.deviation import Fault, deviation
 from harness.verify.diagnose.diagnosis import Boundary
 from harness.verify.diagnose.flow import Flow, KernelCall, tensor_positions
-from harness.verify.diagnose.reference import Reference, array_of, region
+from harness.verify.diagnose.reference import NodeValues, array_of, region
 from harness.verify.diagnose.subgraph import Subgraph, replace_main
 
 REPEAT_SECONDS = 0.01
@@ -105,7 +105,7 @@ class Observer:
         }
         self.outputs = graph.outputs
         self.sources = [flow.sources(n) for n in range(len(flow.calls))]
-        self.reference = Reference(
+        self.reference = NodeValues(
             graph,
             inputs,
             torch_nodes=[*(name for n in range(len(flow.calls)) for name in self._torch_nodes(n)), *self.outputs],
@@ -246,7 +246,7 @@ class Observer:
         local_error, local_value = max(
             ((deviation(value, torch_value, locally_exact), value) for value in values), key=lambda pair: pair[0].excess
         )
-        if local_error.excess > 1 and self.seen.wrong is None:
+        if local_error.is_fault and self.seen.wrong is None:
             self.seen.wrong = self._wrong_calls([*between, self.position], torch_value, locally_exact)
         if fault := Fault.from_value(local_error, local_value, torch_value, locally_exact):
             self.seen.faults[self.position] = fault

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.program import Array
 from harness.parity import metrics
@@ -37,9 +36,14 @@ class Deviation:
 
     @property
     def excess(self) -> float:
-        """The error relative to the limits of the oracle verdict; a value above 1 is a fault."""
+        """The error relative to the limits of the oracle verdict."""
         ratio = max(self.r_rms / ORACLE_R_RMS, self.r_inf / ORACLE_R_INF)
         return 0.0 if math.isnan(ratio) else ratio
+
+    @property
+    def is_fault(self) -> bool:
+        """Returns whether the error exceeds the limits of the oracle verdict."""
+        return self.excess > 1
 
 
 def deviation(actual: Array, torch_value: Array, exact: Array) -> Deviation:
@@ -103,7 +107,7 @@ class Fault:
             torch_value: PyTorch's value, of the same shape.
             exact: The float64 value.
         """
-        if not deviation.excess > 1:
+        if not deviation.is_fault:
             return None
         if metrics.is_exact(torch_value.dtype):
             kind, wrong = Kind.UNEQUAL, (actual != torch_value) & (actual != exact)
@@ -122,7 +126,7 @@ class Fault:
         return cls(kind, actual.shape, np.packbits(wrong).tobytes())
 
     @property
-    def wrong(self) -> npt.NDArray[np.bool_]:
+    def wrong(self) -> Array:
         """Returns whether each element is wrong, as an array."""
         count = math.prod(self.shape)
         bits = np.unpackbits(np.frombuffer(self.packed, np.uint8), count=count)

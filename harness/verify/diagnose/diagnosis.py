@@ -174,6 +174,11 @@ class Retrial:
     result: Deviation | None
     problem: str = ""
 
+    @property
+    def end(self) -> str:
+        """The end of the repetition, in words."""
+        return "not possible" if self.result is None else "wrong" if self.result.is_fault else "right"
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -200,12 +205,12 @@ class Ablation:
     def wrong(self) -> Cause | None:
         """The cause that the wrong experiment decides for; None if none is wrong."""
         last = self.experiments[-1]
-        return last.decides if last.result is not None and last.result.excess > 1 else None
+        return last.decides if last.result is not None and last.result.is_fault else None
 
     @property
     def fixed_by(self) -> Rerun | ImportWay | None:
         """The repetition in which the wrong experiment is right; None if there is none."""
-        return next((retrial.way for retrial in self.reruns if retrial.result and retrial.result.excess <= 1), None)
+        return next((retrial.way for retrial in self.reruns if retrial.result and not retrial.result.is_fault), None)
 
     @property
     def reason(self) -> str:
@@ -221,7 +226,7 @@ class Ablation:
             bits = ", and the kernel does not always make the same bits: its tasks disturb each other"
             unsteady = "" if self.cause is Cause.RUNTIME else bits
             return f"its operators are right in a module of their own{not_computed}{unsteady}"
-        right = [experiment.way for experiment in experiments if experiment.result and experiment.result.excess <= 1]
+        right = [experiment.way for experiment in experiments if experiment.result and not experiment.result.is_fault]
         otherwise = [experiment.way for experiment in experiments if experiment.otherwise]
         parts = [
             f"its operators are wrong with {experiments[-1].way}",
@@ -233,11 +238,7 @@ class Ablation:
             f", right before the pass {' or '.join(self.passes)} and wrong after it" if self.passes else "",
         ]
         if self.imports:
-            ends = (
-                "not possible" if r.result is None else "wrong" if r.result.excess > 1 else "right"
-                for r in self.imports
-            )
-            parts.append("; " + ", ".join(f"{r.way} {end}" for r, end in zip(self.imports, ends, strict=True)))
+            parts.append("; " + ", ".join(f"{retrial.way} {retrial.end}" for retrial in self.imports))
             parts.append(f": the fault is in {self.responsible}" if self.responsible else "")
         return "".join(parts)
 
@@ -249,9 +250,7 @@ class Ablation:
     @property
     def responsible(self) -> str:
         """The part that is responsible for a wrong import, in words; empty if it is unknown."""
-        wrong_by_way = {
-            retrial.way: retrial.result.excess > 1 for retrial in self.imports if retrial.result is not None
-        }
+        wrong_by_way = {retrial.way: retrial.result.is_fault for retrial in self.imports if retrial.result is not None}
         raw, onnx = wrong_by_way.get(ImportWay.RAW), wrong_by_way.get(ImportWay.ONNX)
         if raw is None:
             return "this project's workarounds: TVM alone does not import it so" if onnx is False else ""
@@ -363,13 +362,13 @@ class Diagnosis:
     @property
     def wrong_outputs(self) -> list[str]:
         """Names of the wrong outputs: their errors exceed the limits, or a verification rejects them."""
-        names = (name for name, error in self.outputs.items() if error.excess > 1 or name in self.failed)
+        names = (name for name, error in self.outputs.items() if error.is_fault or name in self.failed)
         return [name for name in names if name not in self.luck_of_outputs]
 
 
 def first_divergence(boundaries: Sequence[Boundary]) -> Divergence | None:
     """Returns the first call whose local error exceeds rounding; None if there is none."""
-    wrong = [boundary for boundary in boundaries if boundary.local.excess > 1]
+    wrong = [boundary for boundary in boundaries if boundary.local.is_fault]
     if not wrong:
         return None
     first, *later = wrong

@@ -27,14 +27,14 @@ from harness.core.case import Case
 from harness.core.expectations import Expectation
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS, Precision
 from harness.core.program import Array, Arrays, Program
-from harness.parity import references
 from harness.parity.autocast import gpu_autocast, half_to_float32, has_float32_sums
 from harness.parity.oracle import float64_arithmetic, oracle
+from harness.parity.references import Reference, runner_of
 from harness.parity.verdict import judge
 from harness.verify.diagnose.deviation import Deviation, deviation
 
 
-class Reference:
+class NodeValues:
     """The values of a program's nodes for one set of inputs, in any order.
 
     A value is computed on first demand, and dropped after its last reader or demand, so that memory stays near that of
@@ -227,23 +227,21 @@ class Upstream:
     """
 
     case: Case
-    reference: references.Reference
+    reference: Reference
 
     @classmethod
     def from_program(cls, program: Program, case: Case) -> Upstream:
         """Runs a program's module, unchanged, on its example inputs."""
         module, inputs, names = program.module, tuple(program.example.values()), program.outputs
-        run = references.runner_of(PRECISIONS[case.precision]).run
+        run = runner_of(PRECISIONS[case.precision]).run
         first, again = (dict(run(module, inputs, names)) for _ in range(2))
-        return cls(case, references.Reference(first, again, oracle(module, inputs, names)))
+        return cls(case, Reference(first, again, oracle(module, inputs, names)))
 
     def failed(self, outputs: Arrays, expectation: Expectation | None) -> dict[str, str]:
         """Returns the outputs that a verification rejects, each with the reason."""
         verdicts = judge(
             outputs,
-            self.reference.first,
-            self.reference.exact,
-            reference_again=self.reference.again,
+            self.reference,
             expectation=expectation,
             by_oracle=PRECISIONS[self.case.precision].judged_by_oracle,
             ill_conditioned=self.case.ill_conditioned,

@@ -65,7 +65,7 @@ def render(diagnosis: Diagnosis, all_boundaries: bool = False) -> Any:
     unit = "PyTorch fp32's" if not _is_half(diagnosis) else f"PyTorch's under autocast to {diagnosis.case.precision}"
     table.title = f"{diagnosis.case.id}: error against float64 in units of {unit} (rms, largest)"
     for boundary in diagnosis.boundaries if all_boundaries else main_boundaries(diagnosis):
-        wrong = boundary.local.excess > 1
+        wrong = boundary.local.is_fault
         table.add_row(
             str(boundary.position),
             Text(boundary.function[:_MAX_NAME_LENGTH], style="bold red" if wrong else ""),

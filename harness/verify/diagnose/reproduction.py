@@ -211,7 +211,7 @@ def _torch_reference(extractor: SubgraphExtractor, subgraph: Subgraph) -> _Torch
     try:
         exec(source, namespace)
         fp32 = array_of(namespace["reference"](*tensors.values()))
-        if fp32.shape != subgraph.torch_value.shape or subgraph.deviation(fp32).excess > 1:
+        if fp32.shape != subgraph.torch_value.shape or subgraph.deviation(fp32).is_fault:
             return None
     except Exception:  # extents differ from those of the subgraph, or PyTorch alone lacks an operator
         return None

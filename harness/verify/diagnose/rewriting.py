@@ -23,7 +23,7 @@ from harness.core.program import Array, Program
 from harness.parity.oracle import oracle
 from harness.verify.diagnose.deviation import Deviation
 from harness.verify.diagnose.diagnosis import Cause, Rewriting
-from harness.verify.diagnose.reference import Reference, Upstream, array_of, needed_calls
+from harness.verify.diagnose.reference import NodeValues, Upstream, array_of, needed_calls
 
 _TOLERANCE = 1e-8
 """Largest difference of the moments of one float64 value in two programs, relative to its rms."""
@@ -72,12 +72,12 @@ def _definition(strategy: str | Strategy) -> str:
 
 def _worst(program: Program, graph: Graph, inputs: Sequence[torch.Tensor], upstream: Upstream) -> Deviation | None:
     """Returns the largest error of an output if PyTorch computes a graph; None if it is rounding."""
-    reference = Reference(graph, inputs, torch_nodes=graph.outputs, exact_nodes=())
+    reference = NodeValues(graph, inputs, torch_nodes=graph.outputs, exact_nodes=())
     outputs = {
         name: array_of(reference.torch_value(node)) for name, node in zip(program.outputs, graph.outputs, strict=True)
     }
     worst = max(upstream.deviations(outputs).values(), key=lambda error: error.excess)
-    return worst if worst.excess > 1 else None
+    return worst if worst.is_fault else None
 
 
 def _first_lost_line(graph: Graph, moments: dict[str, Array], other_moments: Sequence[Array]) -> str:
@@ -100,7 +100,7 @@ def _occurs(value: Array | None, values: Array) -> bool:
 def _moments(graph: Graph, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[str, Array]]:
     """Yields the moments of the nodes' float64 values, by name, without those that have none."""
     nodes = needed_calls(graph.nodes[name] for name in graph.outputs)
-    reference = Reference(graph, inputs, torch_nodes=(), exact_nodes=[node.name for node in nodes])
+    reference = NodeValues(graph, inputs, torch_nodes=(), exact_nodes=[node.name for node in nodes])
     for node in nodes:
         moments = _moments_of(reference.exact_value(node.name))
         reference.release((), [node.name])

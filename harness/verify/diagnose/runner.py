@@ -168,8 +168,6 @@ def _compared(
     results = {n: graph.nodes[graph.outputs[n]] for n in numbers}
     calls = frozenset[int]().union(*(flow.needed_calls(flow.results[n]) for n in numbers))
     nodes = [node.name for node in needed_calls(results.values())]
-    compared_nodes = {boundary.node for boundary in run.boundaries}
-    inner_nodes = run.views.union(*(boundary.inside for boundary in run.boundaries))
     boundaries = tuple(boundary for boundary in run.boundaries if boundary.node in nodes)
     luck: tuple[str, ...] = ()
     luck_of_outputs: tuple[str, ...] = ()
@@ -181,16 +179,7 @@ def _compared(
         program.name,
         boundaries,
         deviations,
-        Coverage(
-            compared=sum(name in compared_nodes for name in nodes),
-            covered=sum(name in inner_nodes - compared_nodes for name in nodes),
-            skipped={
-                name: "no call that was compared depends on it"
-                for name in nodes
-                if name not in inner_nodes | compared_nodes
-            },
-            unnamed=dict(Counter(flow.calls[n].function for n in run.unnamed if n in calls)),
-        ),
+        _coverage(nodes, run, [flow.calls[n].function for n in run.unnamed if n in calls]),
         first=first_divergence([boundary for boundary in boundaries if boundary.node not in luck]),
         changed=tuple(flow.calls[n].function for n in run.changed if n in calls),
         altered=tuple(node for node, n in run.altered.items() if n in calls),
@@ -206,9 +195,22 @@ def _compared(
     )
 
 
+def _coverage(nodes: Sequence[str], run: RunComparison, unnamed: Sequence[str]) -> Coverage:
+    """Returns the compared part of some nodes, with the functions of the calls whose results belong to no node."""
+    compared = {boundary.node for boundary in run.boundaries}
+    covered = run.views.union(*(boundary.inside for boundary in run.boundaries)) - compared
+    skipped = [name for name in nodes if name not in covered | compared]
+    return Coverage(
+        compared=sum(name in compared for name in nodes),
+        covered=sum(name in covered for name in nodes),
+        skipped=dict.fromkeys(skipped, "no call that was compared depends on it"),
+        unnamed=dict(Counter(unnamed)),
+    )
+
+
 def _is_luck(error: Deviation, shape: Sequence[int]) -> bool:
     """Returns whether an error exceeds the limits, but belongs to too few numbers to mean anything."""
-    return error.excess > 1 and math.prod(shape) < SMALL_SIZE
+    return error.is_fault and math.prod(shape) < SMALL_SIZE
 
 
 def _first_misshapen(output: Node, imported: ImportedProgram) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from harness.compiler.schedules.common.graph import is_call
 from harness.compiler.schedules.common.origins import bindings_of
 from harness.core.program import Array
 from harness.verify.diagnose.deviation import Deviation, Fault, deviation
-from harness.verify.diagnose.reference import Reference, array_of, region
+from harness.verify.diagnose.reference import NodeValues, array_of, region
 
 _EXHAUSTIVE_LIMIT = 16
 """Number of operators up to which leaving out every number of them is tried."""
@@ -111,7 +111,7 @@ class SubgraphExtractor:
         read = {
             name for inner in self.nodes for name in (inner.name, *(operand.name for operand in inner.all_input_nodes))
         }
-        self._reference = Reference(graph, program.inputs, [*self.sources, *read, node], [])
+        self._reference = NodeValues(graph, program.inputs, [*self.sources, *read, node], [])
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -329,9 +329,9 @@ def _reduce_extents(
                 output = result(half).reshape(half.torch_value.shape)
                 if correct_result is None:  # the wrong result must be the same up to rounding
                     part = actual.reshape(smallest.subgraph.torch_value.shape)[slices]
-                    is_part = deviation(output, part, part).excess <= 1
+                    is_part = not deviation(output, part, part).is_fault
                 else:
-                    is_part = half.deviation(correct_result(half)).excess <= 1
+                    is_part = not half.deviation(correct_result(half)).is_fault
             except Exception:  # shapes that do not fit are skipped
                 continue
             if is_part and expected.same(half.fault(output)):

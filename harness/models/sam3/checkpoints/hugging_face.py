@@ -1,4 +1,4 @@
-"""Converts tensors between upstream's layout and Transformers' (`Sam3Model`, and `Sam3VideoModel` around it).
+"""Converts tensors in Transformers' layout (`Sam3Model`, and `Sam3VideoModel` around it) to upstream's.
 
 Both layouts have the same numbers under different names; the tracker's are those of Transformers' own
 `convert_sam3_video_to_hf.py`. Transformers
@@ -321,12 +321,6 @@ def _with_placeholder(name: str, *tables: Collection[str]) -> tuple[str, str]:
     return (_NUMBER.sub("#", name, count=1), number.group()) if number else (name, "")
 
 
-def _to_hf_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
-    if upstream == _POSITIONS:
-        return tensor[:, 1:]
-    return tensor.T if upstream == _TEXT_PROJECTION else tensor
-
-
 def _to_upstream_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
@@ -334,34 +328,3 @@ def _to_upstream_shape(upstream: str, tensor: torch.Tensor) -> torch.Tensor:
         # Upstream cuts the class token's row off before it reads the others.
         return torch.cat([tensor.new_zeros(tensor.shape[0], 1, tensor.shape[2]), tensor], dim=1)
     return tensor.T if upstream == _TEXT_PROJECTION and tensor.ndim == 2 else tensor
-
-
-def to_hugging_face(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts the tensors of upstream's image model and tracker to Transformers' names and shapes.
-
-    Tensors that the layout lacks are left out: formulas, `POINTS`, the class token's position.
-
-    Raises:
-        KeyError: A name is not a name of SAM 3's image model.
-    """
-    import torch
-
-    converted: dict[str, torch.Tensor] = {}
-    points: dict[int, torch.Tensor] = {}
-    for name, tensor in state.items():
-        template, number = _with_placeholder(name, _HF_NAMES, _HF_PARTS)
-        if template in _HF_PARTS:
-            parts = (part.replace("#", number) for part in _HF_PARTS[template])
-            converted |= zip(parts, tensor.chunk(3), strict=True)
-        elif template in _HF_NAMES:
-            if not POINTS.fullmatch(name):
-                converted[_HF_NAMES[template].replace("#", number)] = _to_hf_shape(name, tensor)
-        elif (point := _POINT.fullmatch(name)) is not None:
-            points[int(point[1])] = tensor
-        elif not name.endswith(("freqs_cis", "attn_mask")):
-            raise KeyError(name)
-    if points:
-        converted[_POINT_TABLE] = torch.cat([points[kind] for kind in sorted(points)])
-    if _FREQUENCIES in state:
-        converted[_SHARED_FREQUENCIES] = state[_FREQUENCIES]
-    return converted

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from harness.core.checkpoint_file import CheckpointDescription
 from harness.core.errors import HarnessError
@@ -52,6 +52,38 @@ class Checkpoint:
     path: Path
     content: Content
     model: ClassVar[str] = "SAM 3"
+
+    @classmethod
+    def open(cls, path: Path, *, values: bool = True) -> Self:
+        """Reads a checkpoint; `values` says whether its tensors have values, see `read_content`.
+
+        Raises:
+            HarnessError: It cannot be read, or `check` refuses it.
+        """
+        checkpoint = cls(path, read_content(path, values=values))
+        checkpoint.check()
+        return checkpoint
+
+    def check(self) -> None:
+        """Checks the names.
+
+        Raises:
+            HarnessError: They are those of SAM 3.1, or of both layouts, or some are there twice.
+        """
+        names = self.content.tensors
+        if (name := sam_3_1_name(names)) is not None:
+            raise HarnessError(
+                f"The checkpoint {self.path} is of SAM 3.1, it has {name}, and the model is SAM 3: "
+                "use the published sam3.pt or model.safetensors of SAM 3, or the model sam3.1."
+            )
+        _, doubled = by_bare_name(names)
+        if self.has_transformers_names:
+            doubled += [name for name in names if is_upstream(model_name(name)) and not has_hugging_face_name(name)]
+        if doubled:
+            raise HarnessError(
+                f"The checkpoint {self.path} has {len(doubled)} tensors under several names or names of two layouts "
+                f"({_shortened(doubled)}); save the model once, under its names alone."
+            )
 
     @property
     def has_transformers_names(self) -> bool:
@@ -143,37 +175,13 @@ class Fit:
         )
 
 
-def open_checkpoint(path: Path, *, values: bool = True) -> Checkpoint:
-    """Reads a checkpoint of SAM 3; `values` says whether its tensors have values, see `read_content`.
-
-    Raises:
-        HarnessError: It cannot be read, is of SAM 3.1, has names twice, or names of both layouts.
-    """
-    checkpoint = Checkpoint(path, read_content(path, values=values))
-    names = checkpoint.content.tensors
-    if (name := sam_3_1_name(names)) is not None:
-        raise HarnessError(
-            f"The checkpoint {path} is of SAM 3.1, it has {name}, and the model is SAM 3: "
-            "use the published sam3.pt or model.safetensors of SAM 3, or the model sam3.1."
-        )
-    _, doubled = by_bare_name(names)
-    if checkpoint.has_transformers_names:
-        doubled += [name for name in names if is_upstream(model_name(name)) and not has_hugging_face_name(name)]
-    if doubled:
-        raise HarnessError(
-            f"The checkpoint {path} has {len(doubled)} tensors under several names or names of two layouts "
-            f"({_shortened(doubled)}); save the model once, under its names alone."
-        )
-    return checkpoint
-
-
 def describe_checkpoint(path: Path) -> CheckpointDescription:
     """Returns what a checkpoint is and can do.
 
     Raises:
         HarnessError: It cannot be read or is no checkpoint of SAM 3.
     """
-    checkpoint = open_checkpoint(path, values=False)
+    checkpoint = Checkpoint.open(path, values=False)
     check_sam_3(checkpoint)
     return CheckpointDescription(str(checkpoint), checkpoint.abilities)
 
@@ -226,7 +234,9 @@ def compare(checkpoint: Checkpoint, model: torch.nn.Module) -> Fit:
     )
 
 
-def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool = False) -> frozenset[str]:
+def load_checkpoint(
+    model: torch.nn.Module, path: Path, *, allow_partial: bool = False, kind: type[Checkpoint] = Checkpoint
+) -> frozenset[str]:
     """Loads a checkpoint into the model, in place; a checkpoint that does not fit changes nothing.
 
     The names determine the layout, upstream's or Transformers'. Transformers' layout has no weights for point prompts;
@@ -236,6 +246,7 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
         model: The image model, on the CPU.
         path: A file of tensors, an index of several, or the folder of one of these or of an adapter.
         allow_partial: Whether missing, unexpected and misshapen tensors are skipped instead of refused.
+        kind: The class of the model's checkpoints.
 
     Returns:
         Names of the model's tensors that were not loaded; without `allow_partial`, the tensors that the layout never
@@ -244,14 +255,9 @@ def load_checkpoint(model: torch.nn.Module, path: Path, *, allow_partial: bool =
     Raises:
         HarnessError: The file is missing, no checkpoint, damaged, of another model, or does not fit.
     """
-    return load_opened(model, open_checkpoint(path), allow_partial=allow_partial)
-
-
-def load_opened(model: torch.nn.Module, checkpoint: Checkpoint, *, allow_partial: bool = False) -> frozenset[str]:
-    """Loads an opened checkpoint into the model; everything else is described in `load_checkpoint`."""
     import torch
 
-    path = checkpoint.path
+    checkpoint = kind.open(path)
     fit = compare(checkpoint, model)
     if not fit.loadable and not fit.misshapen:
         raise _other_model(checkpoint)

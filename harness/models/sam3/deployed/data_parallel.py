@@ -13,10 +13,11 @@ import tvm
 from tvm import relax, s_tir, te, tirx
 
 from harness.compiler import tir as T
-from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, SIZE, interpolate_pair, source_indices
+from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, interpolate_pair, source_indices
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
-from harness.models.sam3.deployed.preprocessing import LONGEST, RESOLUTION, Fma, normalized
+from harness.models.sam3.deployed.preprocessing import LONGEST, Fma, normalized
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
+from harness.runtime.sam3.interactive import MASK_SIZE, RESOLUTION
 
 _THREADS = 256
 """Threads per block."""
@@ -61,7 +62,7 @@ def resize_masks_module(kind: str) -> tvm.IRModule:
         kind: Kind of TVM's target.
     """
     queries, count, height, width = (T.Var(name, "int64") for name in "qkhw")
-    masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
+    masks = relax.Var("masks", relax.TensorType([1, queries, MASK_SIZE, MASK_SIZE], "float32"))
     kept_queries = relax.Var("kept", relax.TensorType([count], "int64"))
     shape_image = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()

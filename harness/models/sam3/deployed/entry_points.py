@@ -34,13 +34,12 @@ from harness.models.sam3.deployed.segmentation import (
     UpsampledConvolution,
 )
 from harness.models.sam3.groups import note_groups
-from harness.models.sam3.images import RESOLUTION
+from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.tokenizer import CONTEXT_LENGTH
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, POINTERS, PROMPT_MASK_SIZE
 
 VOCABULARY = 49408
 """Number of distinct tokens (`vocab_size` of upstream's VETextEncoder)."""
-TEXT_TOKENS = 32
-"""Length of a tokenized text (`context_length` of upstream's VETextEncoder)."""
 LARGEST, MIDDLE, SMALLEST = 288, 144, 72
 """Height and width of the feature maps that are read."""
 CHANNELS = 256
@@ -103,13 +102,13 @@ def encode_text(model: Any) -> Program:
     There may be several concatenated texts; starts int64 [1, 32] has the place where the text of each token begins, so
     zeros for a single text. The features of each text are those of the text alone.
     """
-    tokens = torch.ones(1, TEXT_TOKENS, dtype=torch.int64)
+    tokens = torch.ones(1, CONTEXT_LENGTH, dtype=torch.int64)
     return Program(
         "encode_text",
         TextEncoding(model).eval(),
         {"tokens": tokens, "starts": torch.zeros_like(tokens)},
         ("text_features", "text_mask"),
-        below={"tokens": VOCABULARY, "starts": TEXT_TOKENS},
+        below={"tokens": VOCABULARY, "starts": CONTEXT_LENGTH},
     )
 
 
@@ -126,10 +125,10 @@ def ground(model: Any, options: Sam3Options) -> Program:
     [1, 1, 200, 256], prompt fp32 [T, 1, 256], prompt_mask bool [1, T]; T = 33 + N + M.
     """
     inputs = {
-        "fpn_2": torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
+        "fpn_2": feature_map(),
         "attended": torch.zeros(SMALLEST**2, 1, CHANNELS),
-        "text_features": torch.zeros(TEXT_TOKENS, 1, CHANNELS),
-        "text_mask": torch.zeros(1, TEXT_TOKENS, dtype=torch.bool),
+        "text_features": torch.zeros(CONTEXT_LENGTH, 1, CHANNELS),
+        "text_mask": torch.zeros(1, CONTEXT_LENGTH, dtype=torch.bool),
         "points": torch.full((options.points, 1, 2), 0.5),
         "points_mask": torch.zeros(1, options.points, dtype=torch.bool),
         "point_labels": torch.ones(options.points, 1, dtype=torch.int64),
@@ -153,10 +152,10 @@ def embed_pixels(model: Any, options: Sam3Options, *, upsampling: bool) -> Progr
         options: Sizes of prompts.
         upsampling: Whether the target convolves an upsampled image without materializing it.
     """
-    tokens = TEXT_TOKENS + options.points + options.boxes + 1
+    tokens = CONTEXT_LENGTH + options.points + options.boxes + 1
     inputs = {
-        "filtered_0": torch.zeros(1, CHANNELS, LARGEST, LARGEST),
-        "filtered_1": torch.zeros(1, CHANNELS, MIDDLE, MIDDLE),
+        "filtered_0": feature_map(LARGEST),
+        "filtered_1": feature_map(MIDDLE),
         "memory": torch.zeros(SMALLEST**2, 1, CHANNELS),
         "prompt": torch.zeros(tokens, 1, CHANNELS),
         "prompt_mask": torch.zeros(1, tokens, dtype=torch.bool),
@@ -171,7 +170,7 @@ def predict_query_masks(model: Any) -> Program:
     Few of the 200 queries find something: 16 masks are 8 % of the multiplications of all of them.
     """
     inputs = {
-        "pixel_embed": torch.zeros(1, CHANNELS, LARGEST, LARGEST),
+        "pixel_embed": feature_map(LARGEST),
         "hs": torch.zeros(1, 1, QUERIES_AT_ONCE, CHANNELS),
     }
     return Program("mask_predictor", MaskPredictor(model).eval(), inputs, ("masks",))
@@ -205,8 +204,8 @@ def predict_masks(head: ClickHead, options: Sam3Options) -> Program:
     """
     places = options.clicks + CORNERS_AND_PAD
     inputs = {
-        "image_embedding": torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
-        **_finer_maps(),
+        "image_embedding": feature_map(),
+        **finer_maps(),
         "coordinates": torch.full((1, places, 2), 500.0),
         "labels": torch.ones(1, places, dtype=torch.int64),
         "mask": torch.zeros(1, 1, LARGEST, LARGEST),
@@ -232,7 +231,7 @@ def memory_attention(model: Any) -> Program:
     component = COMPONENTS["memory_attention"]
     tokens = POINTERS * CHANNELS // MEMORY_CHANNELS
     inputs = {
-        "features": torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
+        "features": feature_map(),
         "memories": torch.zeros(MEMORIES, 1, MEMORY_CHANNELS, SMALLEST, SMALLEST),
         "ranks": torch.zeros(MEMORIES, dtype=torch.int64),
         "pointers": torch.zeros(tokens, 1, MEMORY_CHANNELS),
@@ -256,7 +255,7 @@ def encode_memory(model: Any, name: str, size: int) -> Program:
     -1024 and 1024. Frames that are tracked again after a click have the mask decoder's logits.
     """
     inputs = {
-        "features": torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
+        "features": feature_map(),
         "masks": torch.zeros(1, 1, size, size),
         "object_logits": torch.zeros(1, 1),
     }
@@ -267,14 +266,20 @@ def mask_pointer(model: Any) -> Program:
     """Maps a frame and a mask prompt fp32 [1, 1, 1152, 1152] to a pointer fp32 [1, 256] and the object logit [1, 1]."""
     component = COMPONENTS["mask_pointer"]
     inputs = {
-        "features": torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
-        **_finer_maps(),
+        "features": feature_map(),
+        **finer_maps(),
         "masks": torch.zeros(1, 1, INPUT_MASK_SIZE, INPUT_MASK_SIZE),
     }
     return Program(component.name, component.build(model).eval(), inputs, component.outputs)
 
 
-def _finer_maps() -> dict[str, torch.Tensor]:
+def feature_map(size: int = SMALLEST) -> torch.Tensor:
+    """Returns zeros in the shape of a feature map, [1, 256, S, S]."""
+    return torch.zeros(1, CHANNELS, size, size)
+
+
+def finer_maps() -> dict[str, torch.Tensor]:
+    """Returns zeros in the shapes of the two finer maps that mask decoders read."""
     return {
         "high_res_0": torch.zeros(1, CHANNELS // 8, LARGEST, LARGEST),
         "high_res_1": torch.zeros(1, CHANNELS // 4, MIDDLE, MIDDLE),

@@ -15,9 +15,8 @@ from tvm import relax
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, scalar
 from harness.models.sam3.deployed.preprocessing import Fma, emit_call
+from harness.runtime.sam3.interactive import MASK_SIZE
 
-SIZE = 288
-"""Height and width of the model's masks."""
 NAME = "resize_masks"
 LARGEST_OUTSIDE = 1.5 * 2.0**-24
 """The largest fp32 logit whose sigmoid is not above 0.5 in fp32: 1 + exp(-x) rounds to 2."""
@@ -38,7 +37,7 @@ def resize_masks_module() -> tvm.IRModule:
     outside of 0 … q - 1 is a ValueError.
     """
     queries, count, height, width = (T.Var(name, "int64") for name in "qkhw")
-    masks = relax.Var("masks", relax.TensorType([1, queries, SIZE, SIZE], "float32"))
+    masks = relax.Var("masks", relax.TensorType([1, queries, MASK_SIZE, MASK_SIZE], "float32"))
     kept_queries = relax.Var("kept", relax.TensorType([count], "int64"))
     shape_image = relax.Var("like", relax.TensorType([height, width, 3], "uint8"))
     builder = relax.BlockBuilder()
@@ -91,13 +90,13 @@ def source_indices(
     Returns:
         The places int32 of the two values of the small mask on both sides of the position, and their weights fp32.
     """
-    is_unchanged = size == SIZE
-    scale = fp32(SIZE) / T.Cast("float32", size)
+    is_unchanged = size == MASK_SIZE
+    scale = fp32(MASK_SIZE) / T.Cast("float32", size)
     # Compilers must keep the sum with 0, which prevents contraction with the subtraction.
     middle = fma(scale, T.Cast("float32", position) + fp32(0.5), fp32(0.0)) - fp32(0.5)
     place = T.Select(is_unchanged, T.Cast("float32", position), T.max(middle, fp32(0.0)))
-    lower = T.min(T.Cast("int32", place), SIZE - 1)
-    upper = T.min(lower + T.Cast("int32", T.Not(is_unchanged)), SIZE - 1)
+    lower = T.min(T.Cast("int32", place), MASK_SIZE - 1)
+    upper = T.min(lower + T.Cast("int32", T.Not(is_unchanged)), MASK_SIZE - 1)
     share = place - T.Cast("float32", lower)
     return (lower, upper), (fp32(1.0) - share, share)
 
@@ -157,7 +156,7 @@ def _kernel() -> T.PrimFunc:
                 _for_each_index(width, _LANES, decide)
 
     arguments = [
-        Argument("masks", (1, queries, SIZE, SIZE)),
+        Argument("masks", (1, queries, MASK_SIZE, MASK_SIZE)),
         Argument("kept", (count,), "int64"),
         Argument("rows", (2, height), "int32"),
         Argument("row_weights", (2, height)),

@@ -15,7 +15,7 @@ from harness.compiler.lowering.symbolic import describe_symbolic_support, takes_
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.settings import Settings
-from harness.models.sam3.checkpoints.loading import CLICKS, POINT_PROMPTS, Checkpoint, open_checkpoint
+from harness.models.sam3.checkpoints.loading import CLICKS, POINT_PROMPTS, Checkpoint
 from harness.runtime.manifest import Manifest
 from harness.runtime.sam3 import VOCABULARY_FILE
 from harness.runtime.sam3.description import DEFAULT_CLICKS, Capacity, Sam3Description, read_sam3_description
@@ -26,11 +26,11 @@ class Sam3Options(ModelOptions):
     """The capacity of a compiled SAM 3, and which part of it is left out.
 
     Attributes:
-        open_checkpoint: Reads a checkpoint of the model, with the values of its tensors or without.
+        checkpoint_class: The class of the model's checkpoints.
         needs_symbolic_axes: Whether tracking attends to any number of memories.
     """
 
-    open_checkpoint: ClassVar[Callable[..., Checkpoint]] = staticmethod(open_checkpoint)
+    checkpoint_class: ClassVar[type[Checkpoint]] = Checkpoint
     needs_symbolic_axes: ClassVar[bool] = True
 
     points: Annotated[int, typer.Option(min=1, help="Largest number of points in one prompt.")] = Capacity().points
@@ -96,7 +96,7 @@ class Sam3Options(ModelOptions):
         """Returns what weights can do; opens a checkpoint that nobody has described."""
         if settings.checkpoint is None:
             return (POINT_PROMPTS, CLICKS)
-        return settings.abilities or self.open_checkpoint(settings.checkpoint, values=False).abilities
+        return settings.abilities or self.checkpoint_class.open(settings.checkpoint, values=False).abilities
 
 
 GROUNDING_ALONE = Sam3Options(clicks=0)

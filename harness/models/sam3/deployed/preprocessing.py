@@ -20,12 +20,11 @@ from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func, registers, scalar, variable
+from harness.runtime.sam3.interactive import RESOLUTION
 
 Fma = Callable[[T.Index, T.Index, T.Index], T.Expr]
 """x · y + z, rounded once."""
 
-RESOLUTION = 1008
-"""Pixels of the model's square input."""
 NAME = "preprocess"
 
 _CHANNELS = 4

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
-from harness.core.program import Arrays
+from harness.core.program import Array, Arrays
 from harness.models.sam3.detections import judge_detections
 from harness.models.sam3.end_to_end import FINAL, RAW
 from harness.models.sam3.end_to_end.questions import QUESTIONS, Question
@@ -109,8 +108,7 @@ def _decided(raw: Arrays, size: tuple[int, int]) -> Reference:
     """Returns upstream's detections for raw outputs."""
     from harness.models.sam3.end_to_end.upstream import decide_detections
 
-    found = _found(decide_detections(raw, size))
-    return Reference(found, found)
+    return Reference.from_run(_found(decide_detections(raw, size)))
 
 
 def _truth(reference: Reference, size: tuple[int, int]) -> Reference:
@@ -122,14 +120,14 @@ def _truth(reference: Reference, size: tuple[int, int]) -> Reference:
     return Reference(first, _found(reference.again), exact)
 
 
-def _corners(boxes: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+def _corners(boxes: Any, size: tuple[int, int]) -> Array:
     """Converts normalized (cx, cy, w, h) of N boxes to (x0, y0, x1, y1) in pixels [N, 4]."""
     centers, extents = (np.array(boxes, np.float64).reshape(-1, 2, 2) * size).swapaxes(0, 1)
     return np.concatenate([centers - extents / 2, centers + extents / 2], axis=1)
 
 
-def _sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    result: npt.NDArray[np.float64] = 1 / (1 + np.exp(-x))
+def _sigmoid(x: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-x))
     return result
 
 

@@ -101,7 +101,7 @@ def judge_round(
         again = decided
     else:
         iou = reference.map(partial(output, "iou"))
-        verdicts += judge_by_gate(output("iou", actual), iou.first, iou.again)
+        verdicts += judge_by_gate(output("iou", actual), iou)
         compared = compared | iou.first
         decided, again = reference.first["masks"], reference.again["masks"]
         undecided = reference.first["undecided"]

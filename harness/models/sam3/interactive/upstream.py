@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sam3.model.sam1_task_predictor import SAM3InteractiveImagePredictor
 from sam3.model.sam3_image_processor import Sam3Processor
@@ -25,17 +24,15 @@ from torch.nn import functional
 
 from harness.core.program import Arrays
 from harness.models.sam3.detections import UNDECIDED
-from harness.models.sam3.images import RESOLUTION
 from harness.models.sam3.interactive.questions import Question, Round
 from harness.models.sam3.patches.patch import recorded_methods
 from harness.parity.references import Reference, RunModule
+from harness.runtime.arrays import Floats, Masks
 from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.interactive import LARGEST_LOGIT
+from harness.runtime.sam3.interactive import LARGEST_LOGIT, RESOLUTION
 
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel
-
-Masks = npt.NDArray[np.bool_]
 
 NUMBERS = ("logits", "iou")
 """Outputs that are floats; masks are decisions on them."""
@@ -68,9 +65,9 @@ def _numbers(arrays: Arrays) -> Arrays:
     return {name: array for name, array in arrays.items() if name.rpartition("/")[2] in NUMBERS}
 
 
-def best_mask(arrays: Arrays, answer: str) -> npt.NDArray[np.float32]:
+def best_mask(arrays: Arrays, answer: str) -> Floats:
     """Returns the logits [288, 288] of an answer's mask with the highest predicted IoU."""
-    best: npt.NDArray[np.float32] = arrays[f"{answer}/logits"][int(arrays[f"{answer}/iou"].argmax())]
+    best: Floats = arrays[f"{answer}/logits"][int(arrays[f"{answer}/iou"].argmax())]
     return best
 
 
@@ -152,7 +149,7 @@ class InteractivePrediction(nn.Module):
         return logits[0], iou[0], masks[0]
 
 
-def decide_masks(logits: npt.NDArray[np.float32], size: tuple[int, int]) -> tuple[Masks, Masks]:
+def decide_masks(logits: Floats, size: tuple[int, int]) -> tuple[Masks, Masks]:
     """Decides masks on logits as upstream's predictor does, with its own code.
 
     Args:

@@ -12,11 +12,9 @@ from harness.models.sam3.capture import Prompts, load_inputs
 from harness.models.sam3.captures import Activations, named
 from harness.models.sam3.patches.patch import Call, recorded_methods
 from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.interactive import MASK_SIZE
 
 __all__ = ["capture", "load_inputs"]
-
-MASK_SIZE = 288
-"""Height and width of mask prompts and of the decoder's masks."""
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from harness.core.settings import FIXTURES
 from harness.models.sam3.fixtures import Fixture, read_fixture
+from harness.runtime.arrays import Masks
 from harness.runtime.sam3.images import load_image
 
 CLIP = FIXTURES / "clip.toml"
@@ -47,7 +47,7 @@ class Clip(Fixture, frozen=True):
         (left, top), (width, height) = self.places[self.view(frame)], self.size
         return left + width / 2, top + height / 2
 
-    def mask(self, frame: int) -> npt.NDArray[np.bool_]:
+    def mask(self, frame: int) -> Masks:
         """Returns the mask of the moving part, [height, width] of the background."""
         shape = Image.new("L", load_image(self.background).size)
         ImageDraw.Draw(shape).ellipse(self._box(frame, shape.size), fill=255)

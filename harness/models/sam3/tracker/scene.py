@@ -10,13 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.settings import FIXTURES
+from harness.runtime.arrays import Masks, Pixels
 from harness.runtime.sam3.images import load_image
-
-Pixels = npt.NDArray[np.uint8]
-Masks = npt.NDArray[np.bool_]
 
 _IMAGES = FIXTURES / "images"
 

@@ -14,7 +14,7 @@ from harness.models.sam3.video import upstream as tracking
 from harness.models.sam3.video import upstream_session
 from harness.models.sam3.video.compiled import computed_frames
 from harness.models.sam3.video.following import Following, NotRoundingError
-from harness.models.sam3.video.judging import is_strict, judge_frames, judge_session
+from harness.models.sam3.video.judging import is_strict, judge_frames
 from harness.models.sam3.video.questions import Question, SessionQuestion
 from harness.parity.arrays import arrays_digest
 from harness.parity.references import Reference, add_prefix, select
@@ -38,22 +38,21 @@ def answer(upstream: UpstreamModel, question: Question | SessionQuestion, actual
         The arrays of `harness.models.sam3.video.upstream.answer` or `upstream_session.answer`; and, where upstream
         answered again, `followed/0/…`, `followed/1/…` and so on.
     """
-    module: Any
-    module, judge = (
-        (upstream_session, judge_session) if isinstance(question, SessionQuestion) else (tracking, judge_frames)
-    )
+    module: Any = upstream_session if isinstance(question, SessionQuestion) else tracking
     reference = upstream.cached(module.__name__, question, lambda: module.answer(upstream, question))
-    if not actual or is_strict(judge(question.name, select(actual, "frames"), select(reference.first, "frames"))):
+    if not actual or is_strict(
+        judge_frames(question.name, select(actual, "frames"), select(reference.first, "frames"))
+    ):
         return reference
     computed = computed_frames(question, actual)
     digests = [f"{frame} {arrays_digest(arrays)}" for frame, arrays in computed.items()]
 
     def follow() -> Reference:
         try:
-            arrays = module.answer_following(upstream, question, Following(computed))
+            with Following(computed).running(upstream.video):
+                return Reference.from_run(module.answer_frames(upstream, question))
         except NotRoundingError:
-            arrays = {}
-        return Reference(arrays, arrays)
+            return Reference.from_run({})
 
     followed = upstream.cached(module.__name__, question, follow, followed=digests)
     return replace(reference, first=reference.first | add_prefix("followed", followed.first))

@@ -7,19 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from harness.core.program import Arrays
+from harness.core.program import Array, Arrays
 from harness.models.sam3.patches.patch import wrapped
 from harness.models.sam3.video import FOLLOWED
 from harness.models.sam3.video.questions import (
-    Pixels,
     Question,
     SessionQuestion,
     frames_of,
     number_frames,
 )
 from harness.parity.references import add_prefix, select
+from harness.runtime.arrays import Floats, Pixels
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.interactive import MASK_SIZE, EncodedObjectPrompt
 from harness.runtime.sam3.model import Sam3
@@ -29,7 +28,6 @@ from harness.runtime.sam3.video.session import Session, TrackedFrame
 from harness.runtime.sam3.video.slots import Placement, Slots
 from harness.runtime.sam3.video.tracker import Bits, TrackedMasks, Tracker
 
-Floats = npt.NDArray[np.float32]
 Computed = dict[int, Arrays]
 """The results that `RecordingTracker` records, by frame."""
 
@@ -89,7 +87,7 @@ class RecordingTracker(Tracker):
         self.record()["births"] += len(logits)
         return super().encode_prompt_memory(features, logits, object_logits, placement)
 
-    def record(self, **arrays: npt.NDArray[Any]) -> Arrays:
+    def record(self, **arrays: Array) -> Arrays:
         """Appends arrays to those of the frame, and returns all of them."""
         results = self.computed.setdefault(self.frame, _no_results())
         results |= {name: np.concatenate([results[name], array]) for name, array in arrays.items()}

@@ -29,23 +29,24 @@ _GATE = 1e-5
 
 
 def judge_video(name: str, actual: Arrays, reference: Reference, followed: Arrays | None = None) -> tuple[Verdict, ...]:
-    """Judges a whole video.
+    """Judges a whole video or session.
 
     Args:
         name: Prefix of the names of the verdicts.
-        actual: The compiled model's frames, from `harness.models.sam3.video.compiled.answer_question`.
-        reference: Upstream's frames, from `harness.models.sam3.video.upstream.answer`.
+        actual: The compiled model's frames, from `answer_question` or `answer_session` of `video.compiled`.
+        reference: Upstream's frames, from `answer` of `video.upstream` or `video.upstream_session`.
         followed: Upstream's frames from the compiled model's logits, to which all but the drift is held, if there are
             any.
     """
     verdicts = judge_frames(name, actual, followed or reference.first)
     drifts = judge_drift(name, actual, reference.first, reference.exact) if reference.exact else ()
-    return (*(with_note(verdicts) if followed else verdicts), *drifts)
+    return (*(_with_note(verdicts) if followed else verdicts), *drifts)
 
 
 def judge_frames(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
-    """Judges the objects of a video on all frames, and what is visible of them."""
-    decisions = _judge_decisions(name, actual, reference)
+    """Judges the objects of a video, or of the frames that a session returned, and what is visible of them."""
+    decide = _judge_session if "0/request" in reference else _judge_decisions
+    decisions = decide(name, actual, reference)
     if not is_strict(decisions):
         return decisions
     return (*decisions, *judge_visible(name, actual, reference, _pixels(reference)))
@@ -56,28 +57,21 @@ def is_strict(verdicts: Iterable[Verdict]) -> bool:
     return all(verdict.kind is VerdictKind.STRICT for verdict in verdicts)
 
 
-def judge_session(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
-    """Judges a session.
-
-    Args:
-        name: Prefix of the names of the verdicts.
-        actual: The compiled model's frames, from `harness.models.sam3.video.compiled.answer_session`.
-        reference: Upstream's frames, from `harness.models.sam3.video.upstream_session.answer`.
-    """
-    frames = judge_by_frame(f"{name}/{SESSION_FRAMES}", _frames(actual), _frames(reference))
-    ids = judge_by_frame(f"{name}/ids", *visible_ids(actual, reference))
-    if not is_strict((frames, ids)):
-        return frames, ids
-    return (frames, ids, *judge_visible(name, actual, reference, _pixels(reference)))
-
-
-def with_note(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+def _with_note(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
     """Yields verdicts on a comparison with upstream's answer from the compiled model's logits, whose ids say so."""
     for verdict in verdicts:
         if verdict.name.endswith("/ids") and verdict.kind is VerdictKind.STRICT:
             reason = "upstream goes on from the compiled model's logits, where rounding decides"
             verdict = replace(verdict, reason=reason)
         yield verdict
+
+
+def _judge_session(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
+    """Judges that a session returned the same frames after each request, with the same visible ids."""
+    return (
+        judge_by_frame(f"{name}/{SESSION_FRAMES}", _frames(actual), _frames(reference)),
+        judge_by_frame(f"{name}/ids", *visible_ids(actual, reference)),
+    )
 
 
 def _frames(arrays: Arrays) -> Array:
@@ -118,25 +112,32 @@ def judge_step(
 
 def _judge_decisions(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
     """Judges that the same ids are visible on every frame, and that as many objects come and go."""
-    answers = answers_in(reference)
-    counts = {"ids": visible_ids(actual, reference)}
-    frames = answers[1:]
-    objects = [set(reference[f"{number}/objects"].tolist()) for number in frames]
-    known_ids = set(reference["0/objects"].tolist())  # the objects of the prompt
-    births = []
-    for ids in objects:
-        births.append(len(ids - known_ids))
-        known_ids |= ids
+    frames = answers_in(reference)[1:]
+    births = _births([reference[f"{number}/objects"] for number in (0, *frames)])
     tracked = [len(reference[f"{number}/remembered"]) for number in frames]
+    final_count = len(reference[f"{frames[-1]}/objects"])
     compiled_births = [int(actual[f"{number}/births"][0]) for number in frames]
     compiled_tracked = [len(actual[f"{number}/memories"]) for number in frames]
-    counts["births"] = np.array(compiled_births), np.array(births)
-    counts["removals"] = (
-        _removals(compiled_tracked, compiled_births, int(actual["left"][0])),
-        _removals(tracked, births, len(objects[-1])),
-    )
-    counts["remembered"] = _remembered(actual, reference)
-    return tuple(judge_by_frame(f"{name}/{part}", *pair) for part, pair in counts.items())
+    pairs = {
+        "ids": visible_ids(actual, reference),
+        "births": (np.array(compiled_births), np.array(births)),
+        "removals": (
+            _removals(compiled_tracked, compiled_births, int(actual["left"][0])),
+            _removals(tracked, births, final_count),
+        ),
+        "remembered": _remembered(actual, reference),
+    }
+    return tuple(judge_by_frame(f"{name}/{part}", *pair) for part, pair in pairs.items())
+
+
+def _births(objects: Iterable[Array]) -> list[int]:
+    """Returns the number of new ids in each array of ids but the first."""
+    known_ids, *later = (set(ids.tolist()) for ids in objects)
+    births = []
+    for ids in later:
+        births.append(len(ids - known_ids))
+        known_ids |= ids
+    return births
 
 
 def _remembered(actual: Arrays, reference: Arrays) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ from harness.models.sam3.fixtures import AnyQuestion, Fixture
 from harness.models.sam3.tracker.clip import load_clip
 from harness.models.sam3.tracker.scene import SCENE
 from harness.parity.references import add_prefix
+from harness.runtime.arrays import Masks, Pixels
 from harness.runtime.sam3.video.frames import open_frames
 
 QUESTIONS = FIXTURES / "video.toml"
@@ -25,7 +26,6 @@ SESSIONS = FIXTURES / "video_sessions.toml"
 REQUESTS = ("add_prompt", "propagate_in_video", "remove_object")
 _SCENE = "scene"
 
-Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 
@@ -215,7 +215,7 @@ def pixels_of(places: Any, size: tuple[int, int]) -> npt.NDArray[np.float64]:
     return np.rint(np.array(places, np.float64).reshape(-1, 2) * size[::-1])
 
 
-def mask_of(rectangle: Box, size: tuple[int, int]) -> npt.NDArray[np.bool_]:
+def mask_of(rectangle: Box, size: tuple[int, int]) -> Masks:
     """Returns the mask bool [h, w] of a rectangle."""
     (left, top), (right, bottom) = pixels_of(rectangle, size).astype(int)
     mask = np.zeros(size, bool)

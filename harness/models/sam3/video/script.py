@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from harness.core.expectations import Expectation
 from harness.core.outcome import Verdict
@@ -10,8 +11,8 @@ from harness.core.program import Arrays
 from harness.models.sam3.scripted import Answer, Script
 from harness.models.sam3.source import UpstreamModel
 from harness.models.sam3.video.compiled import answer_question, answer_session, compute_step
-from harness.models.sam3.video.judging import judge_session, judge_step, judge_video, with_note
-from harness.models.sam3.video.questions import QUESTIONS, SESSIONS, Question, SessionQuestion
+from harness.models.sam3.video.judging import judge_step, judge_video
+from harness.models.sam3.video.questions import QUESTIONS, SESSIONS, Question, SessionQuestion, VideoQuestion
 from harness.parity.references import Reference, add_prefix, select
 from harness.runtime.sam3.model import Sam3
 
@@ -29,7 +30,9 @@ def _ask_compiled(model: Sam3, question: Question, upstream: UpstreamModel) -> A
     return arrays
 
 
-def _judge(answers: Iterable[Answer[Question]], expectation: Expectation | None, _by_oracle: bool) -> Iterator[Verdict]:
+def _judge(
+    answers: Iterable[Answer[VideoQuestion]], expectation: Expectation | None, _by_oracle: bool
+) -> Iterator[Verdict]:
     for answer in answers:
         name, reference = answer.question.name, answer.reference
         followed = select(reference.first, "followed")
@@ -44,22 +47,9 @@ def _steps(reference: Reference) -> list[str]:
     return [name.removesuffix(end) for name in reference.first if name.endswith(end)]
 
 
-def _judge_sessions(
-    answers: Iterable[Answer[SessionQuestion]], _expectation: Expectation | None, _by_oracle: bool
-) -> Iterator[Verdict]:
-    for answer in answers:
-        first, followed = (select(answer.reference.first, part) for part in ("frames", "followed"))
-        verdicts = judge_session(answer.question.name, select(answer.actual, "frames"), followed or first)
-        yield from with_note(verdicts) if followed else verdicts
-
-
-SCRIPTS = (
+SCRIPTS: tuple[Script[Any], ...] = (
     Script(QUESTIONS, Question, UPSTREAM, _ask_compiled, _judge),
     Script(
-        SESSIONS,
-        SessionQuestion,
-        UPSTREAM,
-        lambda model, session, _upstream: answer_session(model, session),
-        _judge_sessions,
+        SESSIONS, SessionQuestion, UPSTREAM, lambda model, session, _upstream: answer_session(model, session), _judge
     ),
 )

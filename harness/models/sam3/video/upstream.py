@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -27,10 +26,10 @@ from harness.models.sam3.patches.patch import replaced, wrapped
 from harness.models.sam3.patches.tracking import holes_are_filled
 from harness.models.sam3.tracker.propagation import tracker_features
 from harness.models.sam3.video import STEP
-from harness.models.sam3.video.following import Following
-from harness.models.sam3.video.questions import Pixels, Question, frames_of
+from harness.models.sam3.video.questions import Question, frames_of
 from harness.parity.oracle import oracle, reference
 from harness.parity.references import Reference, add_prefix
+from harness.runtime.arrays import Floats, Pixels
 from harness.runtime.sam3.video.tracker import to_bfloat16
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ tracked into the frame: mask logits [N, 288, 288] before holes are filled and ob
 already is a conditioning frame; memories [N, 64, 72, 72]; and whether the memory has the object, bool [N].
 """
 
+_VISIBLE = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
+"""Names in upstream's output of the first four outputs of `PARTS`."""
 _TRACKED = ("logits", "object_logits", "memories")
 """Names of the outputs that are also computed in float64."""
 
@@ -87,18 +88,13 @@ def answer(upstream: UpstreamModel, question: Question) -> Reference:
         name = f"steps/frame_{step.frame}/bucket_{bucket}"
         first |= add_prefix(f"{name}/state", step.state) | add_prefix(name, step.outputs)
         exact |= add_prefix(name, oracle(step.module, (), STEP))
-    return Reference(first, first, exact)
+    return Reference.from_run(first, exact)
 
 
-def answer_following(upstream: UpstreamModel, question: Question, following: Following) -> Arrays:
-    """Returns upstream's answer, numbered as `frames` of `answer`, from the compiled model's logits.
-
-    Raises:
-        NotRoundingError: The compiled model's logits differ from upstream's by more than rounding.
-    """
-    model = upstream.video
-    tracking = Tracking(model, msgspec.structs.replace(question, steps=()), frames_of(question))
-    with upstream.shared_trunk(model), following.running(model):
+def answer_frames(upstream: UpstreamModel, question: Question) -> Arrays:
+    """Returns the numbered frames of upstream's answer, `0/…` and so on, without the arrays whose drift is measured."""
+    tracking = Tracking(upstream.video, msgspec.structs.replace(question, steps=()), frames_of(question))
+    with upstream.shared_trunk(upstream.video):
         arrays = reference(tracking, (), tracking.names)
     return {name: array for name, array in arrays.items() if not name.endswith(_TRACKED)}
 
@@ -164,13 +160,13 @@ class Tracking(nn.Module):
         pictures = [Image.fromarray(frame) for frame in self._frames]
         pixels = [preprocess(picture) for picture in pictures]
         recorder = _Recorder(self.model, self._question.steps)
-        with ExitStack() as stack:
-            for patch in (quick_masks(), _no_inference_mode(), recorder.recording()):
-                stack.enter_context(patch)
-            if self.detections is not None:
-                stack.enter_context(replaced(self.model, "_postprocess_output", _empty_output))
-            if self._question.finds_once:
-                stack.enter_context(self._detect_once(pixels))
+        with (
+            quick_masks(),
+            _no_inference_mode(),
+            recorder.recording(),
+            nullcontext() if self.detections is None else replaced(self.model, "_postprocess_output", _empty_output),
+            self._detect_once(pixels) if self._question.finds_once else nullcontext(),
+        ):
             state = self.model.init_state(pictures, offload_video_to_cpu=True)
             state["input_batch"].img_batch = torch.cat(pixels)
             index, out = self.model.add_prompt(state, self._question.frame, **_prompt(self._question))
@@ -271,17 +267,15 @@ class _Recorder:
     def recording(self) -> Iterator[None]:
         """Records every frame for the duration of the context."""
         model, tracker = self.model, self.model.tracker
-        with ExitStack() as stack:
-            for owner, name, recorder in (
-                (model, "_run_single_frame_inference", self._run_frame),
-                (model, "build_outputs", self._build_outputs),
-                (tracker, "_run_single_frame_inference", self._run_bucket),
-                (tracker, "track_step", self._track_step),
-                (tracker, "_suppress_object_pw_area_shrinkage", self._suppress_shrunken),
-                (tracker, "_encode_new_memory", self._encode_memory),
-                (tracker, "_run_memory_encoder", self._run_memory_encoder),
-            ):
-                stack.enter_context(wrapped(owner, name, recorder))
+        with (
+            wrapped(model, "_run_single_frame_inference", self._run_frame),
+            wrapped(model, "build_outputs", self._build_outputs),
+            wrapped(tracker, "_run_single_frame_inference", self._run_bucket),
+            wrapped(tracker, "track_step", self._track_step),
+            wrapped(tracker, "_suppress_object_pw_area_shrinkage", self._suppress_shrunken),
+            wrapped(tracker, "_encode_new_memory", self._encode_memory),
+            wrapped(tracker, "_run_memory_encoder", self._run_memory_encoder),
+        ):
             yield
 
     def _run_frame(self, original: Original, inference_state: Any, frame_idx: int, reverse: bool) -> Any:
@@ -359,8 +353,8 @@ class _Recorder:
         )
         values = (out["pred_masks"][:, 0], out["obj_ptr"], out["object_score_logits"], out["iou_score"], memory)
 
-        def stack(name: str) -> npt.NDArray[np.float32]:
-            stacked: npt.NDArray[np.float32] = torch.stack([entry[name] for entry in entries.values()]).float().numpy()
+        def stack(name: str) -> Floats:
+            stacked: Floats = torch.stack([entry[name] for entry in entries.values()]).float().numpy()
             return stacked
 
         state = {
@@ -386,14 +380,12 @@ def round_to_bfloat16(values: Tensor) -> Tensor:
 
 
 def _visible_tensors(out: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    names = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
-    return tuple(torch.from_numpy(out[name]) for name in names)
+    return tuple(torch.from_numpy(out[name]) for name in _VISIBLE)
 
 
 def _empty_output(*_: Any, **__: Any) -> dict[str, Any]:
     """Returns empty outputs for a run that only tracks; upstream computes boxes in fp32 alone."""
-    names = ("out_obj_ids", "out_probs", "out_boxes_xywh", "out_binary_masks")
-    return dict.fromkeys(names, np.zeros(0))
+    return dict.fromkeys(_VISIBLE, np.zeros(0))
 
 
 def _prompt(question: Question) -> dict[str, Any]:

@@ -6,7 +6,7 @@ VB is upstream's model/sam3_video_base.py and VI its model/sam3_video_inference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from torch import Tensor
 from harness.core.program import Arrays
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.patches.patch import replaced, wrapped
-from harness.models.sam3.video.following import Following
-from harness.models.sam3.video.questions import Pixels, SessionQuestion, frames_of, number_frames
+from harness.models.sam3.video.questions import SessionQuestion, frames_of, number_frames
 from harness.models.sam3.video.upstream import Original, quick_masks
 from harness.parity.references import Reference, add_prefix
+from harness.runtime.arrays import Floats, Masks, Pixels
 
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel
@@ -52,7 +52,7 @@ class UpstreamSession:
         """By object, the last computed logits."""
         self._logits: dict[int, dict[int, Tensor]] = {}
         """By frame and object, the logits that decided the mask."""
-        self._candidates: tuple[tuple[int, ...], npt.NDArray[np.float32]] = ((), np.zeros(0, np.float32))
+        self._candidates: tuple[tuple[int, ...], Floats] = ((), np.zeros(0, np.float32))
         with self._running():
             pictures = [Image.fromarray(frame) for frame in frames]
             self.state = model.init_state(pictures, offload_video_to_cpu=True)
@@ -74,7 +74,7 @@ class UpstreamSession:
         points: Points = _PLACEHOLDER_POINT,
         labels: Sequence[int] | None = None,
         box: Sequence[float] | None = None,
-        mask: npt.NDArray[np.bool_] | None = None,
+        mask: Masks | None = None,
     ) -> Arrays:
         """Finds the objects of a text, or adds points, the box or the mask of an object, as the runtime's `Session`.
 
@@ -104,11 +104,12 @@ class UpstreamSession:
             "points": torch.tensor(np.array(points), dtype=torch.float32) / size,
             "point_labels": torch.tensor(labels or [1] * len(points)),
         }
-        with ExitStack() as stack:
-            for context in (self._running(), replaced(tracker, "add_new_points", add)):
-                stack.enter_context(context)
-            if mask is not None:
-                stack.enter_context(replaced(model, "clear_detector_added_cond_frame_in_tracker", lambda *_: None))
+        clearing = "clear_detector_added_cond_frame_in_tracker"
+        with (
+            self._running(),
+            replaced(tracker, "add_new_points", add),
+            nullcontext() if mask is None else replaced(model, clearing, lambda *_: None),
+        ):
             return self._answer(*model.add_prompt(self.state, frame, **prompt))
 
     def propagate(self, start: int | None = None, reverse: bool = False) -> list[Arrays]:
@@ -125,17 +126,15 @@ class UpstreamSession:
     def _running(self) -> Iterator[None]:
         """Enters the contexts that upstream needs on the CPU, and records the logits that decide masks."""
         model = self._model
-        with ExitStack() as stack:
-            for context in (
-                quick_masks(),
-                torch.inference_mode(),
-                torch.autocast("cpu", enabled=False),
-                wrapped(model.tracker, "propagate_in_video", self._record_tracking),
-                wrapped(model, "build_outputs", self._record_full_frame),
-                wrapped(model, "_build_tracker_output", self._record_partial_frame),
-                wrapped(model, "_postprocess_output", self._record_candidates),
-            ):
-                stack.enter_context(context)
+        with (
+            quick_masks(),
+            torch.inference_mode(),
+            torch.autocast("cpu", enabled=False),
+            wrapped(model.tracker, "propagate_in_video", self._record_tracking),
+            wrapped(model, "build_outputs", self._record_full_frame),
+            wrapped(model, "_build_tracker_output", self._record_partial_frame),
+            wrapped(model, "_postprocess_output", self._record_candidates),
+        ):
             yield
 
     def _record_tracking(self, original: Original, *arguments: Any, **keywords: Any) -> Iterator[Any]:
@@ -186,21 +185,11 @@ class UpstreamSession:
 
 def answer(upstream: UpstreamModel, question: SessionQuestion) -> Reference:
     """Returns the numbered frames that upstream's session gives out, `frames/0/…` and so on, in its only run."""
-    arrays = add_prefix("frames", _answer(upstream, question))
-    return Reference(arrays, arrays)
+    return Reference.from_run(add_prefix("frames", answer_frames(upstream, question)))
 
 
-def answer_following(upstream: UpstreamModel, question: SessionQuestion, following: Following) -> Arrays:
-    """Returns the numbered frames that upstream's session gives out from the compiled model's logits.
-
-    Raises:
-        NotRoundingError: The compiled model's logits differ from upstream's by more than rounding.
-    """
-    with following.running(upstream.video):
-        return _answer(upstream, question)
-
-
-def _answer(upstream: UpstreamModel, question: SessionQuestion) -> Arrays:
+def answer_frames(upstream: UpstreamModel, question: SessionQuestion) -> Arrays:
+    """Returns the numbered frames that upstream's session gives out, `0/…` and so on."""
     frames = frames_of(question)
     with upstream.shared_trunk(upstream.video):
         session = UpstreamSession(upstream.video, frames)

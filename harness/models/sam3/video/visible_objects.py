@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
@@ -12,6 +13,7 @@ import numpy as np
 from harness.core.outcome import Verdict, VerdictKind
 from harness.core.program import Array, Arrays
 from harness.models.sam3.video.following import leeway
+from harness.parity.references import Reference
 from harness.parity.verdict import judge, judge_by_gate, unmeasured_verdict
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.masks import PRESENT_LOGIT, without_holes_and_sprinkles
@@ -43,7 +45,7 @@ def visible_ids(actual: Arrays, reference: Arrays) -> tuple[Array, Array]:
 
 def judge_by_frame(name: str, actual: Array, reference: Array) -> Verdict:
     """Judges arrays that must be equal on every frame, and names the first frame that differs."""
-    (verdict,) = judge({name: actual}, {name: reference}, {name: reference})
+    (verdict,) = judge({name: actual}, Reference.from_run({name: reference}, {name: reference}))
     if verdict.kind is VerdictKind.STRICT or actual.shape != reference.shape:
         return verdict
     different = (actual != reference).reshape(len(reference), -1).any(axis=1)
@@ -160,8 +162,7 @@ def _judge_scores_and_boxes(
         np.concatenate([arrays[f"{number}/scores"] for number in answers_in(reference)])
         for arrays in (actual, reference)
     )
-    scores = f"{name}/scores"
-    verdicts = judge_by_gate({scores: compiled}, {scores: upstream}, {scores: upstream})
+    verdicts = judge_by_gate({f"{name}/scores": compiled}, Reference.from_run({f"{name}/scores": upstream}))
     outside, count = 0, 0
     for number in answers_in(reference):
         lower, upper = expected[number].box_limits(reference[f"{number}/ids"].tolist())
@@ -182,44 +183,55 @@ def _box(mask: Array) -> Array:
 
 
 def _judge_masks(name: str, actual: Arrays, reference: Arrays, expected: Mapping[int, FramePixels]) -> Verdict:
-    """Judges that masks are equal except where a rounding error decides in upstream itself.
-
-    Where a rounding error decides which of two objects owns overlapping pixels, all pixels of the frame follow one
-    order.
-    """
-    wrong_pixels = near = mask_pixels = pixels = undecided_pixels = ordered = 0
+    """Judges that masks are equal except where a rounding error decides in upstream itself."""
+    counts: Counter[str] = Counter()
     for number in answers_in(reference):
         compiled, upstream = actual[f"{number}/masks"], reference[f"{number}/masks"]
         if compiled.shape != upstream.shape:
             return unmeasured_verdict(name, compiled, f"shape {list(compiled.shape)} instead of {list(upstream.shape)}")
-        frame = expected[number]
-        undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros(upstream.shape[1:], bool)])
-        reordered_masks = frame.reorder_ties(compiled, reference[f"{number}/ids"].tolist(), upstream)
-        decided, reordered = (
-            int(np.count_nonzero((compiled != candidate) & ~undecided)) for candidate in (upstream, reordered_masks)
-        )
-        wrong_pixels += min(decided, reordered)
-        ordered += reordered < decided
-        near += int(np.count_nonzero((compiled != (reordered_masks if reordered < decided else upstream)) & undecided))
-        mask_pixels += compiled.size
-        pixels += undecided.size
-        undecided_pixels += int(np.count_nonzero(undecided))
+        counts.update(_compare_masks(compiled, upstream, reference[f"{number}/ids"].tolist(), expected[number]))
+    wrong, elements, undecided, pixels = (counts[kind] for kind in ("wrong", "elements", "undecided", "pixels"))
     verdict = unmeasured_verdict(name, np.zeros((0,), bool), "")
-    verdict = replace(verdict, shape=(mask_pixels,), elements=mask_pixels, outside=wrong_pixels)
-    if wrong_pixels:
-        return replace(verdict, reason=f"{wrong_pixels} of {mask_pixels} pixels differ, and are not undecided")
-    if undecided_pixels > MOST_UNDECIDED * pixels:
-        return replace(
-            verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=f"{undecided_pixels} of {pixels} pixels are undecided"
-        )
+    verdict = replace(verdict, shape=(elements,), elements=elements, outside=wrong)
+    if wrong:
+        return replace(verdict, reason=f"{wrong} of {elements} pixels differ, and are not undecided")
+    if undecided > MOST_UNDECIDED * pixels:
+        reason = f"{undecided} of {pixels} pixels are undecided"
+        return replace(verdict, kind=VerdictKind.NOT_JUDGEABLE, reason=reason)
     notes = []
-    if near:
-        notes.append(
-            f"{near} pixels differ, all of which are undecided, as {undecided_pixels / max(pixels, 1):.2%} of all are"
-        )
-    if ordered:
-        notes.append(f"on {ordered} frames objects of the same score up to rounding are in another order")
+    if near := counts["near"]:
+        share = undecided / max(pixels, 1)
+        notes.append(f"{near} pixels differ, all of which are undecided, as {share:.2%} of all are")
+    if reordered := counts["reordered"]:
+        notes.append(f"on {reordered} frames objects of the same score up to rounding are in another order")
     return replace(verdict, kind=VerdictKind.STRICT, reason="; ".join(notes))
+
+
+def _compare_masks(compiled: Array, upstream: Array, ids: Sequence[int], frame: FramePixels) -> dict[str, int]:
+    """Counts the pixels of a frame in which the masks of objects differ.
+
+    Where rounding decides which of two objects owns overlapping pixels, all pixels of the frame follow one order:
+    upstream's, or the compiled model's if that explains more of them.
+
+    Returns:
+        Of the masks' `elements` those that are `wrong`, and that differ and are undecided (`near`); of the frame's
+        `pixels` those that are `undecided`; and 1 if the frame is `reordered`.
+    """
+    undecided = np.logical_or.reduce([*frame.undecided.values(), np.zeros(upstream.shape[1:], bool)])
+    reordered = frame.reorder_ties(compiled, ids, upstream)
+    wrong, wrong_reordered = (
+        int(np.count_nonzero((compiled != masks) & ~undecided)) for masks in (upstream, reordered)
+    )
+    is_reordered = wrong_reordered < wrong
+    different = compiled != (reordered if is_reordered else upstream)
+    return {
+        "wrong": min(wrong, wrong_reordered),
+        "near": int(np.count_nonzero(different & undecided)),
+        "elements": compiled.size,
+        "undecided": int(np.count_nonzero(undecided)),
+        "pixels": undecided.size,
+        "reordered": int(is_reordered),
+    }
 
 
 def _order(group: Sequence[int], claims: Mapping[int, Array], owned: Mapping[int, Array]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.deployable import DEPLOYABLE as SAM_3
 from harness.models.sam3.deployed.options import Sam3Options
-from harness.models.sam31.checkpoint import Sam31Checkpoint, open_checkpoint
+from harness.models.sam31.checkpoint import Sam31Checkpoint
 from harness.runtime.sam3.description import SAM_3_1
 
 
@@ -19,7 +19,7 @@ class Sam31Options(Sam3Options):
     """The options of a compiled SAM 3.1, which are SAM 3's; it tracks with a fixed number of memories."""
 
     needs_symbolic_axes: ClassVar[bool] = False
-    open_checkpoint: ClassVar[Callable[..., Sam31Checkpoint]] = staticmethod(open_checkpoint)
+    checkpoint_class: ClassVar[type[Sam31Checkpoint]] = Sam31Checkpoint
 
 
 GROUNDING_ALONE = Sam31Options(clicks=0)

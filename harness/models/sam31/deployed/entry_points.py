@@ -12,11 +12,11 @@ from harness.core.program import Program
 from harness.core.settings import Settings
 from harness.models.sam3.deployed.entry_points import (
     CHANNELS,
-    LARGEST,
-    MIDDLE,
     RANKS,
     SMALLEST,
     detector_programs,
+    feature_map,
+    finer_maps,
     predict_masks,
     trunk_features,
 )
@@ -83,7 +83,8 @@ def track_objects(model: Any, memories: int) -> Program:
     is an object, and the object pointer [1, 16, 3, 256] of each mask.
     """
     inputs = {
-        **dict(zip(("high_res_0", "high_res_1", "features"), _maps(), strict=True)),
+        **finer_maps(),
+        "features": feature_map(),
         "memory_features": torch.zeros(memories, CHANNELS, SMALLEST, SMALLEST),
         "memories": torch.zeros(memories, 1, CHANNELS, SMALLEST, SMALLEST),
         "ranks": torch.zeros(memories, dtype=torch.int64),
@@ -105,7 +106,7 @@ def encode_memory(model: Any, name: str, size: int) -> Program:
     slot has an object, and where its mask was given. S is 1152 for tracked objects and 1008 for prompted ones.
     """
     inputs = {
-        "features": torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
+        "features": feature_map(),
         "masks": torch.zeros(1, SLOTS, size, size),
         "object_logits": torch.zeros(1, SLOTS, 1),
         "valid": torch.ones(1, SLOTS),
@@ -116,19 +117,9 @@ def encode_memory(model: Any, name: str, size: int) -> Program:
 
 def mask_pointer(model: Any) -> Program:
     """Maps an image and a mask prompt fp32 [1, 1, 1152, 1152] to a pointer fp32 [1, 256] and an object logit [1, 1]."""
-    high_res_0, high_res_1, image_embedding = _maps()
     inputs = {
-        "image_embed": image_embedding,
-        "high_res_0": high_res_0,
-        "high_res_1": high_res_1,
+        "image_embed": feature_map(),
+        **finer_maps(),
         "masks": torch.zeros(1, 1, INPUT_MASK_SIZE, INPUT_MASK_SIZE),
     }
     return Program("mask_pointer", ClickMaskPointer(model).eval(), inputs, ("pointers", "object_logits"))
-
-
-def _maps() -> tuple[torch.Tensor, ...]:
-    return (
-        torch.zeros(1, CHANNELS // 8, LARGEST, LARGEST),
-        torch.zeros(1, CHANNELS // 4, MIDDLE, MIDDLE),
-        torch.zeros(1, CHANNELS, SMALLEST, SMALLEST),
-    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.artifact import Tensors, call_with
 from harness.runtime.sam3.interactive import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
@@ -18,8 +19,6 @@ from harness.runtime.sam3.video.rules import Rules
 
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import EncodedImage, ImageModel
-
-Floats = npt.NDArray[np.float32]
 
 _EPSILON = np.float32(1e-3)
 """`eps` of upstream's `inverse_sigmoid` (sam3/model/model_misc.py:20)."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Pixels
 from harness.runtime.errors import ModelError, reason
 from harness.runtime.sam3.images import check_size, image_errors, load_image, open_image, to_pixels, to_rgb
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
     from PIL import Image
 
-
-Pixels = npt.NDArray[np.uint8]
 
 _READABLE = (
     *("mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "ogg", "mxf", "gif", "ivf", "nut", "rm"),

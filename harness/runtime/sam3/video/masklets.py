@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from harness.runtime.arrays import Floats, Masks
 from harness.runtime.sam3.interactive import LARGEST_LOGIT, MASK_SIZE, ObjectPrompt
 from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.detector import Detections, EncodedFrame
@@ -50,9 +50,6 @@ from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, PROMPT_MASK_SIZE
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import ImageModel
 
-
-Floats = npt.NDArray[np.float32]
-Masks = npt.NDArray[np.bool_]
 
 _PRESENT_MASK_LOGIT = -MISSING_MASK_LOGIT
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats, Masks
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, Rules
 
-Masks = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 Frames = npt.NDArray[np.int64]
 

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Array, Floats
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.rules import DISAMBIGUATED
 from harness.runtime.sam3.video.slots import Slots
-
-Floats = npt.NDArray[np.float32]
 
 HOTSTART = DISAMBIGUATED.hotstart_frames
 """Frames after its birth within which the planner may remove an object."""
@@ -256,8 +255,6 @@ def _latest_per_object(closest: Sequence[int], conditioning: Mapping[int, Set[in
     objects = frozenset[int]().union(*conditioning.values())
     return {next(frame for frame in closest if object_id in conditioning[frame]) for object_id in objects}
 
-
-Array = npt.NDArray[Any]
 
 MISSING_MASK_LOGIT = np.float32(-1024)
 """`NO_OBJ_SCORE`: the mask logits, before the memory is encoded, of an object without an output on a frame (TP:530)."""

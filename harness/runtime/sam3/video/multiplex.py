@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.artifact import Tensors
 from harness.runtime.sam3.video.memory_bank import (
     MISSING_MASK_LOGIT,
@@ -24,7 +25,6 @@ from harness.runtime.sam3.video.slots import Placement, Slots
 from harness.runtime.sam3.video.tracker import (
     POINTERS,
     Bits,
-    Floats,
     TrackedMasks,
     Tracker,
     from_bfloat16,

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats, Masks
 from harness.runtime.sam3.video.masks import boxes_of_masks, remove_mask_overlaps
 
-Floats = npt.NDArray[np.float32]
-Masks = npt.NDArray[np.bool_]
 Bits = npt.NDArray[np.uint8]
 
 

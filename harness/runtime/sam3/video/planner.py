@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats, Masks
 from harness.runtime.sam3.video.detector import Detections
 from harness.runtime.sam3.video.masks import (
     ALWAYS_OCCLUDED,
@@ -34,9 +35,6 @@ from harness.runtime.sam3.video.rules import (
     removed_objects,
     select_reconditionings,
 )
-
-Floats = npt.NDArray[np.float32]
-Masks = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

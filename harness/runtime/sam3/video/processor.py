@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from harness.runtime.arrays import Pixels
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.detector import Detector, EncodedFrame
@@ -103,9 +101,6 @@ def processing_order(first: int, limit: int | None, frames: int, reverse: bool) 
     if reverse:
         return range(first - 1, max(first - reach, 0) - 1, -1)
     return range(first, min(first + reach, frames - 1) + 1)
-
-
-Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.errors import ModelError
 
 CLICKED_SCORE = 1.0
@@ -111,8 +112,6 @@ def drop_objects(state: VideoState, object_ids: frozenset[int]) -> VideoState:
         duplicates={pair: count for pair, count in state.duplicates.items() if pair[1] not in object_ids},
     )
 
-
-Floats = npt.NDArray[np.float32]
 
 _CONFIDENT_SCORE = np.float32(0.8)
 """`HIGH_CONF_THRESH` (VB:1276)."""

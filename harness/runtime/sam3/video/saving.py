@@ -16,6 +16,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from harness.runtime.arrays import Array
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.video.masklets import Bucket
@@ -26,8 +27,6 @@ from harness.runtime.sam3.video.rules import VideoState
 
 if TYPE_CHECKING:
     from harness.runtime.manifest import Manifest
-
-Array = npt.NDArray[Any]
 
 _FORMAT = "3"
 _STATE = "state"

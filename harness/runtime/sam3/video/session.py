@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats, Masks, Pixels
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.interactive import Box, ObjectLabels, ObjectPrompt
 from harness.runtime.sam3.prompts import Coordinates, Prompt, abbreviate
@@ -26,10 +27,6 @@ from harness.runtime.sam3.video.tracker import Tracker
 
 if TYPE_CHECKING:
     from harness.runtime.sam3.image_model import ImageModel
-
-Floats = npt.NDArray[np.float32]
-Masks = npt.NDArray[np.bool_]
-Pixels = npt.NDArray[np.uint8]
 
 Texts = str | Sequence[str] | None
 _ENDLESS = sys.maxsize

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from harness.runtime.arrays import Array
 
 SLOTS = 16
 """Objects of a bucket."""

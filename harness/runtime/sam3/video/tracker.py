@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.runtime.arrays import Floats
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity, read_sam3_description
@@ -28,7 +29,7 @@ Bits = npt.NDArray[np.uint16]
 _QUIET_NAN = np.uint16(0x7FC0)
 
 
-def to_bfloat16(values: npt.NDArray[np.float32]) -> Bits:
+def to_bfloat16(values: Floats) -> Bits:
     """Returns the bits of fp32 values rounded to bfloat16, half to even, as PyTorch rounds.
 
     Every NaN becomes the quiet one.
@@ -39,12 +40,10 @@ def to_bfloat16(values: npt.NDArray[np.float32]) -> Bits:
     return np.where(np.isnan(values), _QUIET_NAN, rounded)
 
 
-def from_bfloat16(bits: Bits) -> npt.NDArray[np.float32]:
+def from_bfloat16(bits: Bits) -> Floats:
     """Returns the fp32 values of bfloat16 bits, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
-
-Floats = npt.NDArray[np.float32]
 
 INPUT_MASK_SIZE = 1152
 """Height and width of a given mask, and of one that is encoded into a memory (`input_mask_size`, TB:116)."""

@@ -137,11 +137,8 @@ def _kernels(runs: pd.DataFrame) -> Figure:
     figure, panels = _figure(0.5 + 1.2 * lines, title, nrows=lines, ncols=2, squeeze=False)
     for axes, run in zip(panels.flat, runs.itertuples(), strict=False):
         kernels = run.kernels[["share", "time"]]
-        bars, remainder = (
-            kernels.head(_LONGEST_COUNT),
-            kernels.iloc[_LONGEST_COUNT:].sum().to_frame(f"{len(kernels) - _LONGEST_COUNT} others").T,
-        )
-        bars = pd.concat([bars, remainder[remainder["time"] > 0]])
+        others = kernels.iloc[_LONGEST_COUNT:].sum().to_frame(f"{len(kernels) - _LONGEST_COUNT} others").T
+        bars = pd.concat([kernels.head(_LONGEST_COUNT), others[others["time"] > 0]])
         names = [
             name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 12]}…{name[-11:]}" for name in bars.index
         ]

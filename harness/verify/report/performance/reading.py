@@ -127,20 +127,37 @@ def _read_file(path: Path) -> pd.DataFrame:
 
 def _benchmark_rows(benchmark: str, extra: Mapping[str, Any]) -> list[dict[str, Any]]:
     row: dict[str, Any] = {**_EMPTY_ROW, "benchmark": benchmark, "kind": "other"}
-    if "bound" not in extra and not isinstance(extra.get("sides"), dict):
-        return [row]
+    if "bound" in extra:
+        return [row | _machine_columns(extra) | _kernel_columns(extra)]
+    return _side_rows(row | _machine_columns(extra), extra) if isinstance(extra.get("sides"), dict) else [row]
+
+
+def _machine_columns(extra: Mapping[str, Any]) -> dict[str, Any]:
     machine, threads = extra["machine"], int(extra["threads"])
-    row |= {
+    return {
         "machine": machine | (extra.get("versions") or {}),
         "facts": repr([*map(machine.get, _MACHINE_KEYS), threads]),
+        "place": ", ".join([str(machine.get("cpu")), plural(threads, "thread"), *machine.get("gpus", [])]),
     }
-    row["place"] = ", ".join([str(machine.get("cpu")), plural(threads, "thread"), *machine.get("gpus", [])])
-    if "bound" in extra:
-        row |= {"kind": "kernel", "name": f"{extra['kernel']} {extra['shape']}", "group": extra["group"]}
-        row |= {"bound": extra["bound"], "unit": UNITS[extra["bound"]], "peaks": _positive(extra, "peaks")}
-        row |= {"work": float(extra["work"]), "moved": float(extra["moved"])}
-        times = {"TVM": "tvm_seconds", "torch": "torch_seconds"}
-        return [row | {side: np.median(_positive(extra, key)) for side, key in times.items()}]
+
+
+def _kernel_columns(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": "kernel",
+        "name": f"{extra['kernel']} {extra['shape']}",
+        "group": extra["group"],
+        "bound": extra["bound"],
+        "unit": UNITS[extra["bound"]],
+        "peaks": _positive(extra, "peaks"),
+        "work": float(extra["work"]),
+        "moved": float(extra["moved"]),
+        "TVM": np.median(_positive(extra, "tvm_seconds")),
+        "torch": np.median(_positive(extra, "torch_seconds")),
+    }
+
+
+def _side_rows(row: Mapping[str, Any], extra: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns a row for each side of a benchmark, with the columns of all of them."""
     if not isinstance(extra["case"], dict):
         raise ValueError("its `case` is no object with the fields of a case")
     case, sides, question = Case.from_json(extra["case"]), extra["sides"], str(extra.get("what", ""))
@@ -150,16 +167,19 @@ def _benchmark_rows(benchmark: str, extra: Mapping[str, Any]) -> list[dict[str, 
     best = next((key for key in (TUNED, UNTUNED) if "seconds" in sides.get(key, {})), None)
     if best is None or "seconds" not in sides.get(PYTORCH, {}):
         raise ValueError(f"it lacks the side `{PYTORCH}` or both `{UNTUNED}` and `{TUNED}`")
-    row |= {
+    common = {
+        **row,
         "kind": "question" if question else "component",
-        **{"name": f"{subject} ({detail})" if detail else subject, "subject": subject},
-        **{"scale": str(case.scale), "precision": case.precision},
+        "name": f"{subject} ({detail})" if detail else subject,
+        "subject": subject,
+        "scale": str(case.scale),
+        "precision": case.precision,
         **{key: _number(extra, key) for key in ("flop", "peak_flops", "peak_bandwidth")},
         "torch": np.median(_positive(sides[PYTORCH], "seconds")),
         "best_seconds": _positive(sides[best], "seconds"),
         "profiled": best,
     }
-    rows = {key: row | _side_columns(key, side) for key, side in sides.items()}
+    rows = {key: common | _side_columns(key, side) for key, side in sides.items()}
     rows[best] |= {"best": True, "kernels": _kernel_table(extra)}
     if extra.get("note") and TUNED not in rows:
         tuned = rows[UNTUNED] | {"key": TUNED, "side": LABELS[TUNED], "copied": True}

@@ -19,7 +19,7 @@ MARKDOWN_NAME = "performance.md"
 _TEMPLATE = Path(__file__).parent / "templates" / "performance.md.j2"
 
 
-def write_performance_report(results: Sequence[Path], directory: Path, order: Sequence[str] = ()) -> Path:
+def write_performance_report(results: Sequence[Path], directory: Path, order: Sequence[str]) -> Path:
     """Writes page, plots and CSV files, each complete or not at all, and returns the page's path.
 
     Args:

@@ -141,17 +141,20 @@ def diverging(diagnosis: Mapping[str, Any]) -> list[int]:
 
 def curves(diagnosis: Mapping[str, Any]) -> Curves | None:
     """Draws the errors of the calls of a program; None if no call has an error."""
-    errors = [
-        (boundary, number(boundary["local"]["r_rms"]), number(boundary["accumulated"]["r_rms"]))
-        for boundary in diagnosis["boundaries"]
-    ]
-    errors = [error for error in errors if not (math.isnan(error[1]) or math.isnan(error[2]))]
-    values = [value for _, *pair in errors for value in pair if 0 < value < math.inf]
+
+    def r_rms(boundary: Mapping[str, Any], kind: str) -> float:
+        return number(boundary[kind]["r_rms"])
+
+    kinds = "local", "accumulated"
+    calls = [call for call in diagnosis["boundaries"] if not any(math.isnan(r_rms(call, kind)) for kind in kinds)]
+    local, accumulated = ([r_rms(call, kind) for call in calls] for kind in kinds)
+    values = [value for value in (*local, *accumulated) if 0 < value < math.inf]
     if not values:
         return None
     top = max(1, math.ceil(math.log10(max(values))))
     bottom = max(min(-1, math.floor(math.log10(min(values)))), top - _MAX_DECADES)
-    last: int = max(1, max(boundary["position"] for boundary, _, _ in errors))
+    positions = [call["position"] for call in calls]
+    last: int = max(1, *positions)
     first = next(iter(diverging(diagnosis)), None)
 
     def x(position: int) -> float:
@@ -161,20 +164,20 @@ def curves(diagnosis: Mapping[str, Any]) -> Curves | None:
         decades = min(max(math.log10(value), bottom), top) if value else bottom
         return round(_TOP + (HEIGHT - _TOP - _BOTTOM) * (top - decades) / (top - bottom), 1)
 
-    dots = tuple(Dot(x(boundary["position"]), y(local), boundary) for boundary, local, _ in errors)
+    dots = tuple(map(Dot, map(x, positions), map(y, local), calls))
     step = max(1, -(-(top - bottom) // 6))
-    worst, largest, _ = max(errors, key=lambda error: error[1])
+    largest = max(local)
     diverges = "no call diverges" if first is None else f"call {first} is the first that diverges"
     return Curves(
         dots=dots,
-        accumulated=" ".join(f"{x(boundary['position']):g},{y(accumulated):g}" for boundary, _, accumulated in errors),
+        accumulated=" ".join(f"{x(n):g},{y(error):g}" for n, error in zip(positions, accumulated, strict=True)),
         rows=tuple(Tick(y(10.0**decade), digits(10.0**decade)) for decade in range(bottom, top + 1, step)),
         columns=tuple(Tick(x(position), str(position)) for position in range(0, last + 1, max(1, -(-last // 8)))),
         first=next((dot for dot in dots if dot.boundary["position"] == first), None),
         description=(
-            f"{len(errors)} calls: {diverges}; the largest own r_rms is {digits(largest)}, of call "
-            f"{worst['position']}; after the last one r_rms is {digits(errors[-1][2])}. The table below has every "
-            "number."
+            f"{len(calls)} calls: {diverges}; the largest own r_rms is {digits(largest)}, of call "
+            f"{positions[local.index(largest)]}; after the last one r_rms is {digits(accumulated[-1])}. The table "
+            "below has every number."
         ),
     )
 

@@ -18,6 +18,7 @@ NOT_RUN = "·"
 """Text of a matrix cell whose case was not run."""
 DASH = "\u2013"
 """Text for a number that does not apply."""
+_LONGEST_LINE = 240
 
 
 @dataclass(frozen=True)
@@ -185,10 +186,10 @@ def size(value: int | None) -> str:
     return f"{x:.3g} {units[0]}"
 
 
-def first_line(text: str, limit: int = 240) -> str:
+def first_line(text: str) -> str:
     """Returns the first non-empty line of a message, shortened."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
 
 
 def fact(key: str, value: Any) -> tuple[str, str]:
