@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram, default_decompositions
+from torch._export.utils import _collect_all_valid_cia_ops
+from torch.export import ExportedProgram, default_decompositions, exported_program
 from torch.fx import Graph, GraphModule, Node
 
 UNDECOMPOSED = (torch.ops.aten.scaled_dot_product_attention.default,)
@@ -21,8 +23,25 @@ _PYTORCH = "/torch/nn/"
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Returns a program in core ATen operators and `UNDECOMPOSED`."""
-    decomposed: ExportedProgram = program.run_decompositions(_decompositions())
+    with _composite_operators_listed_once():
+        decomposed: ExportedProgram = program.run_decompositions(_decompositions())
     return decomposed
+
+
+@contextmanager
+def _composite_operators_listed_once() -> Iterator[None]:
+    """Keeps PyTorch's list of its composite operators, which it makes again for each program."""
+    exported_program._collect_all_valid_cia_ops = _composite_operators
+    try:
+        yield
+    finally:
+        exported_program._collect_all_valid_cia_ops = _collect_all_valid_cia_ops
+
+
+@cache
+def _composite_operators() -> set[Any]:
+    """Returns the operators that PyTorch replaces by others unless a table says otherwise."""
+    return _collect_all_valid_cia_ops()
 
 
 @cache
