@@ -18,7 +18,6 @@ from conformance.aarch64.environment import CPU, machine_for
 from conformance.layers import layer_of
 from conformance.support.folders import CompiledCheckpoint, compile_into, write_sam31_checkpoint
 from conformance.support.sentences import Sentence
-from conformance.support.tuning import database_of, record
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import current_conditions
 from harness.core.case import TINY
@@ -172,6 +171,8 @@ def compiled_once(scale: str, shared: Path) -> Path:
     folder, tuned = shared / scale / "artifact" / scale, shared / scale / "tuned"
     with FileLock(shared / f"{scale}.lock"):
         if not folder.exists():
+            from conformance.support.tuning import database_of, record  # they import PyTorch and TVM
+
             conditions = current_conditions("llvm", chosen_processors())
             schedule = {"rows": 3, "vectors": 1}
             database_of(tuned, record("product 1x400x256x256 left", schedule, conditions=conditions))
