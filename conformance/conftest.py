@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ from filelock import FileLock
 
 from conformance.aarch64.environment import CPU, machine_for
 from conformance.layers import layer_of
+from conformance.support.commands import start_python
 from conformance.support.folders import CompiledCheckpoint, compile_into, write_sam31_checkpoint
 from conformance.support.sentences import Sentence
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import current_conditions
 from harness.core.case import TINY
 from harness.core.errors import HarnessError
+from harness.core.processes import call
+from harness.core.processes.call import Template
 from harness.core.processes.memory import give_back_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import Processors, chosen_processors
+from harness.verify.runner import library_template
 
 # Ignored where the suite runs in the background of a script or under nohup: what a test interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -142,6 +147,22 @@ def one_thread() -> Iterator[None]:
             "harness.core.processes.threads._thread_count", 1
         )  # of this process, and so of those that it starts
         yield
+
+
+@pytest.fixture(scope="module")
+def forked_processes() -> Iterator[None]:
+    """Forks the processes that this one starts off a program that has loaded PyTorch and TVM, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if call.CAN_FORK:
+            patch.setattr(call, "start_python", start_python)
+        yield
+
+
+@pytest.fixture(scope="module")
+def verifying_process(forked_processes: None) -> Iterator[Template]:
+    """What the processes that verify a case are forked off; for as long as it is needed, because of its memory."""
+    with closing(library_template()) as template:
+        yield template
 
 
 @pytest.fixture

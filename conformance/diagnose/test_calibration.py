@@ -22,6 +22,8 @@ from conformance.calibration.preparing import Observed, Prepared, prepared
 from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, Place, edits, marked, part_of
 from conformance.support.examples import examples
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SEED = 0
 
 
