@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from harness.compiler.targets import HOST, TARGETS
 from harness.core.case import DEFAULT_FRONTEND, DEFAULT_STRATEGY, WEIGHTS, Case, Scale, Weights
 from harness.core.errors import HarnessError
 from harness.core.precision import DEFAULT_PRECISION, PRECISIONS
-from harness.core.processes.call import Template
 from harness.core.processes.memory import keep_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE, configure_threads, share_cpus
 from harness.core.processors import CPU_VARIABLE, CUDA_VARIABLE, Remote, chosen_processors
@@ -26,7 +23,6 @@ from harness.models.registry import subjects
 from harness.models.selection import select
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import SAM_3_1
-from harness.verify.runner import library_template
 
 pytest_plugins = ["conformance.layers", "conformance.skips"]
 
@@ -177,13 +173,6 @@ def chosen_settings(config: pytest.Config) -> Settings:
 def verification_settings(request: pytest.FixtureRequest) -> Settings:
     """Seeded weights, and the device and processors that the command line names."""
     return request.config.stash[SETTINGS]
-
-
-@pytest.fixture(scope="module")
-def verifying_process() -> Iterator[Template]:
-    """What the processes that verify a case are forked off; for as long as it is needed, because of its memory."""
-    with closing(library_template()) as template:
-        yield template
 
 
 def selected_cases(config: pytest.Config) -> tuple[Case, ...]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ from filelock import FileLock
 
 from conformance.aarch64.environment import CPU, machine_for
 from conformance.layers import layer_of
+from conformance.support.commands import start_python
 from conformance.support.folders import CompiledCheckpoint, compile_into, write_sam31_checkpoint
 from conformance.support.sentences import Sentence
-from conformance.support.tuning import database_of, record
 from harness.compiler.targets import TARGETS
 from harness.compiler.tuned.database import current_conditions
 from harness.core.case import TINY
 from harness.core.errors import HarnessError
+from harness.core.processes import call
+from harness.core.processes.call import Template
 from harness.core.processes.memory import give_back_freed_memory
 from harness.core.processes.threads import OPTION_VARIABLE
 from harness.core.processors import Processors, chosen_processors
+from harness.verify.runner import library_template
 
 # Ignored where the suite runs in the background of a script or under nohup: what a test interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -145,6 +149,22 @@ def one_thread() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def forked_processes() -> Iterator[None]:
+    """Forks the processes that this one starts off a program that has loaded PyTorch and TVM, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if call.CAN_FORK:
+            patch.setattr(call, "start_python", start_python)
+        yield
+
+
+@pytest.fixture(scope="module")
+def verifying_process(forked_processes: None) -> Iterator[Template]:
+    """What the processes that verify a case are forked off; for as long as it is needed, because of its memory."""
+    with closing(library_template()) as template:
+        yield template
+
+
 @pytest.fixture
 def nvcc() -> None:
     """Skips a test where CUDA kernels cannot be compiled."""
@@ -172,6 +192,8 @@ def compiled_once(scale: str, shared: Path) -> Path:
     folder, tuned = shared / scale / "artifact" / scale, shared / scale / "tuned"
     with FileLock(shared / f"{scale}.lock"):
         if not folder.exists():
+            from conformance.support.tuning import database_of, record  # they import PyTorch and TVM
+
             conditions = current_conditions("llvm", chosen_processors())
             schedule = {"rows": 3, "vectors": 1}
             database_of(tuned, record("product 1x400x256x256 left", schedule, conditions=conditions))

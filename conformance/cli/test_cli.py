@@ -228,15 +228,9 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     # A limit on file size fails a write in the middle, as a full disk does, for every process of the run.
-    script = f"ulimit -f 64; exec {' '.join(command('verify', *QUICK, '--report', str(tmp_path / 'report')))}"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SAM3_TVM_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"},
-        timeout=600,
-        check=False,
-    )
+    arguments, variables = ("verify", *QUICK, "--report", str(tmp_path / "report")), {"COLUMNS": "200"}
+    variables |= {**os.environ, "SAM3_TVM_CACHE": str(tmp_path / "cache")}
+    done = run_command(*arguments, environment=variables, largest_file=64 << 10)
     assert_one_sentence(done, "cannot write", "free some space")
     kept = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"}
     assert kept <= {FILE}, "what was written before is whole"

@@ -77,6 +77,7 @@ def test_a_version_that_is_none_matches_no_range():
     assert known_bad(GOOD | {"apache-tvm-ffi": "built from source"}) == ()
 
 
+@pytest.mark.usefixtures("forked_processes")  # `conformance/processes/test_poisoned_folder.py` runs the command
 def test_this_machine():
     """One diagnosis of this machine, held to what the parts say."""
     findings = diagnose()

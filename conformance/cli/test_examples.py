@@ -13,6 +13,7 @@ from pathlib import Path
 import av
 import pytest
 
+from conformance.support.commands import run_code
 from harness.runtime.sam3.video.frames import open_frames
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +115,8 @@ WITHIN = ("README.md:0", "docs/use/video.md:0")
     "name", [pytest.param(name, marks=[pytest.mark.wide] if name in WITHIN else []) for name in SNIPPETS]
 )
 def test_python_snippet(name: str, workplace: Path, environment: dict[str, str]) -> None:
-    run("python", "-c", SNIPPETS[name], cwd=workplace, environment=environment)
+    done = run_code(SNIPPETS[name], folder=workplace, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_there_are_snippets() -> None:

@@ -20,7 +20,7 @@ from conformance.cli.test_interrupted_commands import compiled as compiled
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux mounts a small disk in memory"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "forked_processes"),
 ]
 Mount = Callable[[Path, int], None]
 PAGE, DISKS = 4_096, 5

@@ -20,6 +20,7 @@ import pytest
 from conformance.support import recurrent_segmenter, small_network
 from conformance.support.known_answers import write_pictures
 from harness.app.results.journal import JOURNAL
+from harness.core.processes import call
 from harness.core.processes.threads import OPTION_VARIABLE
 from harness.models.registry import MODELS_VARIABLE
 from harness.runtime.sam3.video.frames import open_frames
@@ -69,13 +70,9 @@ class Commands:
     """Runs works and whole commands in `conformance.support.interrupted`."""
 
     def __init__(self, temporary: Path) -> None:
-        command = [sys.executable, "-m", "conformance.support.interrupted"]
-        env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), MODELS_VARIABLE: MODELS}
-        env[OPTION_VARIABLE] = "1"
+        variables = {"TMPDIR": str(temporary), MODELS_VARIABLE: MODELS, OPTION_VARIABLE: "1"}
         self.temporary = temporary
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT
-        )
+        self.process = call.start_python("conformance.support.interrupted", stdout=subprocess.PIPE, variables=variables)
 
     def run(self, work: Work, folder: Path, how: str = "", moment: int = 0) -> int:
         """Returns how many moments the work had; it must end as it was told to, or well."""
@@ -89,8 +86,7 @@ class Commands:
         given: dict[str, Any] = {"work": work} if isinstance(work, str) else {"command": work}
         given |= {"pictures": str(folder / "pictures"), "out": str(folder / "out")}
         given |= {"how": how, "moment": moment}
-        self.process.stdin.write(f"{json.dumps(given)}\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(f"{json.dumps(given)}\n".encode())
         code, moments, told = json.loads(self.process.stdout.readline())
         return code, moments, told
 
@@ -98,10 +94,10 @@ class Commands:
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     started = Commands(tmp_path_factory.mktemp("temporary"))
-    with started.process:
-        yield started
-        assert started.process.stdin is not None
-        started.process.stdin.close()
+    yield started
+    assert started.process.stdin is not None
+    started.process.stdin.close()
+    started.process.wait()
 
 
 def files(folder: Path) -> Files:

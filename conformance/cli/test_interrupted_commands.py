@@ -30,7 +30,7 @@ from harness.models.registry import MODELS_VARIABLE
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs signals"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "forked_processes"),
 ]
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGKILL")

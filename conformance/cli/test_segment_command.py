@@ -17,6 +17,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from conformance.support.commands import run_command
 from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
 from conformance.support.shards import write_tar
@@ -242,7 +243,8 @@ def test_half_a_folder_says_what_it_lacks(tiny_artifact: Path) -> None:
 def test_a_mistake_is_one_sentence(
     arguments: list[str | Path], expected: str, tiny_artifact: Path, tmp_path: Path
 ) -> None:
-    done = segment(*arguments, out=tmp_path / "out", model=tiny_artifact)
+    words = (*map(str, arguments), "--out", "out", "--model", str(tiny_artifact))
+    done = run_command("segment", *words, folder=tmp_path, bare=True)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(expected, done.stderr)
     assert "Traceback" not in done.stderr

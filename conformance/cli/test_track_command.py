@@ -15,6 +15,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from conformance.support.bare import BARE
+from conformance.support.commands import run_command
 from conformance.support.folders import EncodesOnce
 from conformance.support.sentences import sentence
 from harness.app.results.journal import JOURNAL
@@ -105,7 +106,8 @@ def test_clicks_are_one_object(tiny_artifact: Path, tracker: Sam3, clip: Path, t
 )
 def test_mistakes(arguments: tuple[str, ...], expected: str, tiny_artifact: Path, clip: Path, tmp_path: Path) -> None:
     given = [str(clip) if each == "CLIP" else each for each in arguments]
-    done = track(*given, out=tmp_path / "out", model=tiny_artifact)
+    words = (*given, "--out", "out", "--model", str(tiny_artifact))
+    done = run_command("track", *words, folder=tmp_path, bare=True)
     assert done.returncode == 2
     assert re.search(expected, done.stderr)
     assert len(done.stderr.strip().splitlines()) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,21 @@ def touched(source: str) -> Iterator[str]:
             yield f"{known[name]}.{rest}"
 
 
+@cache
+def names() -> dict[str, frozenset[str]]:
+    """What each module of the package touches."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): frozenset(touched(path.read_text(encoding="utf-8")))
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
 def users(*prefixes: str) -> set[str]:
     """Modules of the package that touch what has one of these names, or is below it."""
     return {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        for name in touched(path.read_text(encoding="utf-8"))
+        module
+        for module, touched_names in names().items()
+        for name in touched_names
         if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)
     }
 

@@ -51,6 +51,8 @@ from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.weights import ALIGNMENT, MappedWeights, write_weights
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SITE = Path(np.__file__).parents[1]
 PHOTOGRAPH = REPOSITORY / "fixtures" / "images" / "cat.png"
 TOKENS = np.array([[49406, 2368, 49407, *[0] * 29]], np.int64)

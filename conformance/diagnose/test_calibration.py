@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from conformance.calibration.measuring import CRASHED, OUTPUTS, UNREACHED, add, 
 from conformance.calibration.preparing import Observed, Prepared, prepared
 from conformance.calibration.sources import HARNESS, KINDS, PARTS, Edit, Place, edits, marked, part_of
 from conformance.support.examples import examples
-from harness.core.settings import REPOSITORY
+
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 SEED = 0
 
@@ -113,13 +115,16 @@ def test_a_fault_beyond_its_time_is_the_end_of_itself_alone(tmp_path: Path) -> N
     assert ends == [(number, CRASHED, "the process died of SIGALRM") for number in range(2)]
 
 
-SOURCES = [path for path in sorted((REPOSITORY / "harness").rglob("*.py")) if list(edits(path.read_bytes()))]
+@cache
+def sources() -> list[Path]:
+    """Returns the files that can be changed."""
+    return [path for path in sorted(HARNESS.rglob("*.py")) if any(True for _ in edits(path.read_bytes()))]
 
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[bytes, str, Edit]:
     """Draws the source of a file, and a kind of fault with its edit there."""
-    source = draw(st.sampled_from(SOURCES)).read_bytes()
+    source = draw(st.sampled_from(sources())).read_bytes()
     return source, *draw(st.sampled_from(list(edits(source))))
 
 
@@ -157,7 +162,7 @@ def test_a_mark_runs_before_the_statement_that_an_edit_is_in(change: tuple[bytes
 
 @pytest.mark.law
 def test_every_part_has_files_and_a_file_belongs_to_the_part_that_names_it_most_closely() -> None:
-    parts = {part_of(str(path.relative_to(REPOSITORY / "harness"))) for path in SOURCES}
+    parts = {part_of(str(path.relative_to(HARNESS))) for path in sources()}
     assert parts == {*PARTS, None}
     assert part_of("compiler/schedules/cpu/memory.py") == "memory"
     assert part_of("compiler/lowering/rope/real.py") == "strategies"

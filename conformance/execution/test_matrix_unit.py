@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.support.bf16 import Processor, flushed, multiply_add
-from conformance.support.commands import run_command
+from conformance.support.commands import run_code, run_command
 from conformance.support.examples import examples
 from conformance.support.operators import normal
 from conformance.support.place import executes
@@ -338,8 +338,8 @@ def test_what_bf16_takes_beside_the_unit_is_measured() -> None:
         pytest.skip("this processor has the unit, and nothing traps")
 
     def measured(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "perf.beside_matrix_unit", "--rounds", "1", *options]
-        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+        code = "import runpy\nrunpy.run_module('perf.beside_matrix_unit', run_name='__main__', alter_sys=True)"
+        return run_code(code, "--rounds", "1", *options)
 
     done = measured("--component", "box_head")
     assert done.returncode == 0, done.stderr

@@ -204,6 +204,7 @@ def test_a_session_that_crashes_or_takes_too_long_is_lost_and_the_next_one_begin
         assert RemoteExecutable(session, library, "llvm", parameters).run([np.zeros((6, 4), np.float32)])
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_killed_server_is_the_outcome_of_one_case_and_verdicts_are_those_of_this_machine(tmp_path: Path) -> None:
     tunnel = Tunnel(port := free_port(), bytes_of_first=100_000)
     with device(tmp_path / "store", port=port) as one:

@@ -39,6 +39,8 @@ from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.upstream import upstream
 from harness.verify.explain import explain
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 op = relax.op
 REAL = ("scoring_head", "transformer_encoder", "segmentation_head", "text_encoder")
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.support.batches import Part, run_together
+from conformance.support.batches import UNOPTIMIZED, Part, run_together
 from harness.compiler.lowering.frontends.defect import Defect, Symptom
 from harness.compiler.lowering.frontends.onnx import defects as onnx
 from harness.compiler.lowering.frontends.onnx import importing as onnx_importing
@@ -68,8 +68,9 @@ def outputs(frontend: Frontend, repaired: bool) -> dict[str, Arrays]:
     ]
 
     def run(*program: Any) -> list[torch.Tensor]:
-        found = run_repaired(frontend.import_module, *program) if repaired else run_raw(frontend.import_raw, *program)
-        return [*map(torch.from_numpy, found)]
+        if not repaired:
+            return [*map(torch.from_numpy, run_raw(frontend.import_raw, *program))]
+        return [*map(torch.from_numpy, run_repaired(frontend.import_module, *program, UNOPTIMIZED))]
 
     found = run_together(run, parts)
     return {part.what: [output.numpy() for output in results] for part, results in zip(parts, found, strict=True)}

@@ -470,6 +470,7 @@ ONE_ARCHITECTURE = Settings(processors=Processors(cuda="sm_90"))
         pytest.param("llvm", "box_head", "bf16", marks=pytest.mark.llvm),
     ],
 )
+@pytest.mark.usefixtures("forked_processes")
 def test_a_component_in_half_precision(target, component, precision):
     problem = TARGETS[target].compile_problem()
     if problem:

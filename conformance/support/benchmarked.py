@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from conformance.support.commands import run_code
 from harness.core.settings import REPOSITORY
 
 
@@ -18,15 +17,8 @@ def run_benchmarks(results: Path, *words: str) -> list[dict[str, Any]]:
     In a worker of pytest-xdist, which a variable tells, pytest-benchmark would measure nothing.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, f"--benchmark-json={results}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        timeout=600,
-        env=environment | {"PYTHONPATH": str(REPOSITORY)},
-    )
+    code = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+    done = run_code(code, *words, f"--benchmark-json={results}", folder=REPOSITORY, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     benchmarks: list[dict[str, Any]] = json.loads(results.read_text(encoding="utf-8"))["benchmarks"]
     return benchmarks

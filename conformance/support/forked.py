@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NoReturn
 
 from harness.core.processes import call, timed_calls
+
+Streams = tuple[int, int, int]
+"""File descriptors of a program's stdin, stdout and stderr."""
 
 
 class ForkedPython:
@@ -27,16 +31,14 @@ class ForkedPython:
         returncode: Its exit code, None while it runs as far as is known.
     """
 
-    def __init__(self, module: str, arguments: Iterable[str], stdout: int, inherited: Iterable[int]) -> None:
-        """Forks."""
+    def __init__(self, fork: Callable[[Streams], int], stdout: int) -> None:
+        """Calls `fork`, which starts the program with these streams and returns its process id."""
         given, to_child = os.pipe()
         from_child, output = os.pipe() if stdout == subprocess.PIPE else (None, stdout)
         errors = os.open(os.devnull, os.O_WRONLY)
         if stdout == subprocess.DEVNULL:
             output = errors
-        self.pid = os.fork()
-        if not self.pid:
-            _become(module, arguments, (given, output, errors if stdout == subprocess.PIPE else output), inherited)
+        self.pid = fork((given, output, errors if stdout == subprocess.PIPE else output))
         self.returncode: int | None = None
         self.stdin: BinaryIO | None = os.fdopen(to_child, "wb", 0)
         self.stdout: BinaryIO | None = None if from_child is None else os.fdopen(from_child, "rb", 0)
@@ -58,10 +60,16 @@ class ForkedPython:
         return self.returncode
 
 
-def _become(module: str, arguments: Iterable[str], streams: tuple[int, int, int], inherited: Iterable[int]) -> NoReturn:
+def _fork(module: str, arguments: Iterable[str], inherited: Iterable[int], streams: Streams) -> int:
+    if not (pid := os.fork()):
+        os.setsid()
+        become(module, arguments, streams, inherited)
+    return pid
+
+
+def become(module: str, arguments: Iterable[str], streams: Streams, inherited: Iterable[int] = ()) -> NoReturn:
     """Runs a module as a program that has begun: it handles no signals, and has these files and no others open."""
     try:
-        os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         for descriptor, stream in enumerate(streams):
@@ -90,7 +98,7 @@ def fork_programs(*inherited: int) -> None:
         known = dict(os.environ)
         os.environ.update(variables)
         try:
-            return ForkedPython(module, arguments, stdout, (*inherited, *pass_fds))
+            return ForkedPython(partial(_fork, module, arguments, (*inherited, *pass_fds)), stdout)
         finally:
             os.environ.clear()
             os.environ.update(known)

@@ -159,6 +159,7 @@ def _answer(request: dict[str, Any]) -> tuple[int, int, str]:
 def main() -> None:
     """Answers each request with a line of JSON."""
     tempfile.gettempdir()  # which tries a file, once in a process
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a program that is forked handles no signal
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 

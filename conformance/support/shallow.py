@@ -57,8 +57,9 @@ class _Shallow:
         from harness.models.sam3.source import UpstreamModel
 
         if capture not in self._captured:
+            model = self.interactive if capture.interactive else self.model
             with upstream():
-                self._captured[capture] = UpstreamModel(self._case, SEEDED).captured(capture, self.interactive)
+                self._captured[capture] = UpstreamModel(self._case, SEEDED).captured(capture, model)
         return self._captured[capture]
 
 
@@ -90,11 +91,14 @@ def interactive_model() -> Any:
     return _IN_USE[-1].interactive
 
 
-def photograph() -> Activations:
-    """Returns the tensors between the parts of the shallow model on the photograph with its prompts."""
-    return _IN_USE[-1].photograph
+def photograph(*, as_in_memory: bool = False) -> Activations:
+    """Returns the tensors between the parts of the shallow model on the photograph with its prompts.
+
+    If they are to lie in memory as upstream passes them on, which the cache does not keep, the model runs.
+    """
+    return _IN_USE[-1].photograph if as_in_memory else captured(GROUNDING)
 
 
 def captured(capture: Capture) -> Any:
     """Returns the captures of a run of the shallow model, cached on disk, because a run takes a minute."""
-    return photograph() if capture is GROUNDING else _IN_USE[-1].captured(capture)
+    return _IN_USE[-1].captured(capture)

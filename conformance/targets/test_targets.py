@@ -605,6 +605,7 @@ def test_raw_dlight_crashes_on_the_scoring_head():
 # --- threads ---
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_tvm_uses_every_cpu_once_it_is_told():
     for count in {1, usable_cpus()}:
         assert run_isolated("harness.compiler.doctor.probes:probe_threads", count, timeout=300).value == count

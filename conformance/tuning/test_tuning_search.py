@@ -60,7 +60,7 @@ def test_what_crashes_hangs_or_is_wrong_is_no_record_and_what_is_right_and_faste
 ) -> None:
     build = partial(faulty_builds.build, faults=faults)
     trials = []
-    for trial in search(Counter([workload]), database_of(tmp_path), build=build, limit=20):
+    for trial in search(Counter([workload]), database_of(tmp_path), build=build, limit=faulty_builds.SECONDS):
         trials.append(trial)
         # On disk before it is told.
         assert open_database(tmp_path).records == (trial.record,)

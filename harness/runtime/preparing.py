@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from harness.runtime.arrays import Array
 from harness.runtime.cpu import MATRIX_UNIT, cpu_model, matrix_unit_problem, this_platform
-from harness.runtime.devices import to_device
+from harness.runtime.devices import open_device, to_device
 from harness.runtime.loading import LoadError, VirtualMachine, cpu_problem, load_library
 from harness.runtime.manifest import (
     MANIFEST,
@@ -40,10 +40,8 @@ def load_packing(folder: Path) -> VirtualMachine | None:
     Raises:
         LoadError: The library was compiled for another machine.
     """
-    import tvm_ffi
-
     library = folder / PACKING_LIBRARY
-    return load_library(library, tvm_ffi.device("cpu", 0)) if library.is_file() else None
+    return load_library(library, open_device("llvm", folder)) if library.is_file() else None
 
 
 def packs(machine: VirtualMachine | None, entry: str) -> bool:

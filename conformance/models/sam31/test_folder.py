@@ -44,6 +44,8 @@ from harness.runtime.errors import ModelError
 from harness.runtime.manifest import read_any_manifest
 from harness.runtime.sam3.images import load_image
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture
 def folder(sam31_artifact: CompiledCheckpoint) -> Path:

@@ -30,9 +30,12 @@ from harness.core.outcome import Kernel
 from harness.core.processes.call import WorkerEnd, run_isolated
 from harness.core.processors import THIS_MACHINE
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"
-)
+pytestmark = [
+    pytest.mark.usefixtures("forked_processes"),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="threads are emulated on x86-64 and on arm64"
+    ),
+]
 
 
 @dataclass(frozen=True)

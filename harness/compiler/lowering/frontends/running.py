@@ -66,10 +66,12 @@ def run_repaired(
     import_module: Callable[[torch.nn.Module, Inputs], tuple[tvm.IRModule, Mapping[str, NDArray[Any]]]],
     module: torch.nn.Module,
     args: Inputs,
+    target: str | tvm.target.Target = "llvm",
 ) -> Arrays:
     """Exports, imports with every workaround of a frontend, builds and runs a module."""
     imported, parameters = import_module(module, args)
-    return run_module(imported, [*(arg.numpy() for arg in args), *parameters.values()], pipeline=repaired_pipeline())
+    arrays = [*(arg.numpy() for arg in args), *parameters.values()]
+    return run_module(imported, arrays, target, repaired_pipeline())
 
 
 def repaired_pipeline() -> tvm.transform.Pass:
