@@ -123,6 +123,7 @@ OUTCOMES = {
 }
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("target", ["cuda", "metal"])
 @pytest.mark.parametrize(
     ("names", "code", "required"),
@@ -146,11 +147,13 @@ def test_the_exit_code_is_the_same_for_every_target(names: list[str], code: int,
     assert exit_code(results, ["llvm"]) == code
 
 
+@pytest.mark.law
 def test_what_was_emulated_is_reproduced_by_emulation() -> None:
     assert "--emulate" in repro_flags(Settings(emulate=True))
     assert "--emulate" not in repro_flags(Settings())
 
 
+@pytest.mark.law
 def test_what_is_reproduced_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     inside, outside = Settings(database=tmp_path / "fixtures" / "tuned"), Settings(database=tmp_path.parent / "tuned")

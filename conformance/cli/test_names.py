@@ -23,6 +23,8 @@ from harness.core.errors import HarnessError
 from harness.core.files import cache_root, user_folder
 from harness.runtime import Prompt
 
+pytestmark = pytest.mark.law
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -134,6 +134,7 @@ def test_a_converter_with_a_wrong_axis_is_found(monkeypatch: pytest.MonkeyPatch)
     assert cause_of(found) is Cause.IMPORTER
 
 
+@pytest.mark.smoke
 def test_an_epilogue_that_is_dropped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(epilogue.UNARY, "relax.nn.relu", lambda x: x)
     found = block()
@@ -177,6 +178,7 @@ def test_tasks_that_disturb_each_other_are_told(monkeypatch: pytest.MonkeyPatch)
     assert "right on one thread: tasks of a parallel loop" in found.ablation.reason
 
 
+@pytest.mark.smoke
 def test_a_kernel_that_makes_other_bits_each_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert right_block().unsteady == ()
     after_softmax(monkeypatch, by_chance())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import tvm
+from rich.console import Console
 from tvm import ir, relax
 from typer.testing import CliRunner
 
@@ -37,7 +40,7 @@ from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.models.sam3.components import COMPONENTS
 from harness.models.sam3.upstream import upstream
-from harness.verify.explain import explain
+from harness.verify.explain import Explanation, explain, render
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -268,6 +271,25 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         assert f"{count} {how}" in done.stdout
     assert f"{len(case['operators'])} operators: " in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["box_head.json", "db"]
+
+
+@pytest.mark.smoke
+def test_each_kernel_has_a_row_and_other_functions_of_an_operator_share_one() -> None:
+    def layers(x: relax.Expr, w: relax.Expr, v: relax.Expr) -> relax.Expr:
+        builder = relax.BlockBuilder.current()
+        for weight in (w, w, v):
+            x = builder.emit(op.sort(builder.emit(op.matmul(x, weight)), 1))
+        return op.negative(x)
+
+    operators = of(layers, (40, 50), (50, 50), (50, 60))
+    console = Console(width=200, file=io.StringIO())
+    console.print(render(Explanation(Case("box_head", "real", "llvm"), tuple(operators))))
+    rows = re.findall(r"│   (matmul|sort) +│ (\d) +│ (.*?) +│", console.file.getvalue())
+    assert rows == [
+        ("matmul", "2", "40x50 · 50x50 → 40x50"),
+        ("matmul", "1", "40x50 · 50x60 → 40x60"),
+        ("sort", "3", "40x50 → 40x50"),
+    ]
 
 
 def test_the_exported_program_and_the_module_are_saved(tmp_path: Path) -> None:

@@ -183,7 +183,10 @@ def hold(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[str]
     return kernels
 
 
-@pytest.mark.parametrize(("width", "height", "heads", "head_size"), [(5, 3, 2, 64), (1, 1, 1, 4), (7, 5, 3, 20)])
+@pytest.mark.parametrize(
+    ("width", "height", "heads", "head_size"),
+    [pytest.param(5, 3, 2, 64, marks=pytest.mark.smoke), (1, 1, 1, 4), (7, 5, 3, 20)],
+)
 def test_the_trunks_attention_rotates_while_it_reads(sam3, width: int, height: int, heads: int, head_size: int) -> None:
     torch.manual_seed(0)
     size = heads * head_size

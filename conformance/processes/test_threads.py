@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from conformance.support.sentences import sentence
+from harness.cli.main import app
 from harness.core.errors import HarnessError
 from harness.core.processes.threads import OPTION_VARIABLE, choose_threads, tvm_threads
 from harness.runtime.threads import VARIABLE, default_threads, usable_cpus
@@ -134,6 +135,25 @@ def test_mistakes_end_at_once(arguments: tuple[str, ...], environment: dict[str,
     assert done.returncode == (4 if "pytest" in arguments else 2)
     assert re.search(sentence("thread-count", usable=usable_cpus()), line)
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("budget", "--component", "nothing", "--limit", "1"),
+        ("compile", "--out", "nothing", "--target", "nothing"),
+        ("diagnose", "--component", "nothing"),
+        ("explain", "--component", "nothing"),
+        ("pack", "--into", "nothing"),
+        ("tune", "--component", "nothing"),
+        ("verify", "--component", "nothing"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_that_compiles_takes_the_option_first(command: tuple[str, ...]) -> None:
+    with pytest.raises(HarnessError, match=sentence("thread-count", count=TOO_MANY)):
+        app([*command, "--threads", TOO_MANY], standalone_mode=False)
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:

@@ -22,6 +22,7 @@ from typing import Protocol
 import psutil
 import pytest
 
+from conformance.support.sentences import sentence
 from harness.core.case import Case
 from harness.core.errors import HarnessError
 from harness.core.processes.call import (
@@ -266,6 +267,13 @@ def test_an_exception(call):
 def test_a_users_mistake_is_raised_here_as_it_was_there(call):
     with pytest.raises(HarnessError, match=r"^photo\.jpg is a text file$"):
         call("blame_the_user", "photo.jpg is a text file")
+
+
+@pytest.mark.law
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+def test_an_answer_that_the_disk_does_not_take_is_one_sentence(call):
+    with pytest.raises(HarnessError, match=sentence("cannot-write", error="File too large")):
+        call("answer_too_much")
 
 
 @pytest.mark.parametrize("function", ["nowhere", "return_a_lambda"])

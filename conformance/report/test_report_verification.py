@@ -413,6 +413,9 @@ def test_several_seeds_are_told_apart(tmp_path):
     other = replace(first, case=replace(first.case, seed=1))
     _, page = written(tmp_path, [first, other])
     assert "real · llvm · shallow · seed 0 | real · llvm · shallow · seed 1" in page
+    _, alone = written(tmp_path, [other])
+    provenance = "2025-03-04T05:06:07+00:00 · A\\|B · PyTorch 2.15"
+    assert f"\n{provenance}\n" in page and f"\n{provenance} · seed 1\n" in alone
 
 
 def test_weights_are_told_apart_and_what_judges_them(tmp_path):

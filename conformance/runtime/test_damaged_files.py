@@ -56,6 +56,7 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         SessionFile(tmp_path / "session", NO_MODEL)
 
 
+@pytest.mark.law
 def test_a_manifest_whose_values_have_other_types_is_damaged(tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     for change, problem in (
@@ -78,6 +79,7 @@ def test_a_manifest_whose_part_of_sam3_is_damaged_is_a_sentence(change: dict[str
         read_sam3_description(tmp_path, read_manifest(tmp_path))
 
 
+@pytest.mark.law
 def test_an_older_manifest_is_read(tmp_path: Path) -> None:
     manifest = json.loads(KINDS["manifests"].samples()[MANIFEST])
     del manifest["point_prompts"], manifest["model"]

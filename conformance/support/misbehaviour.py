@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,6 +166,15 @@ def fail(message: str, on_stage: OnStage) -> None:
 
 def blame_the_user(message: str, on_stage: OnStage) -> None:
     raise HarnessError(message)
+
+
+def answer_too_much(_: object, on_stage: OnStage) -> bytes:
+    """Returns more than this process may write; the folder that would be given up to make room is gone already."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    shutil.rmtree(tempfile.gettempdir())
+    return bytes(5000)
 
 
 def return_a_lambda(_: object, on_stage: OnStage) -> object:

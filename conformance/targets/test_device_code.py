@@ -32,6 +32,7 @@ def embedded(modules: list[tuple[str, bytes]]) -> bytes:
     return sized(b"".join([*parts, *saved_modules[:1], sized(HOST_CODE.encode()), *saved_modules[1:]]))
 
 
+@pytest.mark.law
 @given(st.lists(st.tuples(KINDS, st.binary(max_size=20)), min_size=1, max_size=4), st.binary(max_size=30))
 def test_only_what_is_changed_differs(modules, other):
     given = embedded(modules)
@@ -49,6 +50,7 @@ def test_only_what_is_changed_differs(modules, other):
         with_modules(given[:-1], unchanged)
 
 
+@pytest.mark.law
 @given(st.lists(LAUNCHES, max_size=4, unique_by=lambda launch: launch.name), st.text(max_size=20))
 def test_code_is_exchanged_and_launches_stay(launches, source):
     module = saved("cuda", DeviceModule(source, tuple(launches)))

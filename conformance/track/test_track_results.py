@@ -204,6 +204,8 @@ def test_a_mask_that_is_missing_is_written_again_and_later_ones_stay(tmp_path: P
     write(2)
     after = [(mask.read_bytes(), mask.stat().st_ino) for mask in masks]
     assert after[2][0] == before[2][0] and after[:2] + after[3:] == before[:2] + before[3:]
+    with Results(tmp_path, DESCRIPTION, QUESTION, has_overlay=False) as results:
+        assert results.done == 5 and results.is_whole
 
 
 def test_memory_does_not_grow_with_the_video(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def write_json(path: Path, value: Any, *, sort_keys: bool = False, advice: str =
             os.fsync(file.fileno())
 
 
-def json_text(value: Any, *, sort_keys: bool = False) -> str:
+def json_text(value: Any) -> str:
     """Returns the text of a JSON file of the project."""
-    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys) + "\n"
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def append_bytes(path: Path, content: bytes, *, advice: str = ADVICE) -> None:

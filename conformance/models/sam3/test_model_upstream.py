@@ -53,6 +53,7 @@ def run_without(modules: list[str], script: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

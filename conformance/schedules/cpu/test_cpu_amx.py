@@ -346,3 +346,12 @@ def test_a_block_stays_in_the_second_cache(depth: int, columns: int) -> None:
     panel = blocking.tile.rows * depth // 2 * 4
     assert panel * blocking.slots < 2**21
     assert panel * (blocking.slots + 1) > 2**21 or blocking.slots >= 9
+
+
+@pytest.mark.law
+@given(steps=st.integers(1, 400), even=st.booleans())
+def test_chunks_of_the_depth_fill_tiles_and_are_no_longer_than_sums_may_be(steps: int, even: bool) -> None:
+    depth = steps * AMX.multiple
+    chunk = AMX.chunk(depth, even=even)
+    assert AMX.longest is not None and chunk % AMX.multiple == 0 and chunk <= AMX.longest
+    assert depth % chunk == 0 or not even

@@ -212,6 +212,14 @@ def test_reduction_over_any_axes(name: str, data: st.DataObject, offset: float, 
     check(run, lambda x: theirs(x, axes, keep), normal(shape, 0, offset=offset))
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize(("axes", "apart"), [([0], False), ([1, 3], False), ([3, 4], False), ([0, 3], True)], ids=str)
+def test_neighbouring_axes_are_reduced_where_they_lie(axes: list[int], apart: bool) -> None:
+    """Axes of one element are no obstacle."""
+    names = functions_of(lowered(lambda x: relax.op.sum(x, axes), [normal((4, 5, 1, 6, 7))]))
+    assert any("transpose" in name for name in names) == apart
+
+
 @pytest.mark.parametrize("shape", [(1, 300_000), (3, 131_072), (200_003,)], ids=str)
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_long_reduction(name: str, shape: tuple[int, ...]) -> None:
@@ -256,7 +264,9 @@ def test_cumulative_sum_of_integers(dtype: str) -> None:
     np.testing.assert_array_equal(run(x), np.cumsum(x, 1))
 
 
-@pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
+@pytest.mark.parametrize(
+    "log", [pytest.param(False, id="softmax", marks=pytest.mark.smoke), pytest.param(True, id="log_softmax")]
+)
 @few
 @given(data=st.data(), scale=st.sampled_from([0.1, 4.0, 60.0]), masked=st.booleans())
 def test_softmax(log: bool, data: st.DataObject, scale: float, masked: bool) -> None:

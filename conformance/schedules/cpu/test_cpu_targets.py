@@ -191,6 +191,16 @@ def test_every_tile_fits_the_registers(unit: VectorUnit, rows: int, columns: int
     assert tile.rows * vectors + right + 1 <= (31 if unit.registers == 32 else 16)
 
 
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("unit", "rows", "vectors"), [(NEON, 6, 4), (UNITS["x86-64-v4"], 6, 4), (UNITS["x86-64"], 4, 3)]
+)
+def test_of_tiles_that_need_no_padding_the_one_with_the_fewest_loads_is_taken(
+    unit: VectorUnit, rows: int, vectors: int
+) -> None:
+    assert choose_tile(unit, 240, 240 * unit.lanes) == Tile(rows, vectors * unit.lanes, unit.lanes)
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"),
     [

@@ -342,7 +342,7 @@ def _flat(sch: s_tir.Schedule, block: _Block) -> bool:
     loops = [loop for loop, extent in zip(block.loops, block.extents, strict=True) if extent > 1]
     extents = [extent for extent in block.extents if extent > 1]
     if not loops:
-        return len(block.loops) == 1
+        return True
     count = next((n for n in range(1, len(loops)) if math.prod(extents[-n:]) >= _GRAIN), len(loops))
     line = math.prod(extents[-count:][1:])
     lines = _divisor(extents[-count], _GRAIN // line, 16 // math.gcd(16, line))
