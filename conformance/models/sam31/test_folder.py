@@ -43,6 +43,7 @@ from harness.runtime.artifact import Artifact
 from harness.runtime.errors import ModelError
 from harness.runtime.manifest import read_any_manifest
 from harness.runtime.sam3.images import load_image
+from harness.runtime.sam3.video.multiplex import MultiplexTracker
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -109,12 +110,15 @@ def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, co
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("component", ["sam31_end_to_end", "sam31_interactive"])
+@pytest.mark.parametrize("component", ["sam31_end_to_end", "sam31_interactive", "sam31_video"])
 def test_the_shallow_model_is_strict(
     component: str, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
 ) -> None:
     case = Case(component, DEFAULT_STRATEGY, HOST.name)
-    assert verified(case, verification_settings, (), verifying_process, request).outcome.status is Status.PASSED
+    outcome = verified(case, verification_settings, (), verifying_process, request).outcome
+    assert outcome.status is Status.PASSED
+    if component == "sam31_video":
+        assert {verdict.name.split("/")[1] for verdict in outcome.verdicts} == {*MultiplexTracker.entries}
 
 
 def test_what_stays_float32_is_named_as_the_model_names_it() -> None:

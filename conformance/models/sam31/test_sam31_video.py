@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from conformance.support.commands import run_command
 from conformance.support.folders import AnswersOnce, CompiledCheckpoint
-from harness.core.case import TINY
-from harness.models.sam3.deployed.interactive import MaskPrediction
+from harness.core.case import DEFAULT_STRATEGY, TINY, Case, Scale
+from harness.core.outcome import Verdict, VerdictKind
+from harness.models.sam3.fixtures import read_questions
+from harness.models.sam3.patches.patch import wrapped
 from harness.models.sam3.upstream import upstream
+from harness.models.sam3.video.questions import SessionQuestion
 from harness.models.sam3.weights import seed_weights
-from harness.models.sam31 import modules
 from harness.models.sam31.build import build_architecture
-from harness.models.sam31.deployed.entry_points import click_head
-from harness.models.sam31.deployed.tracking import VideoFeatures
+from harness.models.sam31.video import SESSIONS, ComparedTracker, judge_steps
+from harness.parity.oracle import reference
+from harness.parity.references import Reference, select
 from harness.runtime import Sam3
-from harness.runtime.artifact import Artifact
 from harness.runtime.sam3.video.detector import Detections, Detector
-from harness.runtime.sam3.video.multiplex import MEMORIES, MultiplexTracker
+from harness.runtime.sam3.video.memory_bank import AttentionInputs
+from harness.runtime.sam3.video.multiplex import MEMORIES, PROPAGATION_FEATURES, MultiplexTracker
 from harness.runtime.sam3.video.rules import MULTIPLEX
 from harness.runtime.sam3.video.session import Session, TrackedFrame
+from harness.runtime.sam3.video.slots import Placement, Slots
+from harness.runtime.sam3.video.tracker import from_bfloat16, to_bfloat16
 
 FRAMES = 3
 BIRTHS = {0: 3, 1: 14, 2: 2}
@@ -48,72 +52,25 @@ def artifact(sam31_artifact: CompiledCheckpoint) -> AnswersOnce:
     return AnswersOnce.load(sam31_artifact.folder)
 
 
-def pytorch_entries() -> dict[str, Callable[..., Sequence[torch.Tensor]]]:
-    """Returns PyTorch's functions by the names of entry points."""
+@pytest.fixture(scope="module")
+def pytorch() -> Any:
     model = build_architecture(TINY)
     seed_weights(model, 0)
-    pointers, attention = modules.MultiplexPointers(model), modules.MultiplexMemoryAttention(model)
-    decoder, encoder = modules.MultiplexMaskDecoder(model), modules.MultiplexMemoryEncoder(model)
-
-    def track_objects(
-        high_res_0: Any,
-        high_res_1: Any,
-        features: Any,
-        memory_features: Any,
-        memories: Any,
-        ranks: Any,
-        has_memory: Any,
-        pointer: Any,
-        times: Any,
-        has_pointer: Any,
-        valid: Any,
-    ) -> Sequence[torch.Tensor]:
-        tokens, positions = pointers(pointer[has_pointer], times[has_pointer])
-        remembered = memory_features[has_memory], memories[has_memory], ranks[has_memory]
-        (conditioned,) = attention(features, *remembered, tokens, positions)
-        outputs: Sequence[torch.Tensor] = decoder(conditioned, high_res_0, high_res_1, valid)
-        return outputs
-
-    return {
-        "interactive_features": VideoFeatures(model),
-        "predict_masks": MaskPrediction(click_head(model), with_pointers=True).eval(),
-        **{f"track_objects_{count}": track_objects for count in MEMORIES},
-        "encode_memory": encoder,
-        "encode_predicted_memory": encoder,
-        "mask_pointer": modules.ClickMaskPointer(model),
-    }
+    return model
 
 
-class Followed:
-    """A compiled model with PyTorch's answers to what tracking asks; both get the same inputs and are compared."""
+@contextmanager
+def compared(artifact: AnswersOnce, pytorch: Any) -> Iterator[ComparedTracker]:
+    with upstream():
+        tracker = ComparedTracker(artifact, pytorch, reference)
+        with wrapped(artifact, "call", tracker.call):
+            yield tracker
 
-    def __init__(self, artifact: Artifact, entries: dict[str, Callable[..., Sequence[torch.Tensor]]]) -> None:
-        self.artifact, self.entries = artifact, entries
-        self.errors: dict[str, float] = {}
-        self.known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.artifact, name)
-
-    def fetch(self, tensor: Any) -> np.ndarray:
-        return tensor if isinstance(tensor, np.ndarray) else self.artifact.fetch(tensor)
-
-    def call(self, entry: str, **inputs: Any) -> Any:
-        compiled = self.artifact.call(entry, **inputs)
-        if entry not in self.entries:
-            return compiled
-        signature = self.artifact.manifest.entries[entry].inputs
-        arrays = [np.array(self.fetch(inputs[each.name])) for each in signature]
-        key = (entry, *(hashlib.sha256(array).hexdigest() for array in arrays))
-        if key not in self.known:
-            with torch.inference_mode():
-                outputs = self.entries[entry](*map(torch.from_numpy, arrays))
-            self.known[key] = dict(zip(compiled, (output.numpy() for output in outputs), strict=True))
-        answers = self.known[key]
-        for name, answer in answers.items():
-            error = float(np.abs(self.fetch(compiled[name]) - answer).max() / np.abs(answer).max())
-            self.errors[entry] = max(self.errors.get(entry, 0.0), error)
-        return answers
+def verdicts_on(tracker: ComparedTracker) -> tuple[Verdict, ...]:
+    arrays = tracker.arrays()
+    outputs = select(arrays, "pytorch")
+    return tuple(judge_steps("session", select(arrays, "compiled"), Reference(outputs, outputs)))
 
 
 def frames() -> list[np.ndarray]:
@@ -162,19 +119,80 @@ def tracked(session: Session) -> list[TrackedFrame]:
     return [*frames, clicked, *session.propagate(start=1, limit=1)]
 
 
-def test_a_session_is_pytorchs(artifact: AnswersOnce, monkeypatch: pytest.MonkeyPatch) -> None:
-    with upstream():
-        followed = Followed(artifact, pytorch_entries())
-        expected = tracked(Sam3(followed).start_session(frames(), keep=True))
+def test_each_step_of_a_session_is_pytorchs(
+    artifact: AnswersOnce, pytorch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with compared(artifact, pytorch) as tracker:
+        expected = tracked(Session(Sam3(artifact), tracker, frames(), tracker.rules, keep=True))
+    verdicts = verdicts_on(tracker)
     _, many = (f"track_objects_{count}" for count in MEMORIES)
-    assert followed.errors.keys() == followed.entries.keys() - {many}
-    assert max(followed.errors.values()) < 1e-5, followed.errors
+    assert {verdict.name.split("/")[1] for verdict in verdicts} == {*MultiplexTracker.entries} - {many}
+    assert [verdict for verdict in verdicts if verdict.kind is not VerdictKind.STRICT] == []
     monkeypatch.setattr("harness.runtime.sam3.video.multiplex.MEMORIES", MEMORIES[-1:])  # more padding
     free = tracked(Sam3(artifact).start_session(frames(), keep=True))
     assert len(free) == len(expected) == FRAMES + 3
     for ours, theirs in zip(free, expected, strict=True):
         assert ours.ids.tolist() == theirs.ids.tolist()
         assert (ours.masks == theirs.masks).mean(axis=(1, 2)).min(initial=1) > 0.999
+
+
+def track_and_encode(tracker: ComparedTracker) -> None:
+    """Tracks objects, between which a slot is free, from two memories, and encodes their masks."""
+    random = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    slots = Slots((0, 2, 3), (4,))
+    shapes = (1, 32, 288, 288), (1, 64, 144, 144), (1, 256, 72, 72)
+    features = {name: drawn(*shape) for name, shape in zip(PROPAGATION_FEATURES, shapes, strict=True)}
+    attended = AttentionInputs(
+        memories=to_bfloat16(drawn(2, 1, 256, 72, 72)),
+        ranks=np.array([6, 0]),
+        pointers=drawn(2, 1, 16, 256),
+        times=drawn(2),
+        features=drawn(2, 256, 72, 72),
+    )
+    tracker.track(features, attended, slots)
+    placement = Placement(slots, np.array([1, 0, 0], np.float32))
+    tracker.encode_memory(features, drawn(3, 1152, 1152), drawn(3), placement)
+
+
+MUX = Slots.mux
+TRACKED = {f"track_objects_{MEMORIES[0]}/{output}" for output in ("logits", "pointers", "object_logits", "iou")}
+FAULTS: dict[str, tuple[str, Any, set[str]]] = {
+    "the next slot": (
+        "slots.Slots.mux",
+        lambda slots, values: np.roll(MUX(slots, values), 1, axis=1),
+        TRACKED | {"encode_memory/memory"},
+    ),
+    "memories in another order": ("multiplex.from_bfloat16", lambda bits: from_bfloat16(bits)[::-1], TRACKED),
+}
+"""By what goes wrong, the name that is replaced, what replaces it, and where it must be seen."""
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_faults_of_the_tracker_are_seen_where_they_are(
+    artifact: AnswersOnce, pytorch: Any, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+    if fault is not None:
+        name, replacement, seen = FAULTS[fault]
+        monkeypatch.setattr(f"harness.runtime.sam3.video.{name}", replacement)
+    with compared(artifact, pytorch) as tracker:
+        track_and_encode(tracker)
+    verdicts = verdicts_on(tracker)
+    assert len(verdicts) == len(TRACKED) + 1
+    assert {v.name.removeprefix("session/") for v in verdicts if v.kind is not VerdictKind.STRICT} == seen
+
+
+def test_sessions_ask_for_everything() -> None:
+    sessions = read_questions(SESSIONS, SessionQuestion)
+    requests = [request for session in sessions for request in session.requests]
+    assert any(request.text for request in requests) and any(request.mask for request in requests)
+    assert any(request.points for request in requests) and {request.reverse for request in requests} == {True, False}
+    full = Case("sam31_video", DEFAULT_STRATEGY, "llvm", Scale.FULL)
+    assert [session.name for session in sessions if session.is_asked(full)] == ["corrections"]
 
 
 def test_a_saved_session_goes_on(artifact: AnswersOnce, tmp_path: Path) -> None:

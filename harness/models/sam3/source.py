@@ -71,21 +71,25 @@ class UpstreamModel:
     @cached_property
     def image(self) -> Any:
         """Builds the image model."""
-        return self._image_model(interactive=False)
+        return import_module(self._builder).image_model(self._build(interactive=False))
 
     @cached_property
     def interactive(self) -> Any:
         """Builds the image model with upstream's tracker and interactive predictor."""
-        return self._image_model(interactive=True)
+        return import_module(self._builder).image_model(self.whole)
+
+    @cached_property
+    def whole(self) -> Any:
+        """Builds the whole model, as the builder returns it."""
+        return self._build(interactive=True)
 
     @cached_property
     def video(self) -> Any:
         """Builds the video model."""
         return build_video_model(self.interactive, self._case.scale)
 
-    def _image_model(self, *, interactive: bool) -> Any:
-        builder = import_module(self._builder)
-        return builder.image_model(builder.build_case(self._case, self._settings, interactive=interactive))
+    def _build(self, *, interactive: bool) -> Any:
+        return import_module(self._builder).build_case(self._case, self._settings, interactive=interactive)
 
     def key(self, kind: str, code: Sequence[str], inputs: Fixture | None = None) -> dict[str, Any]:
         """Returns the key of a cached array: kind, weights, inputs, import closure of the modules `code`, versions."""
@@ -123,8 +127,7 @@ class UpstreamModel:
         """Returns the activations that a run captures, with a model that is built already if one is given."""
 
         def make() -> Arrays:
-            build_case = import_module(self._builder).build_case
-            whole = model or build_case(self._case, self._settings, interactive=capture.interactive)
+            whole = model or self._build(interactive=capture.interactive)
             with self.shared_trunk(whole):
                 tensors = capture.run(whole, capture.load_inputs(self._settings.image))
             return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.core.case import Weights
+from harness.core.precision import DEFAULT_PRECISION
 from harness.core.settings import FIXTURES
 from harness.models.model import Model
 from harness.models.sam3.model import MODEL as SAM_3
 from harness.models.sam3.subjects import END_TO_END as SAM_3_END_TO_END
 from harness.models.sam3.subjects import INTERACTIVE as SAM_3_INTERACTIVE
 from harness.models.sam3.subjects import component_subject, scripted_subject
+from harness.models.sam3.video import STEP
 from harness.models.sam31.checkpoint import describe_checkpoint
 from harness.models.sam31.components import BUILDER, COMPONENTS
-from harness.models.sam31.deployed.deployable import CLICKS_ALONE, DEPLOYABLE, GROUNDING_ALONE
+from harness.models.sam31.deployed.deployable import CLICKS_ALONE, DEPLOYABLE, GROUNDING_ALONE, WITH_VIDEO
 from harness.models.sam31.inspection import inspect_checkpoint
 from harness.models.subject import Subject
 from harness.runtime.sam3.description import SAM_3_1
@@ -36,6 +38,17 @@ INTERACTIVE = scripted_subject(
     inputs=SAM_3_INTERACTIVE.inputs,
     outputs=SAM_3_INTERACTIVE.outputs,
 )
+VIDEO = scripted_subject(
+    "harness.models.sam31.video",
+    WITH_VIDEO,
+    builder=BUILDER,
+    name="sam31_video",
+    summary="SAM 3.1: sessions of fixtures/sam31_sessions.toml, each step of tracking",
+    inputs=("frames", "text", "points", "mask"),
+    outputs=STEP,
+    long=True,
+    precisions=(DEFAULT_PRECISION,),
+)
 
 
 def _subject_of_sam_3_1(subject: Subject) -> Subject:
@@ -46,7 +59,7 @@ MODEL = Model(
     name=SAM_3_1,
     subjects={
         subject.name: _subject_of_sam_3_1(subject)
-        for subject in (*map(component_subject, COMPONENTS), END_TO_END, INTERACTIVE)
+        for subject in (*map(component_subject, COMPONENTS), END_TO_END, INTERACTIVE, VIDEO)
     },
     deployable=DEPLOYABLE,
     context=SAM_3.context,

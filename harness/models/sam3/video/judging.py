@@ -107,7 +107,7 @@ def judge_step(
         return add_prefix(name, {part: arrays[part] for part in STEP})
 
     verdicts = judge_numbers(outputs(actual), reference.map(outputs), expectation)
-    return (*verdicts, _judge_rounded(f"{name}/rounded", actual["rounded"], reference.first["memory"]))
+    return (*verdicts, judge_rounded(f"{name}/rounded", actual["rounded"], reference.first["memory"]))
 
 
 def _judge_decisions(name: str, actual: Arrays, reference: Arrays) -> tuple[Verdict, ...]:
@@ -157,7 +157,7 @@ def _removals(tracked: list[int], births: list[int], final_count: int) -> Array:
     return removed
 
 
-def _judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
+def judge_rounded(name: str, bits: Array, exact: Array) -> Verdict:
     """Judges that rounded memories are rounded from values within the strict gate of PyTorch's values.
 
     An element is thus equal to PyTorch's, or one step of bfloat16 away where PyTorch's value lies at a boundary. Near

@@ -26,6 +26,8 @@ GROUNDING_ALONE = Sam31Options(clicks=0)
 """The options of a model that answers no prompts for one object."""
 CLICKS_ALONE = Sam31Options(no_grounding=True)
 """The options of a model that answers prompts for one object and no others."""
+WITH_VIDEO = Sam31Options(video=True)
+"""The options of a model that tracks objects, too."""
 
 
 def _programs(case: Case, settings: Settings, options: Sam31Options) -> Iterator[Program]:
