@@ -84,14 +84,15 @@ def test_a_wrong_import_is_shown_by_tvm_alone_until_it_is_repaired(
 
 
 def test_a_workaround_that_is_wrong_is_told_from_tvms_importer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def softmax(node: torch.fx.Node, importer: Any) -> relax.Var:
-        return importer.block_builder.emit(relax.op.nn.softmax(importer.env[node.args[0]], 0))
+    def mirrored(node: torch.fx.Node, importer: Any) -> relax.Var:
+        return importer.block_builder.emit(relax.op.sigmoid(relax.op.negative(importer.env[node.args[0]])))
 
-    wrong = replace(defects.DEFECTS[0], converters={"_softmax.default": softmax}, passes=())
+    wrong = replace(defects.DEFECTS[0], converters={"sigmoid.default": mirrored}, passes=())
     monkeypatch.setattr(defects, "DEFECTS", (*defects.DEFECTS, wrong))
-    found = block()
+    found = block(reproduce=True)
     assert cause_of(found) is Cause.IMPORTER
-    assert found.ablation is not None
+    assert found.ablation is not None and found.reproduction is not None
+    assert "extents halved" in found.reproduction.description
     assert found.ablation.responsible == "this project's workarounds"
     assert found.ablation.reason.endswith("the fault is in this project's workarounds")
 

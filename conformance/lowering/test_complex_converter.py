@@ -69,6 +69,7 @@ class Lazy(torch.nn.Module):
         return z * self.parameter + self.buffer, self.constant * self.single, z.conj().imag, (z.conj() * 1j).real
 
 
+@pytest.mark.smoke
 def test_conjugates_that_are_only_marked() -> None:
     module, z = Lazy(), torch.tensor([0.5 - 1j, 2 + 0.25j])
     for actual, expected in zip(run_converted(module, (z,)), module(z), strict=True):

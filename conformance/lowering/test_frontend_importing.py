@@ -175,6 +175,7 @@ class Counting(torch.nn.Module):
         return x + self.calls
 
 
+@pytest.mark.smoke
 def test_a_buffer_that_changes_is_no_constant() -> None:
     with pytest.raises(NotImplementedError, match=r"changes the buffer calls at .*: `self\.calls.*: make it an input"):
         export_program(Counting(), (torch.ones(3),))

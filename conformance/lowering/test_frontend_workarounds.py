@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -185,6 +186,7 @@ def test_group_norm(groups: int, per_group: int, affine: bool, seed: int) -> tup
     return lambda x, *w: torch.nn.functional.group_norm(x, groups, *w), normal(seed, 2, channels, 4, 3), *weights
 
 
+@pytest.mark.smoke
 def test_scatter_with_fewer_indices_along_another_axis() -> None:
     holds(lambda x, index, values: x.scatter_add(2, index, values), torch.ones(5, 2, 9), *few_indices())
     holds(lambda x, index, values: x.scatter_reduce(-1, index, values, "prod"), torch.ones(5, 2, 9), *few_indices())

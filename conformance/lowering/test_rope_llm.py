@@ -16,6 +16,7 @@ EPS = torch.finfo(torch.float32).eps
 SIDE, HALF, THETA = 72, 32, 10000.0
 
 
+@pytest.mark.law
 @given(
     quarter=st.integers(1, 8),
     width=st.integers(1, 7),

@@ -21,7 +21,7 @@ from harness.core.errors import HarnessError
 from harness.core.expectations import Expectation
 from harness.core.files import make_folder
 from harness.core.machine import describe_machine, versions
-from harness.core.outcome import CaseError, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
+from harness.core.outcome import CaseError, Device, Kernel, Outcome, Stage, Status, Verdict, VerdictKind
 from harness.verify.report import ADVICE, Result, read_report, render_report, repro_command, write_report
 from harness.verify.report.verification.document import KERNEL_COLUMNS
 from harness.verify.report.verification.schema import jsonable, number
@@ -134,6 +134,14 @@ def test_an_emulated_case_is_never_told_as_one_that_a_device_ran(tmp_path):
     assert "2 passed, 1 emulated on the CPU, 2 of 2 outputs strict" in page
     assert "| [vit](#vit) | ✅ strict, emulated | ✅ strict |" in page
     assert page.count("Emulated on the CPU: the GPU's kernels were run and judged here, and no GPU ran them.") == 1
+
+
+@pytest.mark.parametrize(("sent_bytes", "sent"), [(5 << 20, "5 MiB"), (0, "nothing")])
+def test_another_machine_that_ran_a_case_is_told(sent_bytes: int, sent: str, tmp_path):
+    device = Device("bench", "Zen", "Zen", "llvm", "Linux", "x86_64", 2, "10.0.0.7:9090", sent_bytes)
+    outcome = Outcome(Stage.JUDGE, Status.PASSED, verdicts=(STRICT,), device=device)
+    _, page = written(tmp_path, [Result.from_outcome(Case("vit", "real", "llvm"), outcome, None)])
+    assert f"Ran on {device}; {sent} had to be sent." in page
 
 
 # --- JSON ---

@@ -21,6 +21,8 @@ from harness.runtime.cores import Cores, Cpu, cores, cores_of_macos, parse_list,
 from harness.runtime.cpu import cpu_model
 from harness.runtime.threads import BINDING_VARIABLE, VARIABLE, cgroup_cpuset, choose, usable, usable_cpus
 
+pytestmark = pytest.mark.law
+
 FILL = "one for each of {} cores, whose vector units one thread keeps busy"
 
 LINUX = {

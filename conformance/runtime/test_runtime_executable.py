@@ -10,6 +10,8 @@ from harness.compiler.targets import TARGETS
 from harness.compiler.targets.compiling import compile_module
 from harness.runtime.executable import Executable
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture(scope="module")
 def executable(tmp_path_factory: pytest.TempPathFactory) -> Executable:

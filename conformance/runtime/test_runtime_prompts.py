@@ -20,6 +20,8 @@ from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity
 from harness.runtime.sam3.prompts import EncodedPrompt, Prompt, check_prompt, clip_boxes, encode_prompt
 
+pytestmark = pytest.mark.law
+
 SIZE = (640, 480)
 CAPACITY = Capacity(points=4, boxes=5)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from harness.runtime.sam3.video.outputs import FrameResult, VisibleObject
+
+pytestmark = pytest.mark.law
 
 
 @st.composite

@@ -276,6 +276,7 @@ def sizes(forward: MemoryBank) -> tuple[int, int, int]:
     return sum(memories), sum(pointers), len(entries)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("rules", "most"), [(RULES, (10, 19, 21)), (WITHOUT_SELECTION, (10, 19, 20))])
 def test_an_object_takes_7_megabytes_however_long_the_video_is(rules: MemoryRules, most: tuple[int, ...]) -> None:
     memory, pointer = np.zeros((1, 64, 72, 72), np.uint16), np.zeros((1, 256), np.float32)

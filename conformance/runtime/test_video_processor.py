@@ -23,6 +23,8 @@ from harness.runtime.sam3.video.processor import Action, Progress, Propagation, 
 from harness.runtime.sam3.video.rules import DISAMBIGUATED, VideoState, state_after_click
 from harness.runtime.sam3.video.session import Session
 
+pytestmark = pytest.mark.law
+
 NOTHING: Any = None
 """No model: nothing is computed where outputs are fetched."""
 SIZE = (3, 2)

@@ -15,6 +15,8 @@ from conformance.support.sentences import sentence
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.video.frames import CHUNK, FrameReader, Frames, open_frames
 
+pytestmark = pytest.mark.law
+
 LENGTH = 3 * CHUNK + 5
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -49,6 +49,8 @@ from harness.runtime.sam3.video.rules import (
     state_after_click,
 )
 
+pytestmark = pytest.mark.law
+
 MASKS = arrays(np.bool_, st.tuples(st.integers(0, 5), st.just(6), st.just(5)))
 LOGITS = st.sampled_from([-12, -10, -4, -0.5, 0, 0.5, 2, 4]).map(np.float32)
 SCORES = st.sampled_from([0.3, 0.5, 0.50000006, 0.69999993, 0.7, 0.70000005, 0.79999995, 0.8, 0.9]).map(np.float32)

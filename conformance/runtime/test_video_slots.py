@@ -39,6 +39,7 @@ def test_every_frame_reads_what_upstream_reads_of_objects_in_the_same_slots(name
         assert digest(tracked.step(frame, births, removed)) == expected, frame
 
 
+@pytest.mark.law
 def test_objects_outlive_those_that_their_bucket_began_with() -> None:
     """Upstream forgets every memory there, and fails on the next frame."""
     tracked = Tracked()

@@ -14,6 +14,8 @@ from conformance.support.sentences import sentence
 from harness.app.ui import photographs as under_test
 from harness.app.ui.photographs import ImageFolder
 
+pytestmark = pytest.mark.law
+
 
 def test_every_file_is_checked_whatever_reading_one_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.png", "b.png", "c.png"):

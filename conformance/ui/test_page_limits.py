@@ -31,6 +31,8 @@ from harness.core.errors import HarnessError
 from harness.runtime import ObjectPrompt, Prompt
 from harness.runtime.sam3.prompts import parse_boxes, parse_numbers
 
+pytestmark = pytest.mark.law
+
 ADDRESS, SECRET = "http://127.0.0.1:8363", "0123456789abcdef"
 
 
@@ -101,7 +103,8 @@ def test_the_photograph_that_a_question_names_is_asked_whichever_upload_ends_fir
         first = asyncio.create_task(client.put(f"{root}/image", params={"name": "large.png"}))
         await asyncio.sleep(0.05)
         small = (await client.put(f"{root}/image", params={"name": "small.png"})).json()["key"]
-        assert (await client.post(f"{root}/encode", params={"photograph": small})).status_code == 200
+        encoded = await client.post(f"{root}/encode", params={"photograph": small})
+        assert encoded.status_code == 200 and encoded.json()["expected"] > 0
         assert (await first).status_code == 200
         assert (await client.get(root)).json()["photograph"]["name"] == "small.png"
         told = await client.post(f"{root}/object", json={"photograph": small, "points": [[1, 1]]})
@@ -277,9 +280,10 @@ def test_mutated_questions_are_answered_in_one_sentence(page: Page, capfd: pytes
         key = (await client.put(f"{root}/image", params={"name": "small.png"})).json()["key"]
         statuses = []
         for path, question in QUESTIONS.items():
-            text = json.dumps(question).replace("KEY", key).encode()
+            text, headers = json.dumps(question).replace("KEY", key).encode(), {"Content-Type": "application/json"}
+            told = await client.post(f"{root}/{path}", content=text, headers=headers)
+            assert ("Nothing is" in told.json()["error"]) == (path != "kept"), told.text
             for _ in range(150):
-                headers = {"Content-Type": "application/json"}
                 told = await client.post(f"{root}/{path}", content=mutated(text, draw), headers=headers)
                 sentence = told.json()["error"]
                 assert told.status_code in (400, 422) and sentence.endswith(".") and "\n" not in sentence, told.text

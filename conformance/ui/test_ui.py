@@ -601,6 +601,7 @@ def test_foreign_pages_are_refused(client: httpx.Client, headers: dict[str, str]
         assert told.text.count("\n") == 1
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("address", "host", "origin", "is_refused"),
     [

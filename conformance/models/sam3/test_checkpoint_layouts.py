@@ -29,6 +29,8 @@ from harness.models.sam3.checkpoints.loading import (
 from harness.models.sam3.deployed.options import Sam3Options
 from harness.runtime.weights import file_digest
 
+pytestmark = pytest.mark.law
+
 State = dict[str, Any]
 TRAINING = {
     "optimizer": {"state": {0: {"exp_avg": torch.ones(2), "step": torch.tensor(3.0)}}, "param_groups": [{"lr": 1e-4}]},

@@ -14,6 +14,8 @@ from harness.core.program import Arrays
 from harness.models.sam3.detections import BOX_PIXELS, SCORE, judge_detections
 from harness.parity.references import Reference
 
+pytestmark = pytest.mark.law
+
 QUERIES, KEPT, HEIGHT, WIDTH = 200, 5, 7, 9
 NAMES = ("queries", "masks", "boxes", "scores")
 

@@ -123,6 +123,7 @@ def test_nothing_kept() -> None:
     assert compiled()(NORMAL, [], 480, 640).shape == (0, 480, 640)
 
 
+@pytest.mark.smoke
 def test_every_query_in_any_order() -> None:
     kept = np.random.default_rng(1).permutation(QUERIES)
     check(NORMAL, [*kept, *kept[:7]], 97, 101)

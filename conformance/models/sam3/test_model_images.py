@@ -21,6 +21,8 @@ from harness.models.sam3.upstream import import_sam3
 from harness.runtime.sam3.images import load_image
 from harness.runtime.sam3.interactive import RESOLUTION
 
+pytestmark = pytest.mark.law
+
 PHOTOGRAPHS = sorted((Path(__file__).resolve().parents[3] / "fixtures" / "images").glob("*.png"))
 
 

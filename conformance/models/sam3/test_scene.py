@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import pytest
 
 from harness.models.sam3.tracker.scene import SCENE, Part, Scene
+
+pytestmark = pytest.mark.law
 
 
 def test_frames_are_the_same_on_every_machine() -> None:

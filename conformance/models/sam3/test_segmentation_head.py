@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,8 @@ from torch.nn import functional as F
 
 from conformance.support.examples import examples
 from harness.models.sam3.deployed.segmentation import ComposedConvolution, UpsampledConvolution
+
+pytestmark = pytest.mark.law
 
 EXTENTS = st.integers(1, 5)
 

@@ -28,6 +28,8 @@ from harness.models.sam3.video.questions import (
 from harness.models.sam3.video.visible_objects import PROMPT_SCORE
 from harness.runtime.sam3.resizing import resize
 
+pytestmark = pytest.mark.law
+
 SIZE = (96, 144)
 
 

@@ -33,6 +33,8 @@ from harness.parity.references import Reference, add_prefix
 from harness.runtime.sam3.resizing import resize
 from harness.runtime.sam3.video.tracker import to_bfloat16
 
+pytestmark = pytest.mark.law
+
 HEIGHT, WIDTH = 96, 144
 
 

@@ -115,14 +115,15 @@ def test_denormals_infinities_and_nan(cpu: str, processor: Processor) -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("cpu", [pytest.param(cpu, marks=runs(cpu)) for cpu in ("x86-64", "neoverse-n1")])
 def test_activations_are_rounded_to_the_nearest_and_ties_to_even(cpu: str) -> None:
-    """Numbers between two neighbours, times one: what is multiplied is what `ml_dtypes` rounds to."""
+    """Numbers between two neighbours, times ones: what is multiplied is what `ml_dtypes` rounds to."""
     bits = np.arange(0x3F800000, 0x3F830000, 0x0FFF, np.uint32)
     values = np.concatenate([bits, bits | 0x8000, [0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800000]])
     x = np.zeros((values.size, 2), np.float32)
     x[:, 1] = values.astype(np.uint32).view(np.float32)
-    (one,) = run(linear, [x], [rounded(np.array([[0.0, 1.0]], np.float32))], target_for(cpu)).T
+    products = run(linear, [x], [rounded(np.array([[0.0, 1.0]] * 9, np.float32))], target_for(cpu))
     with np.errstate(over="ignore", invalid="ignore"):
-        np.testing.assert_array_equal(one, x[:, 1].astype(ml_dtypes.bfloat16).astype(np.float32))
+        expected = x[:, 1].astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(products, np.stack([expected] * 9, axis=1))
 
 
 @with_instruction

@@ -73,6 +73,7 @@ def test_a_thin_network_with_a_smaller_hidden_layer_is_one_kernel(cpu: str | Non
     np.testing.assert_array_equal(joined, second)
 
 
+@pytest.mark.smoke
 def test_the_hidden_layer_is_never_whole() -> None:
     module = lowered_for(block, [(1, 5184, NARROW), *SHAPES], inputs=1)
     (info,) = (info for info in infos_of(module).values() if info.algorithm == FEED_FORWARD)

@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from conformance.support.kernels import functions_of, hold, lowered
 from conformance.support.operators import normal
+from harness.compiler.schedules.common.kernel_info import infos_of
 
 pytestmark = pytest.mark.smoke
 
@@ -98,7 +99,7 @@ def test_windows_are_cut_and_joined_by_the_products(side: int, window: int, feat
 
 
 def test_heads_are_joined_without_a_copy() -> None:
-    """Attention writes its result as the product reads it."""
+    """Attention writes its result as the product reads it, whose rows are then read where they lie."""
     arrays = [normal((2, 3, 20, 16), seed) for seed in range(3)]
     weights = [normal((48, 24), 4)]
 
@@ -112,6 +113,8 @@ def test_heads_are_joined_without_a_copy() -> None:
 
     hold(operator, expected, arrays, weights)
     assert kernels_of(operator, arrays, weights) == ["attention", "matmul"]
+    narrow = infos_of(lowered(operator, arrays, [normal((48, 8), 5)]))
+    assert narrow["matmul"].decisions["read"] == "in place"
 
 
 def test_columns_that_move_stay_a_pass_of_their_own() -> None:

@@ -112,11 +112,15 @@ def computes_keys(module: tvm.IRModule) -> bool:
 # --- any number of memories and pointers ---
 
 
-@pytest.mark.parametrize(("batch", "queries", "narrow", "channels"), [(1, 30, 64, 256), (2, 97, 20, 70), (1, 1, 5, 24)])
+@pytest.mark.parametrize(
+    ("batch", "queries", "narrow", "channels"),
+    [(1, 30, 64, 256), (2, 97, 20, 70), pytest.param(1, 1, 5, 24, marks=pytest.mark.smoke)],
+)
 def test_one_kernel_for_any_bank(batch: int, queries: int, narrow: int, channels: int) -> None:
     """Nothing as long as the keys is written to memory: there are the kernel, the packing of weights, and a product."""
     module = for_any_bank(batch, queries, narrow, channels)
     assert computes_keys(module)
+    assert kernels(module)[0].decisions["values"] == "projected afterwards"
     assert {name.rstrip("0123456789") for name in functions_of(module)} == {"attention", "matmul", "pack"}
     parameters = weights(narrow, channels)
     call = call_of(machine_of(module), parameters)

@@ -34,6 +34,7 @@ lifetimes = st.builds(lambda size, a, b: Value(size, min(a, b), max(a, b)), size
 written = st.builds(Result, sizes, steps)
 
 
+@pytest.mark.law
 @given(st.lists(lifetimes, max_size=12), st.lists(written, max_size=4))
 def test_values_alive_together_share_nothing(values: list[Value], results: list[Result]) -> None:
     layout = lay_out(values, results)
@@ -52,6 +53,7 @@ def test_values_alive_together_share_nothing(values: list[Value], results: list[
             assert at.offset + a.size <= to.offset or to.offset + b.size <= at.offset
 
 
+@pytest.mark.law
 @given(st.lists(lifetimes, max_size=12), st.lists(written, max_size=4))
 def test_the_arena_is_no_larger_than_all_values(values: list[Value], results: list[Result]) -> None:
     rounded = sum(-(-value.size // ALIGNMENT) * ALIGNMENT for value in values)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, tirx
 
 from conformance.support.examples import examples
 from conformance.support.kernels import functions_of, hold, lowered
@@ -255,6 +255,13 @@ def test_cumulative_sum(axis: int, exclusive: bool) -> None:
     want = (exact - x if exclusive else exact).astype(np.float32)
     got = compiled(lambda x: relax.op.cumsum(x, axis, exclusive=exclusive), [x.shape])(x)
     np.testing.assert_array_max_ulp(got, want, 1)
+
+
+@pytest.mark.smoke
+def test_cumulative_sum_of_any_number_of_lines() -> None:
+    x = normal((5, 7), 5)
+    run = compiled(lambda x: relax.op.cumsum(x, 1), [(tirx.Var("n", "int64"), 7)])
+    check(run, lambda x: torch.cumsum(x, 1), x)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -264,14 +264,29 @@ def test_half_operands_are_multiplied_on_tensor_cores(dtype: str, tmp_path: Path
     assert [kernel.algorithm for kernel in kernels].count(TENSOR_CORES) == len(chosen) - len(others)
     for results in emulated(chosen, "cuda", tmp_path, ["run" if dtype == "float16" else "run_descending"]):
         for expression, actual in zip(chosen, results, strict=True):
-            expected = expression.function(*expression.arguments).numpy()
-            unrounded = next(e for e in EXPRESSIONS if e.name == expression.name)
-            wide = [x.double() if x.is_floating_point() else x for x in unrounded.arguments]
-            exact = unrounded.function(*wide).numpy()
-            finite = np.isfinite(exact)
-            assert np.isfinite(actual).all() and finite.all(), expression.name
-            assert rms(actual - exact) <= ORACLE_R_RMS * rms(expected - exact), expression.name
-            assert np.abs(actual - exact).max() <= ORACLE_R_INF * np.abs(expected - exact).max(), expression.name
+            hold_halved(expression, actual)
+
+
+def hold_halved(expression: Expression, actual: np.ndarray) -> None:
+    expected = expression.function(*expression.arguments).numpy()
+    unrounded = next(e for e in EXPRESSIONS if e.name == expression.name)
+    wide = [x.double() if x.is_floating_point() else x for x in unrounded.arguments]
+    exact = unrounded.function(*wide).numpy()
+    assert np.isfinite(actual).all() and np.isfinite(exact).all(), expression.name
+    assert rms(actual - exact) <= ORACLE_R_RMS * rms(expected - exact), expression.name
+    assert np.abs(actual - exact).max() <= ORACLE_R_INF * np.abs(expected - exact).max(), expression.name
+
+
+@emulation
+def test_an_attention_of_each_kernel(tmp_path: Path) -> None:
+    """Small ones, for every day; `-m cuda` has all."""
+    skip_unless_emulated("cuda")
+    chosen = [expression for expression in EXPRESSIONS if expression.name in ("rotated", "causal, edges")]
+    half = halved(chosen[0], torch.float16)
+    ((*results, actual),) = emulated([*chosen, half], "cuda", tmp_path, ORDERS["cuda"])
+    for expression, result in zip(chosen, results, strict=True):
+        hold(expression, result)
+    hold_halved(half, actual)
 
 
 @dataclass(frozen=True)

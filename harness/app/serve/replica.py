@@ -134,7 +134,7 @@ class Replica:
         self._answer = serve.batch(
             self._answer_batch, max_batch_size=MOST_TOGETHER, batch_wait_timeout_s=_GATHERING_SECONDS
         )
-        self._encoded = Counter("sam3_tvm_encoded_images", description="Images that were encoded.")
+        self._encoded = Counter("sam3_tvm_encoded_images")
 
     def __del__(self) -> None:
         """Removes the images; Ray Serve calls this before it ends the process."""

@@ -141,8 +141,8 @@ def _kernel() -> T.PrimFunc:
                         T.buffer_store(row_of_line, row, [parity])
 
                         def interpolate(x: T.Index, row: T.Index = row, parity: T.Index = parity) -> None:
-                            ends = [masks[0, query, row, columns[end, x]] for end in range(2)]
-                            value = interpolate_pair(ends[0], column_weights[0, x], ends[1], column_weights[1, x])
+                            left, right = (masks[0, query, row, columns[end, x]] for end in range(2))
+                            value = interpolate_pair(left, column_weights[0, x], right, column_weights[1, x])
                             T.buffer_store(lines, value, [parity, x])
 
                         _for_each_index(width, _GATHERED, interpolate)

@@ -39,12 +39,13 @@ def capture(model: Any, prompts: Prompts) -> Activations:
         - refined: Box, click, a click outside the object, and the best mask of `click`.
         - objects: Three objects in one batch, with different numbers of points.
     """
+    from sam3.model.box_ops import box_cxcywh_to_xyxy
     from sam3.model.sam3_image_processor import Sam3Processor
 
     photograph = load_image(prompts.image)
     size = np.array(photograph.size)
-    (cx, cy, w, h), point = np.array(prompts.boxes[0]), np.array(prompts.points[0])
-    corners = np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]).reshape(2, 2)
+    point = np.array(prompts.points[0])
+    corners = box_cxcywh_to_xyxy(torch.tensor(prompts.boxes[0], dtype=torch.float64)).view(2, 2).numpy()
     outside = corners[0] / 2
     trunk = model.backbone.vision_backbone.trunk
     with recorded_methods(trunk, "forward") as trunk_calls:

@@ -91,7 +91,7 @@ def kernel(tokens: Sequence[Parameter], cos: Parameter, sin: Parameter) -> tirx.
             for number, shape in enumerate(dict.fromkeys(shape for shape, _ in tokens)):
                 same_shape = [pair for pair in zip(sources, results, strict=True) if _shape(pair[0]) == shape]
                 # Schedules find blocks by name, so names are unique.
-                _loops(shape, same_shape, cosines, sines, f"rotated_{number}" if number else "rotated")
+                _loops(shape, same_shape, cosines, sines, f"rotated_{number}")
         return builder.get()
 
 
