@@ -34,13 +34,14 @@ from harness.models.sam31.modules import (
 )
 from harness.parity.arrays import arrays_digest
 from harness.parity.references import Reference, RunModule, add_prefix, select
+from harness.runtime.arrays import Floats
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.memory_bank import MISSING_MASK_LOGIT, AttentionInputs
 from harness.runtime.sam3.video.multiplex import PROPAGATION_FEATURES, MultiplexTracker
 from harness.runtime.sam3.video.session import Session
 from harness.runtime.sam3.video.slots import SLOTS, Placement, Slots
-from harness.runtime.sam3.video.tracker import Bits, Floats, TrackedMasks, from_bfloat16
+from harness.runtime.sam3.video.tracker import Bits, TrackedMasks, from_bfloat16
 
 SESSIONS = FIXTURES / "sam31_sessions.toml"
 MEMORY = "memory"
