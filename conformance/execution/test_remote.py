@@ -287,6 +287,13 @@ def test_a_device_that_is_busy_is_waited_for_and_then_told(served: Served, monke
 
 
 @pytest.mark.wide
+def test_a_session_whose_client_is_gone_makes_room_for_the_next_one(served: Served) -> None:
+    gone = DeviceSession(served.remote)
+    gone.rpc = None  # as where its process has ended
+    with closing(DeviceSession(dataclasses.replace(served.remote, seconds=30))) as session:
+        assert session.ask("describe")
+
+
 def test_segmenting_on_a_device_finds_the_same(served: Served, shallow_artifact: Path, tmp_path: Path) -> None:
     jobs = [Job([CAT], [Prompt("a cat")], tmp_path / name, 0.0) for name in ("here", "there", "lost")]
     (here,) = run(Sam3.load(shallow_artifact), jobs[0])
