@@ -20,7 +20,7 @@ from harness.compiler.schedules.common.vm import lower_to_vm
 from harness.compiler.targets import TARGETS
 from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, resize_masks_module
-from harness.runtime.sam3.interactive import MASK_SIZE
+from harness.runtime.sam3.images import MASK_SIZE
 
 QUERIES = 200
 """Masks that the detector gives; the entry point takes any number of them."""

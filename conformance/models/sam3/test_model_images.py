@@ -18,8 +18,7 @@ from conformance.support.sentences import sentence
 from harness.core.errors import HarnessError
 from harness.models.sam3.images import preprocess
 from harness.models.sam3.upstream import import_sam3
-from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION, load_image
 
 pytestmark = pytest.mark.law
 

@@ -22,7 +22,7 @@ from harness.compiler.targets import TARGETS
 from harness.models.sam3.deployed import data_parallel
 from harness.models.sam3.deployed.preprocessing import preprocess_module
 from harness.models.sam3.images import preprocess
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION
 
 Pixels = npt.NDArray[np.uint8]
 

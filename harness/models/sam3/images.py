@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.core.errors import HarnessError
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from harness.models.sam31.multiplex import (
     memory_encoder,
     two_way_transformer,
 )
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION
 from harness.runtime.sam3.video.slots import SLOTS
 
 LEVELS = 3

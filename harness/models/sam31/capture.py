@@ -14,7 +14,7 @@ from harness.models.sam3.images import preprocess
 from harness.models.sam3.tracker.clip import Clip, load_clip
 from harness.models.sam31 import modules
 from harness.models.sam31.components import NECK_OUTPUTS
-from harness.runtime.sam3.interactive import MASK_SIZE, RESOLUTION
+from harness.runtime.sam3.images import MASK_SIZE, RESOLUTION
 from harness.runtime.sam3.video.slots import SLOTS
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.models.sam31.architecture import LEVELS
 from harness.models.sam31.modules import tracker_of
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION
 
 
 class ClickTracker(nn.Module):

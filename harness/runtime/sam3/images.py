@@ -1,4 +1,4 @@
-"""Reads image files of any mode."""
+"""Reads image files of any mode, and says in which size the model sees an image."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from harness.runtime.errors import ModelError, reason
 if TYPE_CHECKING:
     from PIL import Image
 
+RESOLUTION = 1008
+"""Height and width of the image that the model sees."""
+MASK_SIZE = 288
+"""Height and width of a mask's logits."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 """Formats of image files that are read, by Pillow's names; for one of the others Pillow would start Ghostscript."""
 

@@ -16,6 +16,7 @@ from harness.runtime.arrays import Floats
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.connected_components import small_components
 from harness.runtime.sam3.description import Capacity
+from harness.runtime.sam3.images import MASK_SIZE, RESOLUTION
 from harness.runtime.sam3.prompts import (
     Coordinates,
     abbreviate,
@@ -31,10 +32,6 @@ Box = Sequence[float] | npt.NDArray[Any] | None
 ObjectLabels = Sequence[int] | npt.NDArray[Any] | None
 """1 or 0 for each point; None for 1 everywhere."""
 
-RESOLUTION = 1008
-"""Height and width of the image that the model sees."""
-MASK_SIZE = 288
-"""Height and width of a mask's logits."""
 CORNERS, PAD, ABSENT = (2, 3), -1, -2
 """Labels of the corners of a box, of upstream's padding point, and of an unused point."""
 LARGEST_LOGIT = 32.0

@@ -17,7 +17,7 @@ from harness.models.sam3.deployed.mask_resizing import LARGEST_OUTSIDE, interpol
 from harness.models.sam3.deployed.mask_resizing import NAME as RESIZE_MASKS
 from harness.models.sam3.deployed.preprocessing import LONGEST, Fma, normalized
 from harness.models.sam3.deployed.preprocessing import NAME as PREPROCESS
-from harness.runtime.sam3.interactive import MASK_SIZE, RESOLUTION
+from harness.runtime.sam3.images import MASK_SIZE, RESOLUTION
 
 _THREADS = 256
 """Threads per block."""

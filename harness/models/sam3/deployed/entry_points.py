@@ -34,7 +34,7 @@ from harness.models.sam3.deployed.segmentation import (
     UpsampledConvolution,
 )
 from harness.models.sam3.groups import note_groups
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION
 from harness.runtime.sam3.tokenizer import CONTEXT_LENGTH
 from harness.runtime.sam3.video.tracker import INPUT_MASK_SIZE, POINTERS, PROMPT_MASK_SIZE
 

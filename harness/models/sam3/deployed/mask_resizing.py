@@ -15,7 +15,7 @@ from tvm import relax
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, fp32, prim_func, registers, scalar
 from harness.models.sam3.deployed.preprocessing import Fma, emit_call
-from harness.runtime.sam3.interactive import MASK_SIZE
+from harness.runtime.sam3.images import MASK_SIZE
 
 NAME = "resize_masks"
 LARGEST_OUTSIDE = 1.5 * 2.0**-24

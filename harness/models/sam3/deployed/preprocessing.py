@@ -20,7 +20,7 @@ from tvm import relax
 
 from harness.compiler import tir as T
 from harness.compiler.schedules.common.kernel import Argument, ceil_div, fp32, prim_func, registers, scalar, variable
-from harness.runtime.sam3.interactive import RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION
 
 Fma = Callable[[T.Index, T.Index, T.Index], T.Expr]
 """x · y + z, rounded once."""

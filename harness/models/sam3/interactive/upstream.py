@@ -28,8 +28,8 @@ from harness.models.sam3.interactive.questions import Question, Round
 from harness.models.sam3.patches.patch import recorded_methods
 from harness.parity.references import Reference, RunModule
 from harness.runtime.arrays import Floats, Masks
-from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.interactive import LARGEST_LOGIT, RESOLUTION
+from harness.runtime.sam3.images import RESOLUTION, load_image
+from harness.runtime.sam3.interactive import LARGEST_LOGIT
 
 if TYPE_CHECKING:
     from harness.models.sam3.source import UpstreamModel

@@ -11,8 +11,7 @@ from torch import Tensor
 from harness.models.sam3.capture import Prompts, load_inputs
 from harness.models.sam3.captures import Activations, named
 from harness.models.sam3.patches.patch import Call, recorded_methods
-from harness.runtime.sam3.images import load_image
-from harness.runtime.sam3.interactive import MASK_SIZE
+from harness.runtime.sam3.images import MASK_SIZE, load_image
 
 __all__ = ["capture", "load_inputs"]
 

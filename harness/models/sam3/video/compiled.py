@@ -20,7 +20,8 @@ from harness.models.sam3.video.questions import (
 from harness.parity.references import add_prefix, select
 from harness.runtime.arrays import Floats, Pixels
 from harness.runtime.artifact import LoadedModel, Tensors
-from harness.runtime.sam3.interactive import MASK_SIZE, EncodedObjectPrompt
+from harness.runtime.sam3.images import MASK_SIZE
+from harness.runtime.sam3.interactive import EncodedObjectPrompt
 from harness.runtime.sam3.model import Sam3
 from harness.runtime.sam3.video.detector import Detections, Detector, EncodedFrame
 from harness.runtime.sam3.video.memory_bank import AttentionInputs, MemoryBank, MemoryEntry, PromptOutput, Retention

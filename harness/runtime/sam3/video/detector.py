@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from harness.runtime.arrays import Floats
 from harness.runtime.artifact import Tensors, call_with
-from harness.runtime.sam3.interactive import MASK_SIZE
+from harness.runtime.sam3.images import MASK_SIZE
 from harness.runtime.sam3.prompts import Prompt
 from harness.runtime.sam3.segmentation import SegmentationHead
 from harness.runtime.sam3.video.masks import nms

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.runtime.arrays import Floats, Masks
-from harness.runtime.sam3.interactive import LARGEST_LOGIT, MASK_SIZE, ObjectPrompt
+from harness.runtime.sam3.images import MASK_SIZE
+from harness.runtime.sam3.interactive import LARGEST_LOGIT, ObjectPrompt
 from harness.runtime.sam3.resizing import resize, resize_antialiased
 from harness.runtime.sam3.video.detector import Detections, EncodedFrame
 from harness.runtime.sam3.video.masks import (

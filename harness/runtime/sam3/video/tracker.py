@@ -14,7 +14,8 @@ from harness.runtime.arrays import Floats
 from harness.runtime.artifact import LoadedModel, Tensors
 from harness.runtime.errors import ModelError
 from harness.runtime.sam3.description import Capacity, read_sam3_description
-from harness.runtime.sam3.interactive import ABSENT, CORNERS, MASK_SIZE, PAD, EncodedObjectPrompt, select_masks
+from harness.runtime.sam3.images import MASK_SIZE
+from harness.runtime.sam3.interactive import ABSENT, CORNERS, PAD, EncodedObjectPrompt, select_masks
 from harness.runtime.sam3.video.memory_bank import (
     MISSING_MASK_LOGIT,
     AttentionInputs,
