@@ -54,7 +54,7 @@ _DEFAULT_PARTS = {
 _EMPTY_ROW: Mapping[str, Any] = {
     **dict.fromkeys(("facts", "name", "subject", "scale", "precision", "key", "error", "setting", "bound"), ""),
     **dict.fromkeys(("best", "copied", "unsound"), False),
-    **dict.fromkeys(("seconds", "median", "peak_flops", "peak_bandwidth", "peaks", "kernels"), np.nan),
+    **dict.fromkeys(("seconds", "best_seconds", "median", "peak_flops", "peak_bandwidth", "peaks", "kernels"), np.nan),
 }
 """Values of the columns that do not apply to a row."""
 _ADVICE = "write it with `pytest perf/test_components.py --benchmark-json=FILE`"
