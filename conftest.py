@@ -51,7 +51,7 @@ NAMES_OF_CASES = ("component", "strategy", "target", "scale", "precision", "fron
 
 SMOKE = {
     Case(component, DEFAULT_STRATEGY, HOST.name)
-    for component in ("box_head", "scoring_head", "text_encoder", "object_pointers")
+    for component in ("box_head", "scoring_head", "text_encoder", "geometry_encoder")
 }
 """The cases that `make smoke` verifies: components that take seconds."""
 
