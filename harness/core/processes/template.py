@@ -90,6 +90,7 @@ def _become_child(folder: Path) -> NoReturn:
         os.set_blocking(file, True)
         for descriptor in descriptors:
             os.dup2(file, descriptor)
+        os.close(file)
     answer_and_end(folder)
 
 
