@@ -17,6 +17,7 @@ from harness.models.sam3.deployed.options import CLICKS_ALONE
 from harness.models.sam3.subjects import INTERACTIVE
 from perf.answering import Questions
 from perf.clicks import ENCODE, PHOTO_AND_CLICK, QUESTIONS, Answer
+from perf.whole_model import check_masks
 
 BUDGET_SECONDS = dict(zip(QUESTIONS, (60.0, 30.0, 30.0), strict=True))
 """How long the rounds of all sides together may take; at least six run in any case."""
@@ -26,8 +27,7 @@ def check(found: Answer, expected: Answer) -> None:
     """Checks for IoU and logits within 1e-4, and all but one in 100,000 of the masks' pixels; verify is stricter."""
     np.testing.assert_allclose(found.iou, expected.iou, rtol=0, atol=1e-4)
     np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-    different = (found.masks != expected.masks).mean()
-    assert different <= 1e-5, f"{different:.2g} of the masks' pixels differ"
+    check_masks(found.masks, expected.masks, most=1e-5)
 
 
 ASKED = Questions(INTERACTIVE.name, "perf.clicks", PHOTO_AND_CLICK, ENCODE, check, CLICKS_ALONE)

@@ -14,10 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.core.case import Case
 from harness.core.settings import REPOSITORY, SEEDED
+from harness.runtime.arrays import Floats, Masks
 from harness.runtime.sam3.image_model import THRESHOLD
 from perf.processes import Calls, Load
 
@@ -39,9 +39,9 @@ PHOTO_AND_TEXT, SECOND_TEXT, ABSENT_TEXT = QUESTIONS = ("photo and text", "secon
 class Answer:
     """What a side found: masks bool [k, h, w], boxes fp32 [k, 4] in pixels, scores fp32 [k]."""
 
-    masks: npt.NDArray[np.bool_]
-    boxes: npt.NDArray[np.float32]
-    scores: npt.NDArray[np.float32]
+    masks: Masks
+    boxes: Floats
+    scores: Floats
 
 
 def check(found: Answer, expected: Answer) -> None:
@@ -49,8 +49,13 @@ def check(found: Answer, expected: Answer) -> None:
     assert len(found.scores) == len(expected.scores) > 0, f"{len(found.scores)} objects, not {len(expected.scores)}"
     np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=0, atol=0.01)
-    different = (found.masks != expected.masks).mean()
-    assert different <= 1e-6, f"{different:.2g} of the masks' pixels differ"
+    check_masks(found.masks, expected.masks, most=1e-6)
+
+
+def check_masks(found: Masks, expected: Masks, most: float) -> None:
+    """Checks that at most this share of the pixels of masks differs."""
+    different = (found != expected).mean()
+    assert different <= most, f"{different:.2g} of the masks' pixels differ"
 
 
 def folder_calls() -> Callable[[Sam3], Calls]:
