@@ -16,7 +16,7 @@ from harness.compiler.schedules.cpu.tile import vector_unit
 from harness.tuning import kernels
 from harness.tuning.search import candidates
 
-SECONDS = 10
+SECONDS = 20
 """Limit of a measurement; a right one takes a second or two, also on a slow CPU."""
 FAULTS = {
     "crash": (lambda _: os.abort, "it crashed"),
