@@ -309,12 +309,17 @@ def test_a_case_is_named_by_all_that_is_not_usual(command: Callable[..., tuple[i
 
 
 def test_machines_are_sections_and_newer_runs_are_shown(
-    command: Callable[..., tuple[int, str]], backbone: Data
+    command: Callable[..., tuple[int, str]], backbone: Data, tmp_path: Path
 ) -> None:
     there, older = copy.deepcopy(backbone), copy.deepcopy(backbone)
     info(there)["machine"]["cpu"] = "Another | CPU"
     older["datetime"] = "2025-03-01T00:00:00+00:00"
-    info(older)["sides"]["torch"]["seconds"] = [1.0] * 6
+    for side in ("torch", "openvino f32"):
+        info(older)["sides"][side]["seconds"] = [1.0] * 6
+    for files in ((older, backbone), (backbone, older)):
+        command(*files)
+        (peer,) = table_of("peers", tmp_path / "docs")
+        assert seconds(peer["median"]) > 10
     page = command(older, backbone, there)[1]
     assert [line for line in page.splitlines() if line.startswith("## ")][:2] == [
         "## Intel(R) Xeon(R) Processor, 2 threads",
