@@ -25,7 +25,7 @@ from harness.models.sam3.tracker.scene import SCENE
 from harness.models.sam3.upstream import upstream
 from harness.models.sam3.video import VISIBLE_OUTPUTS, compiled
 from harness.models.sam3.video.judging import judge_frames
-from harness.models.sam3.video.questions import number_frames
+from harness.models.sam3.video.questions import Request, SessionQuestion, number_frames
 from harness.models.sam3.video.upstream import vectorized_component_areas
 from harness.models.sam3.video.upstream_session import UpstreamSession
 from harness.runtime import Sam3
@@ -358,6 +358,18 @@ def test_a_box_without_a_text_is_an_example_in_one_frame(model: Sam3, clip: Clip
         found.append(session.objects)
     assert found[0]
     assert found[0] == found[1]
+
+
+def test_a_script_is_asked_in_pixels(model: Sam3) -> None:
+    request = Request("add_prompt", object=5, points=((0.25, 0.5),))
+    question = SessionQuestion(name="click", image=Path("scene"), length=1, requests=(request,))
+    answers = compiled.answer_session(model, question)
+    height, width = SCENE.picture(0).shape[:2]
+    session = model.start_session([SCENE.picture(0)], keep=True)
+    frame = session.add_prompt(0, object_id=5, points=[(round(width / 4), round(height / 2))])
+    for name, array in compiled.frame_arrays(frame).items():
+        np.testing.assert_array_equal(answers[f"frames/0/{name}"], array)
+    assert answers["computed/0/clicked_logits"].shape == (1, 288, 288)
 
 
 def test_what_is_asked_wrongly(model: Sam3, clip: Clip) -> None:
