@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -45,7 +46,9 @@ from harness.core.program import Axis, Program
 from harness.core.settings import SEEDED
 from harness.parity.monte_carlo import SMALL_SIZE
 from harness.verify.diagnose import runner
+from harness.verify.diagnose.comparison import WrongCalls
 from harness.verify.diagnose.diagnosis import Boundary, Cause, Confidence, Diagnosis, Rerun, budget
+from harness.verify.diagnose.flow import KernelCall
 from harness.verify.diagnose.report import summary
 from harness.verify.diagnose.runner import diagnose_program
 from harness.verify.runner import diagnose_case
@@ -284,6 +287,27 @@ def test_a_call_with_several_results_is_judged_with_what_reads_them(monkeypatch:
     first = first_of(halves())
     assert first.function.startswith("softmax")
     assert first.between == ("split",)
+
+
+def test_calls_with_several_results_are_cut_out_whole() -> None:
+    x = te.placeholder((2, 6), name="x")
+    left, right = (te.placeholder((2, 3), name=name) for name in ("left", "right"))
+    difference = topi.subtract(left, topi.multiply(right, te.const(2, "float32")))
+    functions = {"split": [x, *topi.split(x, 2, 1)], "difference": [left, right, difference]}
+    code = tvm.IRModule(
+        {name: te.create_prim_func(tensors).with_attr("global_symbol", name) for name, tensors in functions.items()}
+    )
+    half = relax.TensorType((2, 3), "float32")
+    calls = [KernelCall("split", False, (0,), (1, 2)), KernelCall("difference", False, (1, 2), (3,))]
+    values = np.arange(12, dtype=np.float32).reshape(2, 6)
+    expected = values[:, :3] - 2 * values[:, 3:]
+    wrong = WrongCalls(calls, True, {0: values}, dict.fromkeys((1, 2, 3), half), expected, expected.astype(np.float64))
+    subgraph = wrong.subgraph(code, {0: "x"}, frozenset({"x"}))
+    assert subgraph is not None
+    machine = relax.VirtualMachine(tvm.compile(subgraph.module, "llvm"), tvm.cpu())
+    (output,) = machine["main"](*map(tvm.runtime.tensor, subgraph.arguments))
+    assert subgraph.names == ("x",)
+    np.testing.assert_array_equal(output.numpy(), expected)
 
 
 class Fixed(nn.Module):
