@@ -35,7 +35,7 @@ an hour on two busy cores of a Zen 4."""
 def verify(
     component: Annotated[
         list[str] | None,
-        typer.Option(help="Component or whole model, see list; repeatable. Default: all but those that take hours."),
+        typer.Option(help="Component or whole model, see list; repeatable. Default: all but those that take long."),
     ] = None,
     strategy: Annotated[list[str] | None, typer.Option(help="RoPE strategy; repeatable. Default: all.")] = None,
     target: Annotated[list[str] | None, typer.Option(help=f"Target; repeatable. Default: {HOST.name}.")] = None,
