@@ -20,6 +20,7 @@ from conformance.support.whole import verified
 from harness.app.ui.sessions import make_page
 from harness.cli.main import app
 from harness.compiler.lowering.groups import always_float32
+from harness.compiler.lowering.rope import STRATEGIES
 from harness.compiler.targets import HOST
 from harness.core.case import DEFAULT_STRATEGY, TINY, Case
 from harness.core.errors import HarnessError
@@ -109,8 +110,12 @@ def test_it_answers_as_pytorch(script: ModuleType, question: str, judge: Any, co
     assert [verdict for verdict in verdicts if not verdict.kind.passes] == []
 
 
+QUESTIONS = {"sam31_end_to_end": "tall", "sam31_interactive": "click", "sam31_video": "corrections"}
+"""By whole model, a question that is answered with each strategy."""
+
+
 @pytest.mark.wide
-@pytest.mark.parametrize("component", ["sam31_end_to_end", "sam31_interactive", "sam31_video"])
+@pytest.mark.parametrize("component", QUESTIONS)
 def test_the_shallow_model_is_strict(
     component: str, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
 ) -> None:
@@ -119,6 +124,30 @@ def test_the_shallow_model_is_strict(
     assert outcome.status is Status.PASSED
     if component == "sam31_video":
         assert {verdict.name.split("/")[1] for verdict in outcome.verdicts} == {*MultiplexTracker.entries}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != DEFAULT_STRATEGY])
+@pytest.mark.parametrize("component", QUESTIONS)
+def test_each_strategy_is_strict_or_the_control(
+    component: str,
+    strategy: str,
+    verification_settings: Settings,
+    verifying_process: Template,
+    request: pytest.FixtureRequest,
+) -> None:
+    case = Case(component, strategy, HOST.name)
+    result = verified(case, verification_settings, (QUESTIONS[component],), verifying_process, request)
+    assert result.outcome.status is (Status.FAILED if strategy == "none" else Status.PASSED)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("component", ["sam31_end_to_end", "sam31_interactive"])
+def test_half_precision_is_as_accurate_as_autocast(
+    component: str, verification_settings: Settings, verifying_process: Template, request: pytest.FixtureRequest
+) -> None:
+    case = Case(component, DEFAULT_STRATEGY, HOST.name, precision="bf16")
+    assert verified(case, verification_settings, (), verifying_process, request).outcome.status is Status.PASSED
 
 
 def test_what_stays_float32_is_named_as_the_model_names_it() -> None:
