@@ -9,6 +9,7 @@ has the reasons.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,18 +116,16 @@ def _compute(x: Any, positions: Any, table: Any) -> Any:
     return te.compute(x.shape, element, name="axial_rope")
 
 
-def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) -> Any:
-    """Returns TVM's expression of one rotated feature, with operands, cosine and sine from the given functions.
+@cache
+def _rotated_feature(features: int, dtype: str) -> tuple[Any, Any]:
+    """Returns the rotated feature in TVM's function, and the variable of the feature's index.
 
     Args:
-        load: Takes the index of a feature, returns the feature of this token and head.
-        feature: Index of the feature to compute.
-        turn: Takes 0 or 1, returns the cosine or sine of this token's angle at the feature's frequency.
         features: Size of the head that TVM's function rotates.
         dtype: Element type of the features.
     """
     import tvm_ffi
-    from tvm import ir, s_tir, tirx
+    from tvm import s_tir, tirx
     from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_position_map
 
     # theta and scale only matter to the angle, which is replaced
@@ -151,7 +150,23 @@ def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) 
     tvm_ffi.structural_walk(kernel.body, collect)
     (store,), (block,) = stores, blocks
     _, rotated, _ = store.value.args  # condition, rotated feature, unrotated feature
-    *_, original_feature = (axis.var for axis in block.iter_vars)
+    *_, feature = (axis.var for axis in block.iter_vars)
+    return rotated, feature
+
+
+def llm_rotation(load: Any, feature: Any, turn: Any, features: int, dtype: str) -> Any:
+    """Returns TVM's expression of one rotated feature, with operands, cosine and sine from the given functions.
+
+    Args:
+        load: Takes the index of a feature, returns the feature of this token and head.
+        feature: Index of the feature to compute.
+        turn: Takes 0 or 1, returns the cosine or sine of this token's angle at the feature's frequency.
+        features: Size of the head that TVM's function rotates.
+        dtype: Element type of the features.
+    """
+    from tvm import ir, tirx
+
+    rotated, original_feature = _rotated_feature(features, dtype)
 
     def rebuild(part: Any) -> Any:
         if isinstance(part, tirx.Let):  # binds the angle, which only cosine and sine read
