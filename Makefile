@@ -14,7 +14,7 @@ help:
 	@echo "make setup    create .venv and install: 7 GB on Linux"
 	@echo "make doctor   show what this machine can compile and run"
 	@echo "make verify   prove that what is compiled for this CPU is the model that PyTorch runs: 38 shallow cases,"
-	@echo "              34 took 9 minutes on two Zen 4 cores; the report is reports/latest/verification_report.html"
+	@echo "              14 minutes on two Zen 4 cores; the report is reports/latest/verification_report.html"
 	@echo "make smoke    tests that need no model, and one of each other kind: 2 minutes, for every commit"
 	@echo "make test     the conformance suite on the CPU: half an hour"
 	@echo "make test-all the same, with the dear tests of every night"
