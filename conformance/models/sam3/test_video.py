@@ -360,12 +360,13 @@ def test_a_box_without_a_text_is_an_example_in_one_frame(model: Sam3, clip: Clip
     assert found[0] == found[1]
 
 
-def test_a_script_is_asked_in_pixels(model: Sam3) -> None:
+def test_a_session_is_asked_in_pixels_of_its_frames(model: Sam3) -> None:
     request = Request("add_prompt", object=5, points=((0.25, 0.5),))
     question = SessionQuestion(name="click", image=Path("scene"), length=1, requests=(request,))
     answers = compiled.answer_session(model, question)
-    height, width = SCENE.picture(0).shape[:2]
-    session = model.start_session([SCENE.picture(0)], keep=True)
+    picture = SCENE.picture(0)
+    height, width = picture.shape[:2]
+    session = model.start_session([picture], keep=True)
     frame = session.add_prompt(0, object_id=5, points=[(round(width / 4), round(height / 2))])
     for name, array in compiled.frame_arrays(frame).items():
         np.testing.assert_array_equal(answers[f"frames/0/{name}"], array)
