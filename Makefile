@@ -17,7 +17,7 @@ help:
 	@echo "              14 minutes on two Zen 4 cores; the report is reports/latest/verification_report.html"
 	@echo "make smoke    tests that need no model, and one of each other kind: 2 minutes, for every commit"
 	@echo "make test     the conformance suite on the CPU: half an hour"
-	@echo "make test-all the same, with the dear tests of every night"
+	@echo "make test-all the same, with the expensive tests of every night"
 	@echo "make test-arm CPU kernels, components and segment as AArch64 code, emulated elsewhere: an hour (docs/targets/arm.md)"
 	@echo "make lint     ruff, and import-linter's contracts about imports"
 	@echo "make types    mypy --strict, on harness and perf"
