@@ -17,14 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
+from tvm import relax, te, topi
 
 from conformance.support.commands import run_command
 from conformance.support.folders import change_manifest, rewrite
 from conformance.support.hugging_face import to_hugging_face
 from conformance.support.sentences import sentence
 from conformance.support.shallow import build_model, interactive_model, photograph, shallow_model
+from harness.compiler.deployment.code import merge_modules
 from harness.compiler.deployment.packing import pack_model
 from harness.core.case import TINY
 from harness.core.errors import HarnessError
@@ -565,3 +568,21 @@ def test_a_broken_runtime_library_is_a_sentence(tiny_artifact: Path, tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stderr.splitlines()[-1].startswith("harness.runtime.loading.LoadError: TVM's runtime library ")
     assert done.stderr.splitlines()[-1].endswith("): install it again")
+
+
+def test_private_functions_of_one_name_stay_apart() -> None:
+    def scaled(factor: float) -> tvm.IRModule:
+        x = te.placeholder((4,), name="x")
+        function = te.create_prim_func([x, topi.multiply(x, te.const(factor, "float32"))])
+        builder, ty = relax.BlockBuilder(), relax.TensorType((4,), "float32")
+        parameter = relax.Var("x", ty)
+        with builder.function("main", [parameter]):
+            private = builder.add_func(function.without_attr("global_symbol"), "scaled")
+            builder.emit_func_output(builder.emit(relax.call_tir(private, [parameter], out_ty=ty)))
+        return builder.get()
+
+    factors = {"one": 2.0, "two": 3.0, "scaled": 5.0}
+    module = merge_modules({name: scaled(factor) for name, factor in factors.items()})
+    machine = relax.VirtualMachine(relax.build(module, "llvm"), tvm.cpu())
+    ones = tvm.runtime.tensor(np.ones(4, np.float32))
+    assert {name: machine[name](ones).numpy().tolist() for name in factors} == {n: [f] * 4 for n, f in factors.items()}

@@ -23,15 +23,33 @@ from harness.runtime.preparing import PACKING
 
 
 def merge_modules(modules: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
-    """Returns one module with the function `main` of each module under its key, and everything that it calls."""
-    functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    """Returns one module with the entry point of each module under its key, and everything that it calls.
+
+    An entry point is the function `main`, or has the key as its name. Another function whose name is taken gets the key
+    as a prefix.
+    """
+    merged: dict[ir.GlobalVar, ir.BaseFunc] = {}
     for name, module in modules.items():
+        entry = "main" if "main" in module else name
+        taken = {*modules, *(variable.name_hint for variable in merged)}
+        renamed = {
+            variable.name_hint: relax.BlockBuilder().add_func(function, f"{name}_{variable.name_hint}")
+            for variable, function in module.functions_items()
+            if variable.name_hint in taken and variable.name_hint != entry
+        }
         for variable, function in module.functions_items():
+            function = _with_calls_renamed(function, renamed) if renamed else function
             if isinstance(function, relax.Function) and variable.name_hint == "main":
-                functions[ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
+                merged[ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
             else:
-                functions[variable] = function
-    return tvm.IRModule(functions)
+                merged[renamed.get(variable.name_hint, variable)] = function
+    return tvm.IRModule(merged)
+
+
+def _with_calls_renamed(function: ir.BaseFunc, renamed: Mapping[str, ir.GlobalVar]) -> ir.BaseFunc:
+    """Returns a function that calls other functions, given by the names of those that it called."""
+    rename = (ir.GlobalVar, lambda called: renamed.get(called.name_hint, called))
+    return tvm_ffi.structural_map(function, rename)
 
 
 def select_reachable(module: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
